@@ -4,16 +4,18 @@ import csv
 import dataclasses
 import io
 import json
-import sqlite3
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from lab.analysis import llama_bench_format, table
+from lab.analysis import comparison, llama_bench_format, table
 from lab.core import phases, results
-from lab.core.record import FAILED, Record
+from lab.core.record import FAILED, UNKNOWN_THREADS, Record
 from lab.errors import LabError
 from tests.conftest import MS, make_record, make_run, run_lab, run_process
 
@@ -38,6 +40,26 @@ LLAMA_BENCH = {  # a row as llama-bench b-0c1e570 printed it, shortened to what 
     "avg_ns": 229353002,
     "samples_ns": [216956890, 244102294],
 }
+
+POST = """\
+I tried both caches, this is a 12 GB card:
+
+```
+$ ./llama-bench -m models/llama-2-7b.Q4_0.gguf -fa 0,1 -d 0,4096 | tee log.txt
+ggml_cuda_init: found 1 CUDA devices:
+  Device 0: NVIDIA GeForce RTX 1234, compute capability 8.6, VMM: yes
+| model                          |       size |     params | backend    | ngl | fa |            test |         t/s |
+| ------------------------------ | ---------: | ---------: | ---------- | --: | -: | --------------: | ----------: |
+| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  99 |  0 |           pp512 | 2345.67 ± 8.90 |
+| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  99 |  0 |           tg128 |   78.90 ± 0.12 |
+| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  99 |  1 |   pp512 @ d4096 | 1234.56 ± 7.89 |
+| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  99 |  1 |   tg128 @ d4096 |   61.20 ± 0.34 |
+| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  99 |  1 |     pp512+tg128 |  320.00 ± 1.00 |
+
+build: 0abc123 (5678)
+```
+"""
+HEAD = "| model | test | t/s |\n| - | - | - |\n"
 
 
 @pytest.fixture
@@ -71,10 +93,6 @@ def test_formats(records: list[Record]) -> None:
     assert [json.loads(line) for line in llama_bench_format.write(rows, "jsonl").splitlines()] == rows
     read = list(csv.DictReader(io.StringIO(llama_bench_format.write(rows, "csv"))))
     assert [row["avg_ns"] for row in read] == ["20000000", "42000000"] and read[0]["embeddings"] == "0"
-    database = sqlite3.connect(":memory:")
-    database.executescript(llama_bench_format.write(rows, "sql"))
-    found = database.execute("SELECT n_depth, avg_ts, build_number FROM llama_bench").fetchall()
-    assert found == [(0, 1000.0, None), (20, pytest.approx(95.454545), None)]
     assert "| tg4 @ d20 | 95.45 ± 6.43 |" in llama_bench_format.write(rows, "md")
 
 
@@ -119,12 +137,99 @@ def test_what_has_no_place_is_told(tmp_path: Path) -> None:
     assert len(skipped) == 4 and "as one" in skipped[0] and "test 4 skipped" in skipped[2]
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "[]", "[1, 2]", "{", '{"a": 1}', "[{}]"])
-def test_what_is_not_llama_bench_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(LabError, match=r"x\.json"):
-        llama_bench_format.read_llama_bench(path)
+def pasted(tmp_path: Path, text: str | bytes, device: str | None = None) -> tuple[list[Record], list[str]]:
+    path = tmp_path / "post.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return llama_bench_format.read_llama_bench(path, device)
+
+
+def figures_of(records: list[Record]) -> list[tuple[int, int, float]]:
+    """Of each record the prompt, the decoded tokens, and tokens per second."""
+    made = []
+    for run in (record.run for record in records):
+        prefill = phases.prefill_ns(run)
+        rate = 1e9 * run.n_prompt / prefill if prefill else 1e9 / (phases.decode_compute_mean_ns(run) or 0)
+        made.append((run.n_prompt, run.n_gen - 1, round(rate, 2)))
+    return made
+
+
+AS_PASTED: dict[str, Callable[[str], str | bytes]] = {
+    "plain": str,
+    "windows": lambda text: text.replace("\n", "\r\n"),
+    "powershell": lambda text: text.encode("utf-16"),
+    "mojibake": lambda text: text.replace("±", "Â±"),
+    "quoted": lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+    "twice": lambda text: text.replace("RTX 1234", "RTX 9999").replace("0abc", "9def") + text,
+}
+
+
+@pytest.mark.parametrize("how", AS_PASTED)
+def test_markdown_in_a_post(tmp_path: Path, how: str) -> None:
+    records, skipped = pasted(tmp_path, AS_PASTED[how](POST))
+    if how == "twice":
+        others, records = records[:3], records[3:]
+        assert {record.machine.llama_cpp_commit for record in others} == {"9def123"}
+        assert {record.machine.devices[0].description for record in others} == {"NVIDIA GeForce RTX 9999"}
+    else:
+        assert [sentence.split(":")[0] for sentence in skipped] == ["line 11 skipped", "line 13 skipped"]
+    assert figures_of(records) == [(512, 0, 2345.67), (1, 128, 78.9), (4096, 128, 61.2)]
+    assert {record.machine.llama_cpp_commit for record in records} == {"0abc123"}
+    assert {record.machine.devices[0].description for record in records} == {"NVIDIA GeForce RTX 1234"}
+    assert [record.settings.flash_attn for record in records] == ["off", "off", "on"]
+    one = records[0]
+    assert (one.model.name, one.model.quantization, one.model.n_params) == ("llama 7B", "Q4_0", 6_740_000_000)
+    assert (one.settings.n_gpu_layers, one.settings.n_batch, one.settings.n_threads) == (99, 2048, UNKNOWN_THREADS)
+
+
+def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
+    text = "| model | backend | threads | mmap | test | t/s |\n| - | - | - | - | - | - |\n" + "".join(
+        f"| llama 7B all F32 | CPU | 4 | {mmap} | tg128 | 5.{mmap} ± 0.0 |\n" for mmap in (0, 1)
+    )
+    records, skipped = pasted(tmp_path, text, device="Test CPU")
+    assert not skipped and [record.run.variant for record in records] == ["mmap 0", "mmap 1"]
+    assert (records[0].machine.cpu, records[0].machine.devices) == ("Test CPU", ())
+    assert (records[0].settings.n_threads, records[0].settings.n_gpu_layers) == (4, 0)
+    assert comparison.differences(comparison.groups(records)) == {"variant": ["mmap 0", "mmap 1"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("  Device 0: AMD Radeon RX 1, gfx1100 (0x1100), VMM: no\n  Device 1: AMD Radeon RX 1, gfx1100", 2),
+        ("ggml_vulkan: 0 = AMD Radeon RX 1 (RADV NAVI31) (radv) | uma: 0 | fp16: 1 | warp size: 64", 1),
+        ("ggml_metal_init: found device: AMD Radeon RX 1\nggml_metal_init: picking default device: AMD Radeon RX 1", 1),
+        ("ggml_metal_device_init: GPU name:   AMD Radeon RX 1", 1),
+    ],
+)
+def test_the_lines_of_llama_cpp_name_the_devices(tmp_path: Path, line: str, names: int) -> None:
+    row = "| llama 7B Q4_0 | pp512 | 10.00 ± 0.00 |"
+    (record,), skipped = pasted(tmp_path, f"{line}\n{HEAD}{row}")
+    assert [device.description for device in record.machine.devices] == ["AMD Radeon RX 1"] * names and not skipped
+    _, skipped = pasted(tmp_path, HEAD + row)
+    assert skipped == ["line 3: the text does not name the device; name it with --device"]
+    (record,), _ = pasted(tmp_path, HEAD + row, device="RX 2")
+    assert record.machine.devices[0].description == "RX 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "") for text in ("nonsense", "[]", "[1, 2]", "{", '{"a": 1}', "[{}]")),
+        (" \n\n", "is empty"),
+        ("What is the fastest card? a | b, or c?", "no result that the lab can read"),
+        ("| name | price |\n| --- | --- |\n| RTX 1234 | 500 |", "Line 1 skipped: it is not below the head"),
+        (f"{HEAD}| llama 7B Q4_0 | pp512 | fast |", "Line 3 skipped: 'fast' is not a rate"),
+        (f"{HEAD}| llama 7B Q4_0 | reads | 12.0 |", "Line 3 skipped: 'reads' is not a test"),
+        (f"{HEAD}| llama 7B Q4_0 | pp512 | 0.00 |", "Line 3 skipped: '0.00' is not a rate above"),
+        (f"{HEAD}| llama 7B Q4_0 | 12.0 |", "Line 3 skipped: it has 2 columns"),
+        (f"{HEAD}| {'a' * 10_000} | pp512 | 12.0 |", "Line 3 skipped: it has over 10,000 letters"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_what_cannot_be_read_gets_its_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(LabError, match=r"post\.txt") as problem:
+        pasted(tmp_path, text)
+    assert said in str(problem.value)
 
 
 def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
@@ -133,25 +238,30 @@ def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
     assert table.runs([record]).machine[0] == "NVIDIA H200 (imported)"
 
 
-def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path) -> None:
-    for kind in ("json", "jsonl", "csv"):
-        path = tmp_path / f"own.{kind}"
-        path.write_text(llama_bench_format.write(llama_bench_format.llama_bench_rows(records), kind))
-        if kind == "csv":  # it has no samples and no parameters are known of the test model
-            continue
-        with pytest.raises(LabError):
-            llama_bench_format.read_llama_bench(path)  # n_params is unknown here
-    known = [make_record(record.run, model=_with_params(record)) for record in records]
-    path.write_text(llama_bench_format.write(llama_bench_format.llama_bench_rows(known), "jsonl"))
-    back, _ = llama_bench_format.read_llama_bench(path)
-    assert [phases.prefill_ns(r.run) or phases.decode_compute_mean_ns(r.run) for r in back] == [
-        *[20 * MS] * 2,
-        *[10 * MS, 11 * MS],
-    ]
+@pytest.mark.parametrize("kind", llama_bench_format.FORMATS)
+def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path, kind: str) -> None:
+    known = [make_record(one.run, model=dataclasses.replace(one.model, n_params=1_234_567_890)) for one in records]
+    back, skipped = pasted(
+        tmp_path, llama_bench_format.write(llama_bench_format.llama_bench_rows(known), kind), "Test CPU"
+    )
+    rates = [(20, 0, 1000.0)] * 2 + [(20, 4, 100.0), (20, 4, 90.91)]
+    means = [(20, 0, 1000.0), (20, 4, 95.45 if kind == "md" else 95.24)]  # of rates; of times
+    assert not skipped and figures_of(back) == (rates if kind in ("json", "jsonl") else means)
+    assert {one.model.n_params for one in back} == {1_234_567_890 if kind != "md" else 1_234_570_000}
 
 
-def _with_params(record: Record) -> Any:
-    return dataclasses.replace(record.model, n_params=7)
+def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(POST.encode())))
+    code, out, err = run_lab("import", "-", "-o", tmp_path)
+    assert code == 0 and "imported-pasted.jsonl  3 samples" in out and "line 11 skipped" in err
+    for command in ("show", "compare", "plot"):
+        code, out, err = run_lab(command, tmp_path)
+        assert code == 0 and "All results were imported" in " ".join((out + err).split())
+    assert run_lab("report", tmp_path)[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "unknown date" in page and "99 layers on GPUs" in page and not re.search(r"-1 (threads|layers)", page)
+    rows = table.runs(results.read([tmp_path]).records)
+    assert rows.n_threads.isna().all() and set(rows.n_gpu_layers) == {99}
 
 
 def test_commands(records: list[Record], tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
         ["compare", "--json", "--no-plot"],
         ["explain", "--force"],
         ["explain", "--force", "--json", "--no-plot"],
-        *(["export", "--as", kind] for kind in ("md", "csv", "json", "jsonl", "sql")),
+        *(["export", "--as", kind] for kind in ("md", "csv", "json", "jsonl")),
         *(["export", "-f", "csv", "--table", name] for name in ("runs", "steps")),
         ["report"],
     ],

@@ -2,7 +2,8 @@
 
 llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately; a run of the
 lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. Imported runs
-have times of whole tests but no steps, and most facts of the machine are unknown (null).
+have times of whole tests but no steps, and most facts of the machine are unknown (null). Markdown tables are found
+within a text: lines of llama.cpp's log before them name the device, a line after them the build.
 
 Column names and their meaning are those of llama.cpp's tools/llama-bench.
 """
@@ -21,24 +22,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import pasted_tables
 from lab.core import phases
 from lab.core.lines import cleaned, to_json
 from lab.core.record import OK, UNKNOWN_THREADS, Device, Machine, Model, Record, Run, Settings, Steps, Totals
 from lab.errors import LabError, printable
 from lab.runner import machine
 
-FORMATS = ("md", "csv", "json", "jsonl", "sql")
+FORMATS = ("md", "csv", "json", "jsonl")
 _COLUMNS = """
-build_commit build_number:INTEGER cpu_info gpu_info backends model_filename model_type model_size:INTEGER
-model_n_params:INTEGER n_batch:INTEGER n_ubatch:INTEGER n_threads:INTEGER cpu_mask cpu_strict:INTEGER poll:INTEGER
-type_k type_v n_gpu_layers:INTEGER n_cpu_moe:INTEGER split_mode main_gpu:INTEGER no_kv_offload:INTEGER
-flash_attn:INTEGER devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings:INTEGER
-no_op_offload:INTEGER no_host:INTEGER repack:INTEGER fit_target:INTEGER fit_min_ctx:INTEGER n_prompt:INTEGER
-n_gen:INTEGER n_depth:INTEGER test_time avg_ns:INTEGER stddev_ns:INTEGER avg_ts:REAL stddev_ts:REAL
+build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
+n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload
+flash_attn devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings no_op_offload no_host repack
+fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts stddev_ts
 """
-COLUMNS = {name: kind or "TEXT" for name, _, kind in (column.partition(":") for column in _COLUMNS.split())}
-"""llama-bench's columns in its order, with their SQL types."""
+COLUMNS = _COLUMNS.split()
+"""llama-bench's columns in its order."""
 
 NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
 """Settings that have the same name and meaning in both."""
@@ -47,10 +45,10 @@ STDIN = "-"
 MOST_REASONS = 5
 """Sentences on lines that an error repeats."""
 
-READABLE = (
-    "Give llama-bench's output (best: llama-bench -o json), or a text with its table, a scoreboard, or the table of "
-    "LocalScore or llama-batched-bench."
-)
+MOST_LETTERS = 10_000
+"""Length of a line of a table."""
+
+READABLE = "Give llama-bench's output (best: llama-bench -o json), or a text with its Markdown table."
 REQUIRED = ("model_filename", "model_n_params", "test_time", "flash_attn", "type_k", "type_v", *NUMBERS)
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
 DEFAULTS = {
@@ -72,6 +70,21 @@ DEFAULTS = {
     "fit_target": 0,
     "fit_min_ctx": 0,
 }
+HEADS = {name: name for name in ("n_batch", "n_ubatch", "type_k", "type_v")}
+HEADS |= {"model": "model_type", "backend": "backends", "ngl": "n_gpu_layers", "threads": "n_threads"}
+HEADS |= {"fa": "flash_attn", "rpk": "repack"}
+"""Heads of the Markdown table, and the columns that they show. Other settings become the variant."""
+
+LEFT_OUT = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1}
+"""The Markdown table has no columns of settings that have their default."""
+
+QUANTIZATION = r"(?:mostly |all )?((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)(?: - (Small|Medium|Large|.*bpw)| MoE)?$"
+UNKNOWN = "unknown device"
+DEVICES = (
+    r"\bDevice (?P<number>\d+): (?P<name>.{1,100}?), (?:compute capability|gfx)",  # CUDA and ROCm
+    r"\bggml_vulkan: (?P<number>\d+) = (?P<name>.{1,100}?) \(",
+    r"\bggml_metal\w*: (?:GPU name|picking default device|found device): +(?P<name>(?!MTL\d).+)",
+)
 
 
 def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -97,37 +110,30 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
         return "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "md":
         return _markdown(rows)
-    if kind == "csv":
-        import pandas as pd
+    import pandas as pd
 
-        plain = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).map(_plain)
-        text: str = plain.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
-        return text
-    columns = ",\n".join(f"  {name} {kind}" for name, kind in COLUMNS.items())
-    lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
-    for row in rows:
-        values = ["NULL" if row[name] is None else "'" + _plain(row[name]).replace("'", "''") + "'" for name in COLUMNS]
-        lines.append(f"INSERT INTO llama_bench ({', '.join(COLUMNS)}) VALUES ({', '.join(values)});")
-    return "\n".join(lines) + "\n"
+    plain = pd.DataFrame(rows, columns=COLUMNS, dtype=object).map(_plain)
+    text: str = plain.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    return text
 
 
-def read_llama_bench(path: Path, device: str | None = None, model: str | None = None) -> tuple[list[Record], list[str]]:
-    """Records of llama-bench's json, jsonl or csv output, or of pasted tables (analysis/pasted_tables.py), and a
-    sentence for each test or line that cannot be read. The path `-` is stdin.
+def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record], list[str]]:
+    """Records of llama-bench's json, jsonl, csv or Markdown output, and a sentence for each test or line that cannot be
+    read. The path `-` is stdin.
 
-    `device` and `model` name what a pasted text does not. LabError where nothing can be read.
+    `device` names what a Markdown table does not. LabError where nothing can be read.
     """
     name = "The pasted text" if str(path) == STDIN else str(path)
     text = _text(path, name)
     if not text.strip():
         raise LabError(f"{name} is empty.", READABLE)
-    rows, skipped = _parse(text, name, device, model)
+    rows, skipped = _parse(text, name, device)
     records: list[Record] = []
     for number, row in enumerate(rows, 1):
         where = f"line {row['line']}" if "line" in row else f"test {number}"
         try:
             of_the_test = cleaned(tuple(_records(row, path.stem)))
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, OverflowError, TypeError, ValueError) as problem:
             skipped.append(f"{where} skipped: it lacks or garbles {printable(str(problem))}")
             continue
         if not of_the_test:
@@ -212,7 +218,7 @@ def _plain(value: Any) -> str:
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _parse(text: str, name: str, device: str | None, model: str | None) -> tuple[list[Any], list[str]]:
+def _parse(text: str, name: str, device: str | None) -> tuple[list[Any], list[str]]:
     """The rows of a text, and sentences on lines of tables that cannot be read."""
     begin = text.lstrip()[:1]
     try:
@@ -223,13 +229,90 @@ def _parse(text: str, name: str, device: str | None, model: str | None) -> tuple
         elif "build_commit," in text.replace('"', ""):
             rows = list(csv.DictReader(io.StringIO(text)))
         else:
-            return pasted_tables.read(text, device, model)
-    except (ValueError, csv.Error) as problem:
-        pasted, skipped = pasted_tables.read(text, device, model)
+            return _markdown_rows(text, device)
+    except (ValueError, RecursionError, csv.Error) as problem:
+        pasted, skipped = _markdown_rows(text, device)
         if pasted or skipped:  # a post may begin with a bracket
             return pasted, skipped
         raise LabError(f"{name} is not JSON or CSV of llama-bench: {problem}.", READABLE) from None
     return [row for row in rows if isinstance(row, dict)], []
+
+
+def _markdown_rows(text: str, device: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of Markdown tables in a text, with the number of their `line`, and sentences on what is not read."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    heads: list[str] = []
+    gpus: dict[tuple[str, str], str] = {}
+    n_built = 0  # rows above the last line that names a build
+    is_log_over = False  # rows were read since the last line that names a device
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MOST_LETTERS:
+            if "|" in line:
+                problems.append(f"line {number} skipped: it has over {MOST_LETTERS:,} letters")
+            continue
+        if build := re.search(r"\bbuild: *([0-9a-f]{6,40})\b", line):
+            for row in rows[n_built:]:
+                row["build_commit"] = build[1]
+            n_built = len(rows)
+        if found := next(filter(None, (re.search(pattern, line) for pattern in DEVICES)), None):
+            gpus = {} if is_log_over else gpus
+            name, is_log_over = found["name"].strip().replace(",", ""), False
+            gpus[found.groupdict().get("number") or "", name] = name
+            continue
+        inner = re.fullmatch(r"[> \t]*\|(.*)\|\s*", line)
+        if not inner or not re.sub(r"[-|:+ ]", "", inner[1]):  # no row, or the line below the head
+            continue
+        cells = [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner[1])]
+        if cells[-2:] == ["test", "t/s"]:
+            heads = cells
+            continue
+        try:
+            if not heads:
+                raise ValueError("it is not below the head of a table of llama-bench")
+            if len(cells) != len(heads):
+                raise ValueError(f"it has {len(cells)} columns, and the head of the table has {len(heads)}")
+            row = _markdown_row(dict(zip(heads, cells, strict=True)))
+        except (OverflowError, ValueError) as problem:
+            problems.append(f"line {number} skipped: {problem}")
+            continue
+        is_log_over = True
+        on_cpu = re.fullmatch(r"(CPU|BLAS|,)+", str(row.get("backends")))
+        named = device and device.replace(",", "")
+        gpu_info = "" if on_cpu else ", ".join(gpus.values()) or named or UNKNOWN
+        rows.append({**row, "cpu_info": named if on_cpu else None, "gpu_info": gpu_info, "line": number})
+    if unnamed := next((row["line"] for row in rows if row["gpu_info"] == UNKNOWN), None):
+        problems.append(f"line {unnamed}: the text does not name the device; name it with --device")
+    return rows, problems
+
+
+def _markdown_row(cells: Mapping[str, str]) -> dict[str, Any]:
+    """A row in llama-bench's columns. ValueError says what is wrong with it."""
+    test = re.fullmatch(r"(?:pp *(\d{1,18}))?(?: *\+ *)?(?:tg *(\d{1,18}))?(?: *@ *d *(\d{1,18}))?", cells["test"])
+    if not test or not (test[1] or test[2]):
+        raise ValueError(f"{cells['test'][:100]!r} is not a test such as pp512 or tg128 @ d4096")
+    rate = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\s*(?:\u00c2?\u00b1|\+/?-)\s*[\d.]+)?", cells["t/s"])
+    if not rate or not float(rate[1]):
+        raise ValueError(f"{cells['t/s'][:100]!r} is not a rate above 0")
+    n_prompt, n_gen, n_depth = (int(length or 0) for length in test.groups())
+    model = cells.get("model") or "unknown model"
+    kind = re.search(QUANTIZATION, model)
+    others = [f"{head} {cell}" for head, cell in cells.items() if head not in (*HEADS, "size", "params", "test", "t/s")]
+    row = {
+        **LEFT_OUT,
+        **{HEADS[head]: cell for head, cell in cells.items() if head in HEADS and cell},
+        "model_name": model[: kind.start()].strip(" -.") if kind else model,
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_depth": n_depth,
+        "avg_ns": round(1e9 * (n_prompt + n_gen) / float(rate[1])),
+        "variant": ", ".join(others) or None,
+    }
+    if kind:
+        row["quantization"] = kind[1] + (f"_{kind[2][0]}" if kind[2] in ("Small", "Medium", "Large") else "")
+    if params := re.fullmatch(r"([\d.]+) ([MB])", cells.get("params", "").replace(",", "")):
+        row["model_n_params"] = round(float(params[1]) * {"M": 1e6, "B": 1e9}[params[2]])
+    return row
 
 
 def _records(row: Mapping[str, Any], stem: str) -> list[Record]:

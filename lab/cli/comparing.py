@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from lab.core.record import Record
 
 
-FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
-TOOLS = ("guidellm", "aiperf", "vllm")
+FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
 
 
 @click.command(cls=Command)
@@ -93,32 +92,26 @@ def compare(
     "--format",
     "-f",
     "form",
-    type=click.Choice((*FORMATS, *TOOLS)),
+    type=click.Choice(FORMATS),
     default="llama-bench",
     show_default=True,
-    help="llama-bench's output, a table of all runs or steps, or requests to servers in the format of another tool.",
+    help="llama-bench's output, or a table of all runs or steps.",
 )
 @click.option("--as", "kind", type=click.Choice(KINDS), help="Which of llama-bench's output formats.  [default: json]")
 @click.option("--table", type=click.Choice(TABLES), help="Which table, for csv and parquet.  [default: runs]")
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
-    """Export results in the formats of llama-bench and others.
+    """Export results as llama-bench's output, or as tables.
 
     \b
       lab export results/FILE.jsonl --format csv --table steps -o steps.csv
       lab export results/ --as md
-
-    guidellm, aiperf and vllm write requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf
-    and vllm bench serve. These differ from the lab's definitions: GuideLLM's time per output token includes TTFT.
     """
     if kind and form != "llama-bench":
         raise LabError(f"--as {kind} has no effect with --format {form}.", "Leave it out, or use --format llama-bench.")
     if table and form not in ("csv", "parquet"):
         raise LabError(f"--table {table} has no effect with --format {form}.", "Use --format csv or parquet.")
     kind, table = kind or "json", table or "runs"
-    if form in TOOLS:
-        _write(_for_tool(results, form).encode(), out)
-        return
     from lab.analysis import disturbances, llama_bench_format
     from lab.analysis import table as tables
 
@@ -150,40 +143,27 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
         raise LabError("Parquet needs a library that is not installed.", "python3 -m uv pip install pyarrow") from None
 
 
-def _for_tool(results: tuple[str, ...], form: str) -> str:
-    from lab.analysis import tool_formats
-    from lab.core.results import read as read_files
-
-    contents = read_files(results)
-    for sentence in contents.skipped:
-        note(sentence)
-    return tool_formats.written(contents.requests, form)
-
-
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--device", metavar="NAME", help="The device, for a text that does not name it.")
-@click.option("--model", metavar="NAME", help="The model, for a text that does not name it.")
+@click.option("--device", metavar="NAME", help="The device, for a table that does not name it.")
 @out_option("Folder for the results files.")
-def import_(files: tuple[str, ...], device: str | None, model: str | None, out: str) -> None:
-    """Import results from llama-bench and public scoreboards.
+def import_(files: tuple[str, ...], device: str | None, out: str) -> None:
+    """Import results of llama-bench.
 
     \b
       lab import bench.json                    # llama-bench -o json (jsonl, csv)
-      lab import post.txt --device "RTX 4090"  # a text with tables in it
+      lab import post.txt --device "RTX 4090"  # a text with Markdown tables
       lab import -                             # paste it, then press Ctrl-D
 
-    Reads the tables of llama-bench, llama.cpp's scoreboards, LocalScore and llama-batched-bench (one sequence) out of a
-    text, as Markdown, HTML or copied from a browser. Names every line of a table that it cannot read. These tools
-    report mean times of whole tests: there are no steps, and the spread is not kept. What they do not report stays
-    unknown.
+    Names every test and every line of a table that it cannot read. llama-bench reports times of whole tests, so there
+    are no steps, and of Markdown tables only the mean is kept. What llama-bench does not report stays unknown.
     """
     from lab.analysis import llama_bench_format
     from lab.core.lines import to_json
     from lab.core.results import free_path
 
     for name in files:
-        records, skipped = llama_bench_format.read_llama_bench(Path(name), device, model)
+        records, skipped = llama_bench_format.read_llama_bench(Path(name), device)
         for sentence in skipped:
             note(f"{name}: {sentence}")
         stem = "pasted" if name == llama_bench_format.STDIN else Path(name).stem

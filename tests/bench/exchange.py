@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -45,36 +44,27 @@ def main() -> None:
         (folder / "bench.json").write_text(json.dumps(rows))
         measure = ["-p", str(N_PROMPT), "-n", str(N_GEN + 1), "-r", str(N_REPEAT), "--prompt", "random"]
         lab("measure", "-m", model.name, *measure, "-o", folder / "lab", "--no-plot")
-        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "jsonl", "csv", "sql", "md")}
+        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "jsonl", "csv", "md")}
         for kind, path in exports.items():
             lab("export", folder / "lab", "--as", kind, "-o", path)
         print(exports["md"].read_text())
         commit = rows[0]["build_commit"]
-        for kind in ("json", "jsonl", "csv", "sql"):  # the script compares two commits: call the lab's the second
+        for kind in ("json", "jsonl", "csv"):  # the script compares two commits: call the lab's the second
             text = exports[kind].read_text()
             assert commit in text
             exports[kind].write_text(text.replace(commit, SECOND))
         (folder / "both.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows) + exports["jsonl"].read_text()
         )
-        columns = list(llama_bench_format.COLUMNS)
+        columns = llama_bench_format.COLUMNS
         with (folder / "bench.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", quoting=csv.QUOTE_ALL)
             writer.writeheader()
             writer.writerows({k: int(v) if isinstance(v, bool) else v for k, v in row.items()} for row in rows)
-        database = sqlite3.connect(folder / "lab.sqlite")
-        database.executescript(exports["sql"].read_text())
-        marks = ", ".join("?" * len(columns))
-        database.executemany(
-            f"INSERT INTO llama_bench ({', '.join(columns)}) VALUES ({marks})",
-            [tuple(row.get(column) for column in columns) for row in rows],
-        )
-        database.commit()
         inputs = {
             "json": ["-i", "bench.json", "-i", "lab.json"],
             "jsonl": ["-i", "both.jsonl"],
             "csv": ["-i", "bench.csv", "-i", "lab.csv"],
-            "sql": ["-i", "lab.sqlite"],
         }
         for kind, arguments in inputs.items():
             command = [sys.executable, str(script), "--tool", "llama-bench", *arguments, "-b", commit, "-c", SECOND]

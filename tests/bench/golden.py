@@ -67,9 +67,8 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for kind in ("apple", "laptop", "desktop"):
         yield ("board", "--no-plot", "-m", "llama-3.2-3b", "-d", kind)
         yield ("board", "--no-plot", "-m", "phi-3-mini", "-d", kind, "--json")
-    for kind in ("llama-bench", "guidellm", "aiperf", "vllm"):
-        yield ("export", "results/sample-server-smollm2-135m-llama-server.jsonl", "--format", kind)
-        yield ("export", epyc, "--format", kind)
+    for kind in ("md", "csv", "json", "jsonl"):
+        yield ("export", epyc, "--as", kind)
     yield from (("models", *rest) for rest in ((), ("--json",), ("info", "llama-3.2-3b")))
     yield from (tuple(line.split()) for line in REFUSED)
 
