@@ -24,8 +24,7 @@ SERVE = "serve"
 
 PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
 FIELDS = (
-    *("cpuparams.n_threads", "cpuparams.poll", "cpuparams.priority"),
-    *("cpuparams_batch.n_threads", "cpuparams_batch.poll", "cpuparams_batch.priority"),
+    *("cpuparams.n_threads", "cpuparams_batch.n_threads"),
     *("n_ctx", "n_parallel", "n_predict", "n_batch", "n_ubatch"),
     *("flash_attn_type", "cache_type_k", "cache_type_v", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split"),
     *("no_kv_offload", "no_op_offload", "load_mode", "no_extra_bufts", "kv_unified", "prompt"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost, results
-from lab.core.record import DECODE, PREFILL, Ceilings, Record
+from lab.core import cost
+from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.show import page
@@ -194,7 +194,17 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
 def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_of_the_first(
     browser: Any, tmp_path: Path
 ) -> None:
-    runs = list(results.read([SAMPLES / "sample-network-llama-3.2-3b-q4_0-2-rpc-servers.jsonl"]).records)
+    pair = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 10**10) for i in range(2))
+    record = next(one for one in here()[0] if one.run.is_timed)
+    n_layer = record.model.n_layer or 0
+    placement = Placement((*["RPC0"] * n_layer, "RPC1"), ())
+    record = dataclasses.replace(
+        record,
+        machine=dataclasses.replace(record.machine, devices=(*record.machine.devices, *pair)),
+        settings=dataclasses.replace(record.settings, n_gpu_layers=n_layer + 1, rpc=("10.0.0.0:1", "10.0.0.1:1")),
+        run=dataclasses.replace(record.run, placement=placement),
+    )
+    runs = [record]
     assert {where.of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
     found = opened(browser, tmp_path / "page.html", page.html(runs, [], explore=True))
     assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]

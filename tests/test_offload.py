@@ -85,8 +85,6 @@ ASKED: list[tuple[str, str, object]] = [
     ("--repack", "repack", True),
     ("--rpc 10.0.0.1:50052", "rpc", ("10.0.0.1:50052",)),
     ("--prefill-wait end", "prefill_wait", "end"),
-    ("--poll 0", "poll", 0),
-    ("--priority -1", "priority", -1),
     ("--n-gpu-layers 3", "n_gpu_layers", 3),
     ("-ngl 0", "n_gpu_layers", 0),
     ("-ngl 0 -dev RPC0", "n_gpu_layers", 0),

@@ -22,8 +22,6 @@ CHOSEN: dict[str, Any] = {
     "n_ubatch": 256,
     "n_threads": 3,
     "n_threads_batch": 5,
-    "poll": 10,
-    "priority": 2,
     "n_gpu_layers": 7,
     "flash_attn": "on",
     "type_k": "q8_0",
@@ -69,11 +67,7 @@ def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
     types = {"f16": 1, "q4_0": 2, "q8_0": 8}  # enum ggml_type
     expected = {
         "cpuparams.n_threads": 3,
-        "cpuparams.poll": 10,
-        "cpuparams.priority": 2,
         "cpuparams_batch.n_threads": 5,
-        "cpuparams_batch.poll": 10,
-        "cpuparams_batch.priority": 2,
         "n_batch": 1024,
         "n_ubatch": 256,
         "n_gpu_layers": 7,
@@ -96,11 +90,9 @@ def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
 @needs_parser
 def test_llama_cpp_reads_the_opposite() -> None:
     opposite = dataclasses.replace(
-        ALL, priority=-1, kv_offload=True, op_offload=True, mmap=True, repack=True, kv_unified=False, n_gpu_layers=0
+        ALL, kv_offload=True, op_offload=True, mmap=True, repack=True, kv_unified=False, n_gpu_layers=0
     )
     read = llama_args.parse(*shlex.split(made(opposite, 2)["llama-server"]))
-    assert (read["cpuparams.priority"], read["cpuparams_batch.priority"]) == (-1, 0)
-    assert missing(opposite)["llama-cli"] == ("--priority -1 for prefill",)
     names = ("no_kv_offload", "no_op_offload", "no_extra_bufts", "kv_unified", "n_gpu_layers")
     assert [read[name] for name in names] == [False] * 5
     assert read["load_mode"] == 1  # LLAMA_LOAD_MODE_MMAP
@@ -138,8 +130,6 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
         "--n-prompt": "500",
         "--n-gen": "64",
         "--threads": "3",
-        "--poll": "10",
-        "--prio": "2",
         "--batch-size": "1024",
         "--ubatch-size": "256",
         "--flash-attn": "on",
@@ -214,8 +204,6 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
     assert missing(ALL, 3)["llama-cpp-python"] == (
         *(
             "3 users at once",
-            "--poll 10",
-            "--priority 2",
             "--n-cpu-moe 2",
             "--override-tensor 'ffn_.*_exps=CPU,attn.*=CPU'",
             "--no-repack",

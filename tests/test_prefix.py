@@ -186,24 +186,13 @@ def test_one_length_alone_bounds_the_break_even_from_above() -> None:
     assert prefix_cache.find("disk", [100], [0.1], [0.2]).n_tokens is None
 
 
-def test_a_network_takes_its_time_for_the_bytes_before_they_are_loaded() -> None:
-    over = prefix_cache.over_networks([0.5], [10**9])
-    assert over == {"1 Gbit/s": [8.5], "10 Gbit/s": [1.3], "100 Gbit/s": [0.58]}
-    assert prefix_cache.over_networks([0.5, 0.5], [10**9, None]) == {}
-
-
 def test_every_way_to_restore_has_a_break_even() -> None:
     known = prefix_cache.break_even(prefix_cache.rows(records(4, 8, 40)))
-    assert [one.name for one in known] == ["RAM", "disk", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s"]
+    assert [one.name for one in known] == ["RAM", "disk"]
     assert known[0].n_tokens == pytest.approx(5) and known[0].is_measured  # 5 ms to load, 1 ms a token to prefill
     assert (known[0].fixed_s, known[0].per_token_s) == pytest.approx((0.005, 0))
-    assert known[2].n_tokens == pytest.approx(5 / (1 - 0.008), rel=1e-3)  # 1,000 bytes a token take 8 us
-    unknown = prefix_cache.break_even(prefix_cache.rows(records(4, 8, state_bytes=None)))
-    assert [one.name for one in unknown] == ["RAM", "disk"]
     words = prefix_cache.sentences(prefix_cache.rows(records(4, 8, 40)), None)[1]
-    assert words.startswith(
-        "Restoring a prefix is faster than prefilling it from about 5 tokens (from RAM, from disk, over 1"
-    )
+    assert words == "Restoring a prefix is faster than prefilling it from about 5 tokens (from RAM, from disk)."
 
 
 def planned(worker: FakeWorker, folder: Path, lengths: str = "16,32", suffix: int = 8, **asked: Any) -> Any:
@@ -387,5 +376,5 @@ def test_prefix_command(tmp_path: Path) -> None:
         ("prefix", 16, True),
         ("prefix", 40, True),
     ]
-    assert {one["name"] for one in document["break_even"]} >= {"RAM", "disk", "10 Gbit/s"}
+    assert {one["name"] for one in document["break_even"]} == {"RAM", "disk"}
     assert "--prefix-len 0 is not possible" in run_lab("prefix", "--prefix-len", "0", "-o", tmp_path)[2]

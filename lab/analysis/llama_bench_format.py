@@ -177,7 +177,6 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
         **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
         "flash_attn": FLASH_ATTN.get(settings.flash_attn),
         "repack": settings.repack is not False,
-        **({} if settings.poll is None else {"poll": settings.poll}),
         "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
         "n_prompt": n_prompt,
         "n_gen": n_gen,

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 PLACING = tuple(name for name, setting in table().items() if setting.is_placing and name != "rpc")
 """Settings of placement. The machine's label names RPC servers."""
 
-THREAD_POOL = ("poll", "priority")
-"""Settings of the CPU threads, except their numbers. None: llama.cpp's choice."""
-
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 """For requests: the server, its address and what it reports. A table without requests lacks these columns."""
 
@@ -40,7 +37,6 @@ SETUP = (
     "n_gpu_layers",
     "n_threads",
     "n_threads_batch",
-    *THREAD_POOL,
     "n_batch",
     "n_ubatch",
     "flash_attn",
@@ -128,7 +124,7 @@ def unset(name: str) -> str:
     """The meaning of a missing value of a field: none, chosen by llama.cpp, or unknown."""
     if name == "server":
         return "in process"
-    if name in (*PLACING, *THREAD_POOL):
+    if name in PLACING:
         return "default"
     return "none" if name in ("sweep_every", "variant", "api") else "unknown"
 

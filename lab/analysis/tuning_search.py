@@ -35,7 +35,7 @@ SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.2, 0.12, 0.005, 1.0
 """Standard deviations, in logarithms: of a setting's effect without and with a prediction, of the effect of a pair, of
 a whole choice, and of the machine's speed in a block."""
 
-ALONE = {"mmap", "poll", "priority"}
+ALONE = {"mmap"}
 """Settings whose effect does not depend on the others'."""
 
 NOISES = (0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)

@@ -34,7 +34,7 @@ GROUPS = {
     ),
     "Model": ("model", "served-model"),
     "Engine": (
-        *("settings", "threads", "threads-batch", "poll", "priority", "batch", "ubatch", "flash-attn", "cache-type-k"),
+        *("settings", "threads", "threads-batch", "batch", "ubatch", "flash-attn", "cache-type-k"),
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (

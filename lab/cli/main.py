@@ -21,7 +21,6 @@ from lab.cli.explaining import ceilings, doctor, explain, predict, words
 from lab.cli.help import Group
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
-from lab.cli.network import network
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.cli.servers import client, load, overhead, server
 from lab.cli.serving import rpc_server
@@ -37,7 +36,7 @@ GROUPS = {
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
-    "Machines": ("machine", "doctor", "rpc-server", "network"),
+    "Machines": ("machine", "doctor", "rpc-server"),
 }
 """The commands by what they are for, as the help lists them."""
 
@@ -313,6 +312,5 @@ for command in (
     client,
     rpc_server,
     tune,
-    network,
 ):
     lab.add_command(command)

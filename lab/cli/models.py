@@ -60,7 +60,7 @@ def info(spec: str, as_json: bool) -> None:
     from lab.errors import printable
     from lab.models import obtain, shapes
     from lab.process.worker import Worker
-    from lab.show import console, text_network, text_setup
+    from lab.show import console, text_setup
 
     wanted = shapes.parse(spec)
     with Worker() as worker:
@@ -82,8 +82,8 @@ def info(spec: str, as_json: bool) -> None:
         return
     click.echo("\n".join(lines))
     if file is None and wanted.entry:
-        console.console().print("", text_network.sizes_table(sizes), "", sep="\n")
-        click.echo("\n".join(text_network.how_to_get(wanted, wanted.entry, commands)))
+        console.console().print("", text_setup.sizes_table(sizes), "", sep="\n")
+        click.echo("\n".join(text_setup.how_to_get(wanted, wanted.entry, commands)))
 
 
 @models.command()

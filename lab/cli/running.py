@@ -124,15 +124,15 @@ def draw(
     from lab.analysis import request_table, tuning
     from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_load, text_tune, trace_views
+    from lab.show import levers, overhead_views, plot_runs, section, text_load, text_tune, trace_views
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
-    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
+    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5)}
     of_engine = request_table.of_engine(records)
     plain = [record for record in tuning.without(of_engine) if record.run.part not in PARTS]
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
-    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **overhead_views.drawings(records)}
+    drawings |= {**levers.drawings(shown), **overhead_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
     of_loads = section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])

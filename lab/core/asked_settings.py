@@ -73,18 +73,6 @@ class AskedSettings:
     threads_batch: int | None = _setting(
         None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
     )
-    poll: int | None = _setting(
-        None,
-        "How long waiting CPU threads spin before they sleep: 0 (not) to 100. Not with OpenMP.  [default: llama.cpp's]",
-        most=100,
-        least=0,
-    )
-    priority: int | None = _setting(
-        None,
-        "Priority of the CPU threads: -1 low, 0 normal, 1 medium, 2 high, 3 real-time.  [default: llama.cpp's]",
-        most=3,
-        least=-1,
-    )
     batch: int = _setting(
         2048,
         "Maximum tokens that llama.cpp accepts in one call; --ubatch cannot be larger.",
@@ -196,8 +184,6 @@ class SettingsKeywords(TypedDict, total=False):
     seed: int
     threads: int | None
     threads_batch: int | None
-    poll: int | None
-    priority: int | None
     batch: int
     ubatch: int
     n_gpu_layers: int | str | None

@@ -11,7 +11,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, name_of
-from lab.core.link import Link
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.traced import Attention, TokenTrace
@@ -122,9 +121,6 @@ class Settings:
     seed: int | None = None
     n_seq_max: int = 1  # maximum number of sequences
     kv_unified: bool = False  # one cache for all sequences, instead of one each
-    # The context's own thread pool. None: llama.cpp's choice; both None: no pool.
-    poll: int | None = None  # how long waiting threads spin, from 0 to 100
-    priority: int | None = None  # of the threads: -1 low, 0 normal, 1 medium, 2 high, 3 real-time
     # Placement. None: llama.cpp's choice.
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
     split_mode: str | None = None  # none, layer, tensor
@@ -263,7 +259,6 @@ class Run:
     arrivals: Arrivals | None = None  # of `lab claims`: requests to a server instead of steps
     placement: Placement | None = None  # None in older records
     tuning: Tuning | None = None
-    link: Link | None = None  # the network that a relay emulated before the RPC servers, in addition to the real one
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
     attention: Attention | None = None  # of `lab trace --attention`
 

@@ -76,7 +76,6 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_new_graph_custom": (P, [P, SIZE, B]),
     "ggml_build_forward_expand": (None, [P, P]),
     "ggml_graph_node": (P, [P, INT]),
-    "ggml_threadpool_params_init": (None, [P, INT]),
     "ggml_quantize_chunk": (SIZE, [INT, ctypes.POINTER(F), P, I64, I64, I64, P]),
     "ggml_backend_alloc_ctx_tensors_from_buft": (P, [P, P]),
     "ggml_backend_tensor_set": (None, [P, TEXT, SIZE, SIZE]),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.record import Buffer, Settings
-from lab.engine import model_params, native, thread_pool
+from lab.engine import model_params, native
 from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 
@@ -44,7 +44,6 @@ class Context:
     pointer: Any
     settings: Settings
     buffers: tuple[Buffer, ...]
-    pools: thread_pool.Pools
 
 
 def load(path: Path, asked: Settings) -> Loaded:
@@ -96,7 +95,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     resolved = dataclasses.replace(
         asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn_resolved(asked)
     )
-    return Context(loaded, pointer, resolved, model_params.placed()[1], thread_pool.attach(pointer, asked))
+    return Context(loaded, pointer, resolved, model_params.placed()[1])
 
 
 def reserve(path: Path, asked: Settings) -> list[str]:
@@ -164,7 +163,6 @@ def check_rollback(context: Context) -> None:
 
 def free_context(context: Context) -> None:
     llama_cpp().llama_free(context.pointer)
-    context.pools.free()
 
 
 def quantizations() -> dict[str, int]:

@@ -51,9 +51,6 @@ from lab.why.step_prediction import StepPrediction
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NETWORKS_GBIT = (1, 10, 100)
-"""Networks for which restoring is computed, in 10^9 bits per second."""
-
 FARTHEST = 10
 """Extrapolation ends at this multiple of the longest measured length."""
 
@@ -73,10 +70,6 @@ class BreakEven:
     wins_at: tuple[int, ...]
     fixed_s: float
     per_token_s: float
-
-    @property
-    def source(self) -> str:
-        return f"{'over' if 'bit' in self.name else 'from'} {self.name}"
 
 
 def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_s: Sequence[float]) -> BreakEven:
@@ -99,24 +92,10 @@ def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_
     return crossed(min(lengths[0], max(1.0, fixed / gain)), False) if gain > 0 else crossed(lengths[0], True)
 
 
-def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dict[str, list[float]]:
-    """The time to restore over each network: the transfer, then the load from memory. Empty if sizes are unknown.
-
-    Network latency is not counted, nor the gain from loading during the transfer.
-    """
-    known = [n for n in n_bytes if n]
-    if len(known) < len(load_s):
-        return {}
-    return {
-        f"{gbit} Gbit/s": [load + 8 * n / (gbit * 1e9) for load, n in zip(load_s, known, strict=True)]
-        for gbit in NETWORKS_GBIT
-    }
-
-
 def sentence(known: Sequence[BreakEven]) -> str:
     """All of them in one sentence, by where the state comes from."""
     by_words = grouped(known, words)
-    parts = [f"{words} ({', '.join(one.source for one in alike)})" for words, alike in by_words.items()]
+    parts = [f"{words} ({', '.join(f'from {one.name}' for one in alike)})" for words, alike in by_words.items()]
     return f"Restoring a prefix is faster than prefilling it {'; '.join(parts)}."
 
 
@@ -325,13 +304,12 @@ def _row(lever: Prefix, records: Sequence[Record], prediction: StepPrediction | 
 
 
 def break_even(measured: Sequence[Row]) -> list[BreakEven]:
-    """The prefix length from which restoring is faster than prefill, from RAM, from disk, and over networks."""
+    """The prefix length from which restoring is faster than prefill, from RAM and from disk."""
     by_length = {row.n_prefix: row for row in sorted(measured, key=lambda row: row.n_prefix)}
     alike = list(by_length.values())
     loads = {"RAM": [row.load_ram_s for row in alike], "disk": [row.load_disk_s for row in alike]}
-    over_lines = over_networks(loads["RAM"], [row.state_bytes for row in alike])
     prefill_s = [row.prefix_s for row in alike]
-    return [find(name, list(by_length), prefill_s, taken) for name, taken in {**loads, **over_lines}.items()]
+    return [find(name, list(by_length), prefill_s, taken) for name, taken in loads.items()]
 
 
 def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> list[str]:
@@ -481,7 +459,7 @@ EXPERIMENT = Experiment(
 
     Compares an empty cache, a prefix copied from another sequence, and a saved state restored from RAM and from disk
     (dropped from the page cache first, if the system allows it). Reports whether the logits match exactly, the
-    predicted saving, and the length from which restoring pays, also over networks (computed). States are saved in a
+    predicted saving, and the length from which restoring pays. States are saved in a
     hidden folder in --out and deleted afterwards.
     """,
     lever=Prefix,

@@ -173,8 +173,6 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
         "flash_attn": ["on"] if now.flash_attn == "off" else ["off"],
         "repack": [False] if is_on_cpu else [],
         "mmap": [False],
-        "poll": [0, 100] if is_on_cpu else [],
-        "priority": [1] if is_on_cpu and now.n_threads < usable else [],  # on all cores it could stop the system
     }
     if devices:
         space |= {

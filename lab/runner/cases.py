@@ -149,7 +149,6 @@ class Plan:
     backend: Backend = DEFAULT_BACKEND
     tensors: tuple[Tensor, ...] = ()  # of the model's file, if layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
-    round_trips_s: tuple[float, ...] = ()  # to each RPC server
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, like is_quick
     is_quick: bool | None = None

@@ -17,7 +17,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from lab.core.asked_settings import MAX_THREADS
@@ -51,19 +50,6 @@ def default_threads(root: Path = ROOT) -> int:
     physical = _n_fast_cores(root) or psutil.cpu_count(logical=False)
     known = [math.floor(n) for n in (physical, n_cores_usable(root)) if n]
     return max(1, min(*known, MAX_THREADS)) if known else 1
-
-
-def permits_priority(priority: int) -> bool:
-    """Whether this process may give its threads ggml's scheduling policy for `--priority`. True where unknown.
-
-    A thread tries it and ends. The numbers are those of `ggml_thread_apply_priority` (ggml-cpu.c) on Linux, which
-    prints a warning at every step if the system refuses.
-    """
-    if priority <= 0 or not hasattr(os, "sched_setscheduler"):  # everybody may have a low priority
-        return True
-    policy = os.SCHED_FIFO, os.sched_param({1: 40, 2: 80, 3: 90}[priority])
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(os.sched_setscheduler, 0, *policy).exception() is None
 
 
 def memory_available(root: Path = ROOT) -> int:

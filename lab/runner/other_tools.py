@@ -23,8 +23,6 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     # name in record.Settings: llama-server and llama-cli, llama-bench, llama_cpp.Llama, Ollama
     "n_threads": ("--threads", "--threads", "n_threads", "num_thread"),
     "n_threads_batch": ("--threads-batch", None, "n_threads_batch", None),
-    "poll": ("--poll --poll-batch", "--poll", None, None),
-    "priority": ("--prio --prio-batch", "--prio", None, None),
     "n_batch": ("--batch-size", "--batch-size", "n_batch", None),
     "n_ubatch": ("--ubatch-size", "--ubatch-size", "n_ubatch", "num_batch"),
     "flash_attn": ("--flash-attn", "--flash-attn", "flash_attn", "OLLAMA_FLASH_ATTENTION"),
@@ -114,8 +112,6 @@ def _split(settings: Settings, column: int, n_users: int) -> tuple[list[tuple[st
             option = None
         if option is not None:
             found.append((name, option, value))
-        if name == "priority" and column == LLAMA and value < 0:
-            missing.append(f"--priority {value} for prefill")  # --prio-batch refuses it
         elif option is None and value != usual[name]:
             missing.append(shlex.join(as_options.option(lab_names[name], value)))
     return found, tuple(missing)

@@ -101,7 +101,6 @@ def make_plan(
     here = machine.describe(build, builds.name_of(asked.lib))
     n_offloaded, unused = placing.n_layers(asked, here.devices, shape)
     chosen = _settings(asked, source, cases, n_offloaded, here, shape)
-    _check_thread_pool(chosen, here)
     plan = Plan(
         file=file,
         model=shape,
@@ -117,7 +116,6 @@ def make_plan(
         backend=worker.backend,
         tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
         free=worker.free_memory() if n_offloaded else {},
-        round_trips_s=tuple(answer.round_trip_s for answer in worker.servers),
         auto=asked if asked.n_gpu_layers == AUTO else None,
     )
     return checked(plan)
@@ -161,31 +159,9 @@ def _settings(
         prompt=source.name,
         prompt_sha256=source.sha256,
         seed=asked.seed,
-        poll=asked.poll,
-        priority=asked.priority,
         kv_unified=asked.is_unified,
         **placing.settings(asked, n_offloaded, here.devices, model),
     )
-
-
-def _check_thread_pool(settings: Settings, here: Machine) -> None:
-    """LabError for a setting of the CPU threads that this build ignores, or the system does not permit."""
-    is_openmp = "OPENMP = 1" in (here.system_info or "")
-    if settings.poll is not None and is_openmp:
-        raise LabError(
-            f"--poll {settings.poll} would have no effect: this build of llama.cpp uses OpenMP's threads.",
-            "Omit it, or use a build with -DGGML_OPENMP=OFF (--lib FOLDER).",
-        )
-    if settings.priority and is_openmp and settings.n_threads == settings.n_threads_batch == 1:
-        raise LabError(
-            f"--priority {settings.priority} would have no effect: llama.cpp with OpenMP ignores it for one thread.",
-            "Use more --threads, or omit it.",
-        )
-    if settings.priority is not None and not limits.permits_priority(settings.priority):
-        raise LabError(
-            f"--priority {settings.priority} is not permitted: the system refuses real-time threads to this user.",
-            "Raise the limit (ulimit -r 90, as root), or use --priority -1 or 0.",
-        )
 
 
 def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:

@@ -1,19 +1,16 @@
-"""The memory that a plan needs on each device, whether it fits, and the network time to RPC servers."""
+"""The memory that a plan needs on each device, and whether it fits."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.core import network, placement
-from lab.core.link import Link
+from lab.core import placement
 from lab.core.lists import join_and
 from lab.core.memory import Memory
-from lab.core.network import Traffic
 from lab.core.placement import CPU, Place
-from lab.core.record import DECODE, PREFILL, Device, Model, Settings
+from lab.core.record import Device, Model, Settings
 from lab.runner import limits, machine, placing
 from lab.runner.cases import Case, Plan, with_room
 from lab.runner.placing import shared_memory
@@ -176,45 +173,3 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
 def _in_words(plan: Plan, name: str) -> str:
     device = next(device for device in plan.machine.devices if device.name == name)
     return f"{name} ({device.description})"
-
-
-@dataclass(frozen=True)
-class PlannedNetwork:
-    """The traffic of a prompt and of its n_gen - 1 decode steps, and the mean round trip to the servers."""
-
-    n_prompt: int
-    n_gen: int
-    prompt: Traffic
-    decode: Traffic
-    round_trip_s: float
-
-    def token_s(self, bytes_per_s: float | None) -> float:
-        """Seconds that a network with this bandwidth adds to each token."""
-        return network.seconds(self.decode, Link(self.round_trip_s, bytes_per_s)) / (self.n_gen - 1)
-
-    def prompt_s(self, bytes_per_s: float | None) -> float:
-        """Maximum seconds that it adds to the prompt."""
-        return network.seconds(self.prompt, Link(self.round_trip_s, bytes_per_s))
-
-
-def network_of(plan: Plan) -> PlannedNetwork | None:
-    """The network of the plan's longest plain prompt; None without servers, or if the traffic is unknown."""
-    plain = [case for case in plan.cases if case.lever is None and case.every is None and case.n_gen > 1]
-    if not plan.round_trips_s or not plain:
-        return None
-    case = max(plain, key=lambda case: case.n_prompt)
-    layers = _layers(plan, case)
-    if layers is None:
-        return None
-    traffic = network.of_request(plan.model, with_room(plan.settings, [case]), layers, case.n_prompt, case.n_gen)
-    if traffic is None:
-        return None
-    round_trip_s = statistics.fmean(plan.round_trips_s)
-    return PlannedNetwork(case.n_prompt, case.n_gen, traffic[PREFILL], traffic[DECODE], round_trip_s)
-
-
-def _layers(plan: Plan, case: Case) -> list[str] | None:
-    """The device of each layer, the output last."""
-    devices = {layer: place.device for place in places(plan, case) or () for layer in place.layers}
-    n_all = (plan.model.n_layer or 0) + 1
-    return [devices[layer] for layer in range(n_all)] if len(devices) == n_all else None

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lab.core import phases, record
 from lab.core import script as scripts
-from lab.core.asked_settings import END, STEP
+from lab.core.asked_settings import END
 from lab.core.noise import Noise
 from lab.core.record import Record, Run, Settings
 from lab.core.script import Script
@@ -137,30 +137,15 @@ class WarmEngine:
             step_s = (phases.prefill_ns(short) or 0) / 1e9 * n_step / short.n_prompt
             if short.n_prompt < n_step and step_s < FULL_WARMUP_S:
                 yield self.settings, self.run(Case(n_step, 1), 0, warmup=True)
-        n_devices = len(machine.used(self.plan.machine, self.settings))
-        if self.settings.prefill_wait == END and n_devices > 1:
-            yield from self._both_waits(cases)
         self.warm = True
 
-    def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
-        """Prefill the longest plain prompt of several steps, once waiting for each step and once only at the end."""
-        lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
-        for wait in (STEP, END) if lengths else ():
-            settings = dataclasses.replace(self.settings, prefill_wait=wait)
-            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == END)
-
-    def run(
-        self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None, given: Sequence[int] = ()
-    ) -> Run:
-        """One run on the open context. `waits_once`: only after the last prefill step; None: as in the settings.
-
-        `given`: the tokens of its only prompt, instead of a part of the text.
-        """
+    def run(self, case: Case, repeat: int, warmup: bool = False, given: Sequence[int] = ()) -> Run:
+        """One run on the open context. `given`: the tokens of its only prompt, instead of a part of the text."""
         with self._explained(case.n_prompt):
-            return self._run(case, repeat, warmup, waits_once, given)
+            return self._run(case, repeat, warmup, given)
 
-    def _run(self, case: Case, repeat: int, warmup: bool, waits_once: bool | None, given: Sequence[int]) -> Run:
-        script = self._script(case, repeat, waits_once, given)
+    def _run(self, case: Case, repeat: int, warmup: bool, given: Sequence[int]) -> Run:
+        script = self._script(case, repeat, given)
         started_at = utc_now()
         outcome, noise = self._watched(script, case, repeat, warmup)
         run = Run(
@@ -190,13 +175,11 @@ class WarmEngine:
         self.reporter.learn(case, run)
         return run
 
-    def _script(self, case: Case, repeat: int, waits_once: bool | None, given: Sequence[int]) -> Script:
+    def _script(self, case: Case, repeat: int, given: Sequence[int]) -> Script:
         write = self.plan.write if case.lever else measured_run
         cut = functools.partial(self._text, self._source(case), repeat)
         script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
-        if waits_once is None:
-            waits_once = self.settings.prefill_wait == END
-        return scripts.wait_once(script) if waits_once else script
+        return scripts.wait_once(script) if self.settings.prefill_wait == END else script
 
     def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:
         """Run a script between two sentinels (not in a warm-up), and record the noise."""

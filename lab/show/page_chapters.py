@@ -312,8 +312,6 @@ def _facts_of_run(record: Record) -> dict[str, str]:
     n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported: -1
     parts = {
         f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
-        f"poll {settings.poll}": settings.poll,
-        f"priority {settings.priority}": settings.priority,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
         f"{settings.n_gpu_layers} layers on GPUs": n_layers,

@@ -1,31 +1,19 @@
-"""The pictures of `lab explain` (the roofline with every phase, the parts of a request's time) and of `lab network`
-(the decode rate over the round trip, predicted and measured).
-"""
+"""The pictures of `lab explain`: the roofline with every phase, and the parts of a request's time."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import networks
-from lab.analysis.networks import TimesOverLink
 from lab.analysis.wording import digits
-from lab.core import network, shown
-from lab.core.link import Link, bandwidth
-from lab.core.network import Traffic
-from lab.core.record import Record
-from lab.core.stats import median_interval
+from lab.core import shown
 from lab.drawing import canvas
-from lab.drawing.canvas import COLOURS, DASHES, GUIDE, INK, MARKERS, PAPER, new_axes, points, write
-from lab.runner import machine
+from lab.drawing.canvas import COLOURS, INK, MARKERS, PAPER, new_axes, points, write
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 HATCHES = ("", "//", "..", "xx", "--")
 BETWEEN, ALL_ELSE = "between devices", "all else"
@@ -144,99 +132,3 @@ def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, 
         *write(lambda figure: plot_roofline(rows, roof, subject, figure.subplots()), folder, f"{stem}-roofline"),
         *write(lambda figure: plot_where(rows, subject, figure.subplots()), folder, f"{stem}-where"),
     ]
-
-
-N_POINTS = 200
-"""Points of a line."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A prediction over round trips at one bandwidth: a token's time without a network, and its traffic."""
-
-    local_s: float
-    token: Traffic  # of `n` tokens
-    n: int
-    bytes_per_s: float | None
-
-    def rate(self, round_trip_s: float) -> float:
-        """Tokens per second."""
-        return 1 / (self.local_s + network.seconds(self.token, Link(round_trip_s, self.bytes_per_s)) / self.n)
-
-
-def plot_network(
-    rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, figure: Figure, last_s: float = 0.0
-) -> Figure:
-    """Lines are predictions, points are runs, bars are the intervals of medians if there are enough runs.
-
-    The x axis reaches to `last_s` and to the longest round trip of a row.
-    """
-    ax = figure.subplots()
-    last_s = 1.05 * max([last_s, *(row.link.round_trip_s for row in rows)]) or 1e-3
-    _lines(ax, curves, last_s)
-    _points(ax, rows)
-    if curves:
-        ax.axhline(1 / curves[0].local_s, color=GUIDE, ls=":", lw=1.2, label="without a network")
-    ax.set_xlim(-0.02 * 1e3 * last_s, 1e3 * last_s)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("round trip between the lab and a server (ms, as in ping)")
-    ax.set_ylabel("decode rate (tokens per second)")
-    canvas.finish([ax], f"Decode rate over the network's round trip\n{subject}")
-    return figure
-
-
-def drawing(
-    rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, last_s: float = 0.0
-) -> Callable[[Figure], Figure]:
-    """The drawing function that `canvas.write` takes."""
-    return lambda figure: plot_network(rows, curves, subject, figure, last_s)
-
-
-def drawings(records: Sequence[Record]) -> dict[str, Callable[[Figure], Figure]]:
-    """The picture of runs over several networks, by its name; none for several models or placements."""
-    linked = [record for record in records if record.run.link is not None and record.run.placement is not None]
-    layers = {record.run.placement.layers for record in linked if record.run.placement}
-    rows = networks.rows(linked) if len(layers) == 1 and len({record.model.name for record in linked}) == 1 else []
-    if len({row.link for row in rows}) < 2 or len({(row.n_prompt, row.n_gen) for row in rows}) > 1:
-        return {}
-    model, n_servers = linked[0].model, len(set(*layers))
-    subject = f"{model.name} {model.quantization or ''} over {n_servers} servers, {machine.label(linked[0].machine)}"
-    return {"network": drawing(rows, curves_of(rows), subject)}
-
-
-def curves_of(rows: Sequence[TimesOverLink]) -> list[Curve]:
-    """The curves of measured rows, one for each bandwidth, the widest first."""
-    widest_first = sorted({row.link.bytes_per_s or float("inf") for row in rows}, reverse=True)
-    curves = []
-    for bytes_per_s in widest_first:
-        row = next(row for row in rows if (row.link.bytes_per_s or float("inf")) == bytes_per_s)
-        n = row.n_gen - 1
-        local_s = row.expected_tpot_s - network.seconds(row.token, row.link) / n
-        curves.append(Curve(local_s, row.token, n, row.link.bytes_per_s))
-    return curves
-
-
-def _bandwidth(bytes_per_s: float | None) -> str:
-    return "unlimited bandwidth" if bytes_per_s in (None, float("inf")) else bandwidth(bytes_per_s)
-
-
-def _lines(ax: Axes, curves: Sequence[Curve], last_s: float) -> None:
-    at = [last_s * i / N_POINTS for i in range(N_POINTS + 1)]
-    for number, (curve, style) in enumerate(zip(curves, canvas.styles(len(curves)), strict=True)):
-        dash, rates = DASHES[number % len(DASHES)], [curve.rate(s) for s in at]
-        name = f"predicted, {_bandwidth(curve.bytes_per_s)}"
-        ax.plot([1e3 * s for s in at], rates, lw=1.8, color=style["color"], ls=dash, label=name)
-
-
-def _points(ax: Axes, rows: Sequence[TimesOverLink]) -> None:
-    names = list(dict.fromkeys(curve.bytes_per_s for curve in curves_of(rows)))
-    styles = canvas.styles(len(names))
-    for row in rows:
-        style, at = styles[names.index(row.link.bytes_per_s)], 1e3 * row.link.round_trip_s
-        rates = [1 / seconds for seconds in row.tpot_s]
-        ax.plot([at] * len(rates), rates, ls="", **style, ms=4, alpha=0.4, mew=0)
-        middle, interval = statistics.median(rates), median_interval(rates)
-        reach = [[middle - interval.low], [interval.high - middle]] if interval else None
-        bars = " with its 95 % interval" if interval else ""
-        label = f"measured, {_bandwidth(row.link.bytes_per_s)}: runs and their median (large){bars}"
-        ax.errorbar([at], [middle], yerr=reach, **style, ms=8, mfc="none", ls="", label=label)

@@ -76,12 +76,12 @@ def load_command(records: Sequence[RequestRecord]) -> str | None:
 
 
 def command(records: Sequence[Record]) -> str | None:
-    """The command line of one session; None for imported results, and for networks that a relay made.
+    """The command line of one session; None for imported results.
 
     Options that all variants share come last, once.
     """
     timed = [record for record in records if not record.run.warmup] or list(records)
-    if not timed or any(record.run.totals or record.run.link for record in timed):
+    if not timed or any(record.run.totals for record in timed):
         return None
     if any(record.run.part for record in timed):
         return _claims(timed)

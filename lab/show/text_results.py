@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
-from lab.analysis import disturbances, networks, sweep_laws, table, wording
+from lab.analysis import disturbances, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import lever_figures, phases, shown, stats
 from lab.core.lists import grouped, plural
@@ -19,7 +18,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
-from lab.show.section import Cell, Columns, Section, print_lines, print_marked, print_sections, tabled
+from lab.show.section import Cell, Columns, Section, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +122,6 @@ def heading(rows: pd.DataFrame) -> str:
 def print_results(records: Sequence[Record], out: Console, experiments: Sequence[Section] = ()) -> None:
     """Prints the tables of runs and of experiments, then what failed, and what disturbed runs of experiments."""
     print_sections(sections(records), out)
-    print_lines([Text(sentence) for sentence in networks.pipeline_gains(records)], out)
     print_sections(experiments, out)
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")

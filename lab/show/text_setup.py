@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.record import Machine, Model
+from lab.models.catalog import SYNTHETIC, Entry, Spec
 from lab.models.obtain import Listed
 from lab.runner import builds, machine, plan_needs
 from lab.runner.cases import Plan, named
-from lab.show import text_network, text_places
+from lab.show import text_places
 from lab.show.console import Grid, console, print_json
 
 
@@ -121,8 +123,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         ]
         settings = dataclasses.asdict(plan.settings)
         as_dicts = json.loads(to_json(cases))
-        where = {"places": text_places.rows(plan), "network": text_network.planned(plan)}
-        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": settings, **where})
+        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": settings, "places": text_places.rows(plan)})
         return
     out = console()
     n_gen = plan.cases[0].n_gen
@@ -131,8 +132,6 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     out.print(plan_table(plan))
     if placed := text_places.rows(plan):
         out.print(text_places.plan_table(placed))
-    for line in text_network.plan_lines(plan):
-        out.print(line)
     out.print(
         ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
     )
@@ -163,3 +162,28 @@ def notes(plan: Plan) -> list[str]:
         names = "; ".join(case.name for case in plan.refused)
         sentences.append(f"{names} will be skipped: {' '.join(plan.refused.values())}")
     return sentences
+
+
+def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
+    """A row for each quantization: the file's size, the bytes read per decode step, and the context that fits."""
+    grid = Grid("quantization", "MB", "MB read per decode step", "context that fits")
+    for quantization, figures in by_quantization.items():
+        read, fits = figures["weight_bytes_per_decode_step"], figures["n_ctx_that_fits"]
+        grid.add_row(
+            quantization,
+            wording.digits(figures["n_bytes"] / 1e6),
+            "unknown" if read is None else wording.digits(read / 1e6),
+            "unknown" if fits is None else f"{fits:,}" if fits else "none",
+        )
+    return grid
+
+
+def how_to_get(spec: Spec, entry: Entry, commands: list[str]) -> list[str]:
+    """The source of the shape, and the commands that download the file or make one with random weights."""
+    n_bytes = entry.n_bytes if spec.quantization in (None, entry.quantization) else None
+    lines = [f"Computed from the shape ({entry.shape_source}). The context fits into the memory that is free now."]
+    if spec.source != SYNTHETIC:
+        download = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
+        lines.append(f"To get it: {commands[0]}{download}")
+    lines.append(f"With random weights, to measure its speed: {commands[-1]}")
+    return lines

@@ -191,9 +191,8 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
     split = settings.split_mode, settings.tensor_split, settings.main_gpu, settings.n_cpu_moe, settings.override_tensor
     moved = settings.kv_offload, settings.op_offload, settings.prefill_wait if phase == PREFILL else None
-    pool = settings.poll, settings.priority
     types = settings.type_k, settings.type_v, settings.repack
-    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *split, *moved, *pool
+    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *split, *moved
     return Case(phase, length, shape, model.quantization, chosen)
 
 

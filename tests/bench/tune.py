@@ -47,7 +47,6 @@ SPACE: dict[str, list[Any]] = {
     "flash_attn": ["off"],
     "repack": [False],
     "mmap": [False],
-    "poll": [0, 100],
 }
 IN_HALVES: dict[str, Any] = {"threads": 2, "repack": True, "op_offload": True, "kv_offload": True}
 CASES: dict[str, dict[str, Any]] = {

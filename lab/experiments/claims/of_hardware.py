@@ -207,7 +207,7 @@ def cost_of_moving(evidence: Evidence) -> Measured:
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, share of their prefill", shares, "%", 100)
     rows = prefix_cache.rows(evidence.of("prefix"))
     pays = [
-        Figure(f"restoring {one.source} pays from", one.n_tokens, "tokens")
+        Figure(f"restoring from {one.name} pays from", one.n_tokens, "tokens")
         for one in (prefix_cache.break_even(rows) if rows else [])
         if one.n_tokens is not None
     ]
