@@ -2,7 +2,7 @@
 
 `libllama` of such a folder is a few lines of C that need the real one. The dynamic linker finds its symbols first, so
 it can replace any function of llama.cpp or ggml: here the one that computes a graph on the CPU, which sees every
-operation before it is computed, or the one that loads a model.
+operation before it is computed.
 """
 
 from __future__ import annotations
@@ -49,10 +49,6 @@ int ggml_graph_compute(void * graph, struct plan * plan) {
     return real(graph, plan);
 }
 """
-_LOAD = r"""
-#include <signal.h>
-void * llama_model_load_from_file(void) { raise(SIGNAL); return 0; }
-"""
 _START = r"""
 #include <signal.h>
 __attribute__((constructor)) static void start(void) { raise(SIGNAL); }
@@ -61,13 +57,9 @@ __attribute__((constructor)) static void start(void) { raise(SIGNAL); }
 FAULTS = {
     "kernel": (_COMPUTE, "SIGILL", 'does(node, "MUL_MAT")'),
     "repacked": (_COMPUTE, "SIGSEGV", "is_repacked(node)"),
-    "flash": (_COMPUTE, "SIGFPE", 'does(node, "FLASH_ATTN_EXT")'),
     "threads": (_COMPUTE, "SIGABRT", "plan->n_threads > 1"),
-    "mapped": (_COMPUTE, "SIGBUS", 'is_in(node->src[0], "CPU_Mapped") || is_in(node->src[1], "CPU_Mapped")'),
     "long": (_COMPUTE, "SIGSEGV", 'does(node, "MUL_MAT") && node->src[1]->ne[1] == 40'),
-    "two": (_COMPUTE, "SIGILL", 'does(node, "FLASH_ATTN_EXT") || is_repacked(node)'),
     "once": (_COMPUTE, "SIGSEGV", 'access(MARK, F_OK) && symlink("x", MARK) == 0'),
-    "load": (_LOAD, "SIGABRT", "1"),
     "start": (_START, "SIGILL", "1"),
 }
 """Of each fault the source, the signal, and the condition."""

@@ -16,7 +16,7 @@ import pytest
 from lab.core.record import CRASHED, OK, Rate, Record, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.process.wire import MUL_MAT, Backend, Outcome, Probe, Progress, Vocabulary
+from lab.process.wire import Backend, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, diagnosis, side_by_side
 from lab.runner.cases import Plan
@@ -95,12 +95,6 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
     assert note == crash.run.error and f"The session continues with {option}" in note
 
 
-def test_the_table_says_with_what_it_was_measured(tmp_path: Path) -> None:
-    measured(Faulty(lambda settings, n: settings.repack is not False), tmp_path)
-    status, out, _ = run_lab("show", tmp_path / "results")
-    assert status == 0 and "The session continues with --no-repack" in out and "repack default" in out
-
-
 def test_a_run_that_dies_is_made_again_with_the_setting(tmp_path: Path) -> None:
     """Its warm-up went well, as that of a run that is the first with a full step."""
     records, _ = measured(Faulty(lambda settings, n: n > 100 and settings.n_threads > 1), tmp_path, repeat=1)
@@ -117,12 +111,6 @@ def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
     assert "also with each of --no-repack, --flash-attn off, --threads 1, --no-mmap" in first
     assert second == WORDS and not any(status.note for status in seen)
     assert worker.deaths == 1 + 1 + 4 + 1  # the first, the trials, and the other length
-
-
-def test_two_causes_at_once_are_not_named(tmp_path: Path) -> None:
-    worker = Faulty(lambda settings, n: settings.flash_attn != "off" or settings.repack is not False)
-    records, _ = measured(worker, tmp_path)
-    assert {record.run.status for record in records} == {CRASHED}
 
 
 def test_a_crash_that_does_not_come_again_is_told_and_tried_again(tmp_path: Path) -> None:
@@ -257,17 +245,6 @@ def test_an_environment_without_llama_cpp_python_is_named(monkeypatch: pytest.Mo
     with Worker() as worker, pytest.raises(LabError, match="package llama-cpp-python is not installed") as problem:
         builds.of_worker(worker)
     assert "uv sync" in problem.value.hint
-
-
-@needs_linux
-def test_a_probe_that_dies_names_the_cause(engine: Worker, tmp_path: Path, patience: None) -> None:
-    engine.use(Backend(str(faults.plant("repacked", tmp_path))))
-    probe = Probe(MUL_MAT, "Q4_0", 256, 256, None, 1, 1, 2, None, 0.01)
-    with pytest.raises(WorkerDied) as death:
-        engine.probe(probe)
-    found = diagnosis.of_probe(engine, probe, death.value)
-    assert "a small job runs with --no-repack" in found.what and "Add --no-repack" in found.hint
-    assert engine.probe(dataclasses.replace(probe, repack=False)).buffer == "CPU"
 
 
 @needs_linux

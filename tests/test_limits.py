@@ -1,32 +1,20 @@
-"""How much of a machine may be used, where control groups limit it: faked trees, and a group of this machine."""
+"""How much of a machine may be used, where control groups limit it: faked trees."""
 
-import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.runner import limits, machine
 
 GB = 10**9
-V2 = "30 20 0:26 {inside} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
-V1 = "3{n} 31 0:30 {inside} /sys/fs/cgroup/{name} rw,relatime - cgroup cgroup rw,{name}"
 
 
-def tree(root: Path, groups: str, mounts: list[str], files: dict[str, str]) -> Path:
+def tree(root: Path, groups: str, files: dict[str, str]) -> Path:
     """A folder that stands for `/`. `files` lie in sys/fs/cgroup."""
     contents = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    contents |= {
-        "proc/self/cgroup": groups + "\n",
-        "proc/self/mountinfo": "\n".join(["1 1 8:1 / / rw - ext4 x rw", *mounts]),
-    }
-    for name, text in contents.items():
+    for name, text in {**contents, "proc/self/cgroup": groups}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")
     return root
@@ -43,7 +31,7 @@ def a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_was_just_read_is_not_demanded_twice(tmp_path: Path) -> None:
     stat = f"anon {GB}\nfile {6 * GB}\ninactive_file {6 * GB}\nactive_file 0"
     files = {"memory.max": str(8 * GB), "memory.current": str(7 * GB), "memory.stat": stat}
-    assert limits.memory_available(tree(tmp_path, "0::/", [V2.format(inside="/")], files)) == 7 * GB
+    assert limits.memory_available(tree(tmp_path, "0::/", files)) == 7 * GB
 
 
 @pytest.mark.parametrize("nearest", ["max", str(100 * GB)])
@@ -56,50 +44,30 @@ def test_the_limits_of_all_groups_above_count(tmp_path: Path, nearest: str) -> N
         "job.slice/step.scope/memory.current": str(GB),
         "job.slice/step.scope/cpu.max": "max 100000",
     }
-    root = tree(tmp_path, "0::/job.slice/step.scope", [V2.format(inside="/")], files)
+    root = tree(tmp_path, "0::/job.slice/step.scope", files)
     assert limits.memory_available(root) == 3 * GB
     assert (limits.n_cores_usable(root), limits.default_threads(root)) == (2.5, 2)
 
 
-@pytest.mark.parametrize("inside", ["/", "/docker/abc"], ids=["all groups are mounted", "only the container's is"])
-def test_version_1(tmp_path: Path, inside: str) -> None:
-    below = "docker/abc/" if inside == "/" else ""
-    files = {
-        f"memory/{below}memory.limit_in_bytes": str(8 * GB),
-        f"memory/{below}memory.usage_in_bytes": str(5 * GB),
-        f"memory/{below}memory.stat": f"inactive_file 1\ntotal_inactive_file {2 * GB}",
-        f"cpu/{below}cpu.cfs_quota_us": "150000",
-        f"cpu/{below}cpu.cfs_period_us": "100000",
-        f"cpu/{below}cpu.stat": "nr_periods 9\nnr_throttled 5\nthrottled_time 2500000000",
-    }
-    mounts = [V1.format(n=i, name=name, inside=inside) for i, name in enumerate(("cpu", "memory"))]
-    root = tree(tmp_path, "4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n1:name=systemd:/x\n0::/", mounts, files)
-    assert limits.memory_available(root) == 5 * GB
-    assert (limits.n_cores_usable(root), limits.default_threads(root)) == (1.5, 1)
-    assert limits.throttled_s(root) == 2.5
-
-
 def test_what_is_no_limit_limits_nothing(tmp_path: Path) -> None:
-    version_1 = {
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-        "memory/memory.usage_in_bytes": str(GB),
-        "cpu/cpu.cfs_quota_us": "-1",
-        "cpu/cpu.cfs_period_us": "100000",
-    }
-    mounts = [V1.format(n=i, name=name, inside="/") for i, name in enumerate(("cpu", "memory"))]
     for root in (
-        tree(tmp_path / "1", "4:memory:/\n2:cpu:/", mounts, version_1),
-        tree(tmp_path / "2", "0::/", [V2.format(inside="/")], {"memory.max": "max", "memory.current": "5"}),
-        tree(tmp_path / "3", "0::/../another", [V2.format(inside="/")], {"cpu.max": "max 100000"}),
+        tree(tmp_path / "1", "0::/", {"memory.max": "max", "memory.current": "5"}),
+        tree(tmp_path / "2", "0::/../another", {"cpu.max": "max 100000"}),
+        tree(tmp_path / "3", "4:memory:/\n2:cpu:/", {"memory/memory.limit_in_bytes": "5"}),  # version 1
         tmp_path / "no Linux",
     ):
-        assert (limits.memory_left(root), limits.cpu_quota(root)) == (None, None)
+        assert (limits.memory_left(root), limits.cpu_quota(root), limits.throttled_s(root)) == (None, None, None)
         assert (limits.memory_available(root), limits.n_cores_usable(root)) == (500 * GB, 64)
         assert limits.default_threads(root) == 32
 
 
+def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
+    stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
+    assert limits.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5
+
+
 def test_a_group_outside_of_the_namespace_still_has_the_limits_that_can_be_seen(tmp_path: Path) -> None:
-    root = tree(tmp_path, "0::/../another", [V2.format(inside="/")], {"cpu.max": "50000 100000"})
+    root = tree(tmp_path, "0::/../another", {"cpu.max": "50000 100000"})
     assert (limits.n_cores_usable(root), limits.default_threads(root)) == (0.5, 1)
 
 
@@ -115,7 +83,7 @@ def cpus(root: Path, siblings: str, figures: dict[str, str] | None = None, quota
         for name, content in contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content + "\n")
-    return tree(root, "0::/", [V2.format(inside="/")], {"cpu.max": f"{quota} 100000"})
+    return tree(root, "0::/", {"cpu.max": f"{quota} 100000"})
 
 
 PAIRS = "0-1 0-1 2-3 2-3 4-5 4-5 6-7 6-7"  # four physical cores of two threads
@@ -196,71 +164,3 @@ def test_the_quota_is_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> No
         here = machine.describe()
         assert (here.n_cores_usable, here.cpu_quota) == expected
         assert machine.cores(here) == (quota if expected[1] else 64)
-
-
-def limited_group(controller: str, files: dict[str, str]) -> Path:
-    """A new group of this machine with the first of `files` that it has written; skips where there can be none."""
-    for _, _, mount_point in limits._mounts(controller, limits.ROOT):
-        group = mount_point / f"mini-lab-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            names = [name for name in files if (group / name).exists()]
-            for name in names[:1]:
-                (group / name).write_text(files[name])
-                return group
-        except OSError:
-            pass
-        group.rmdir()
-    pytest.skip(f"this machine lets no group with a limit of {controller} be made")
-
-
-@contextmanager
-def in_group(controller: str, files: dict[str, str]) -> Iterator[Path]:
-    group = limited_group(controller, files)
-    try:
-        yield group
-    finally:
-        for _ in range(50):
-            try:
-                group.rmdir()
-                break
-            except OSError:  # its process is still being taken down
-                time.sleep(0.05)
-
-
-def answer_from(group: Path, code: str, *arguments: str) -> Any:
-    """What Python code prints as JSON that runs in the group."""
-    enter = "import json, os, pathlib, sys; pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-    command = [sys.executable, "-c", enter + code, str(group), *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
-def test_a_real_group_with_a_quota() -> None:
-    code = "from lab.runner import limits; print(json.dumps([limits.n_cores_usable(), limits.default_threads()]))"
-    with in_group("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}) as group:
-        assert answer_from(group, code) == [0.5, 1]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
-def test_a_real_group_with_a_limit_of_memory(tmp_path: Path) -> None:
-    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], check=True, capture_output=True, text=True).stdout
-    if kind.strip() in ("tmpfs", "ramfs"):
-        pytest.skip("the folder for temporary files is itself memory")
-    code = """
-from lab.runner import limits
-limits.memory_available()
-before = limits.memory_left()
-with open(sys.argv[2], "wb") as file:
-    file.write(bytes(64_000_000))
-    os.fsync(file.fileno())
-print(json.dumps([before, limits.memory_left()]))
-"""
-    limit = 400_000_000
-    with in_group("memory", dict.fromkeys(("memory.max", "memory.limit_in_bytes"), str(limit))) as group:
-        before, after = answer_from(group, code, str(tmp_path / "file"))
-    assert limit / 2 < before < limit
-    assert abs(after - before) < 32_000_000  # the 64 MB of the file are cache

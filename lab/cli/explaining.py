@@ -248,17 +248,18 @@ def doctor(as_json: bool, **asked: Any) -> None:
     """Find out why the lab fails or is slow.
 
     \b
-      lab doctor                            # about a minute
-      lab doctor -t 8                       # check the settings that seem slow
+      lab doctor                            # half a minute
+      lab doctor -t 8                       # are 8 threads right?
 
-    Checks the build, the settings and the machine. Each check has a figure and a verdict. A cause is "broken" only if
-    changing that one thing was measured to help, alternating with the given settings. Causes that the lab can only read
-    from the system, and matters of choice, are "worth a look".
+    Checks whether the build loads and the model runs (and which setting avoids a crash), whether the number of threads
+    is right, and whether the machine is throttled, on battery, busy or short of memory. Each check has a figure and a
+    verdict. The threads are "broken" only if another number was measured to be faster, in turns. What the lab only
+    reads from the system is "worth a look" at most.
 
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """
     from lab.show import console, text_why
-    from lab.why import checks, checkup
+    from lab.why import checkup
 
     with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
         found = checkup.examine(asked, watch)
@@ -266,7 +267,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
         console.print_json(dataclasses.asdict(found))
     else:
         text_why.print_checkup(found, console.console())
-    if any(check.verdict == checks.BROKEN for check in found.checks):
+    if any(check.verdict == checkup.BROKEN for check in found.checks):
         sys.exit(EXIT_FAILED)
 
 

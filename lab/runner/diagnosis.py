@@ -9,7 +9,6 @@ most SECONDS.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,24 +73,6 @@ def of_job(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Work
     return _find(worker, death, job(plan.settings), lambda: _product(worker, plan.model), trials)
 
 
-def of_probe(worker: Worker, probe: Probe, death: WorkerDied) -> WorkerDied:
-    """Why the engine crashed while it timed a kernel. Leaves the worker with a new process."""
-    if not death.is_crash or worker.backend.rpc:
-        return death
-    short = dataclasses.replace(probe, seconds=0.0)
-    others = [
-        (REPACKED, dataclasses.replace(short, repack=False)),
-        (ONE_THREAD, dataclasses.replace(short, n_threads=1)),
-    ]
-
-    jobs: list[tuple[Change, Job]] = [
-        (change, functools.partial(worker.probe, other)) for change, other in others if other != short
-    ]
-    found = _find(worker, death, functools.partial(worker.probe, short), None, jobs)
-    worker.restart()
-    return found
-
-
 def changes(settings: Settings) -> list[Change]:
     """The changes that differ from these settings, that of the device first."""
     none = dict.fromkeys(("devices", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "prefill_wait"))
@@ -109,16 +90,14 @@ def changed(settings: Settings, change: Change) -> Settings:
     return dataclasses.replace(settings, **change.fields)  # type: ignore[arg-type]
 
 
-def _find(
-    worker: Worker, death: WorkerDied, job: Job, product: Job | None, trials: list[tuple[Change, Job]]
-) -> Diagnosed:
+def _find(worker: Worker, death: WorkerDied, job: Job, product: Job, trials: list[tuple[Change, Job]]) -> Diagnosed:
     until = time.monotonic() + SECONDS
     if (again := _runs(worker, job, until)) is not False:
         passed = "A small job of the same kind ran afterwards: the crash did not repeat."
         unknown = f"The cause was not found: a small job of the same kind did not end within {TRIAL_S:.0f} s."
         hint = "Measure again. If it crashes again, build llama.cpp here: "
         return Diagnosed(death, passed if again else unknown, hint + BUILD_HERE, False)
-    if product is not None and _runs(worker, product, until) is False:
+    if _runs(worker, product, until) is False:
         found = "A plain matrix product on the CPU with one thread crashes too: this build does not run on this CPU."
         return Diagnosed(death, found, f"Build llama.cpp here: {BUILD_HERE}", True)
     for change, trial in trials:

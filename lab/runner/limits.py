@@ -2,10 +2,8 @@
 
 Also what the operating system reports about power, clocks, memory modules and GPUs. Unknown is None.
 
-Linux limits processes by control groups, which containers, systemd, Slurm and Kubernetes use. A process is in one group
-of each hierarchy, and the limits of all groups above it apply too. Version 2 has one hierarchy, version 1 has one for
-each controller; some systems mount both. `root` replaces `/`. Sources: docs.kernel.org, admin-guide/cgroup-v2,
-admin-guide/cgroup-v1/memory and scheduler/sched-bwc; proc(5) for mountinfo.
+Linux limits processes by control groups (version 2), which containers, systemd, Slurm and Kubernetes use. The limits of
+all groups above a process's own apply too. `root` replaces `/`. Source: docs.kernel.org, admin-guide/cgroup-v2.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from pathlib import Path, PurePosixPath
 from lab.core.asked_settings import MAX_THREADS
 
 ROOT = Path("/")
-UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as its largest number of bytes, near 2**63."""
 
 
 def own_cores() -> tuple[int, ...] | None:
@@ -66,17 +62,12 @@ def memory_left(root: Path = ROOT) -> int | None:
     A group's inactive page cache (`inactive_file`) can be reclaimed, so it does not count as used.
     """
     left = []
-    for folder in _groups("memory", root):
-        limits = [system_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
-        limit = min((n for n in limits if n is not None and n < UNLIMITED), default=None)
-        if limit is None:
-            continue
-        used = [system_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes")]
-        n_used = next((n for n in used if n is not None), None)
-        if n_used is not None:
-            counts = _counts(folder / "memory.stat")
-            cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # version 1 has both
-            left.append(max(0, limit - (n_used - cache)))
+    for folder in _groups(root):
+        limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
+        limit = min((n for n in limits if n is not None), default=None)
+        used = system_number(folder / "memory.current")
+        if limit is not None and used is not None:
+            left.append(max(0, limit - used + (_count(folder / "memory.stat", "inactive_file") or 0)))
     return min(left, default=None)
 
 
@@ -90,63 +81,27 @@ def swap() -> tuple[int, int, int]:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPU time that the groups of this process allow, in cores (a fraction); None without a limit."""
-    quotas = []
-    for folder in _groups("cpu", root):
-        quota, _, period = system_text(folder / "cpu.max").strip().partition(" ")
-        quota = quota or system_text(folder / "cpu.cfs_quota_us").strip()
-        period = period or system_text(folder / "cpu.cfs_period_us").strip()
-        if quota.isdigit() and period.isdigit() and int(period):
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
+    parts = [system_text(folder / "cpu.max").split() for folder in _groups(root)]
+    return min((int(part[0]) / int(part[1]) for part in parts if part and part[0].isdigit()), default=None)
 
 
 def throttled_s(root: Path = ROOT) -> float | None:
     """Seconds during which a group of this process was halted by its CPU quota; None if no group counts them."""
-    seconds = []
-    for folder in _groups("cpu", root):
-        counts = _counts(folder / "cpu.stat")
-        if "throttled_usec" in counts:
-            seconds.append(counts["throttled_usec"] / 1e6)
-        elif "throttled_time" in counts:
-            seconds.append(counts["throttled_time"] / 1e9)
-    return max(seconds, default=None)
+    counts = [_count(folder / "cpu.stat", "throttled_usec") for folder in _groups(root)]
+    return max((count / 1e6 for count in counts if count is not None), default=None)
 
 
-def _groups(controller: str, root: Path) -> list[Path]:
-    """The folders of this process's groups, from the innermost to the outermost that is mounted."""
-    paths: dict[str, str] = {}
-    for controllers, path in re.findall(r"^\d+:([^:\n]*):(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
-        paths |= dict.fromkeys(controllers.split(","), path)  # version 2 names none
-    folders = []
-    for is_version_2, inside, mount_point in _mounts(controller, root):
-        group = paths.get("" if is_version_2 else controller)
-        if group is None:
-            continue
-        path = PurePosixPath(group)
-        below = path.relative_to(inside) if path.is_relative_to(inside) else PurePosixPath()
-        if ".." in below.parts:  # outside this namespace
-            below = PurePosixPath()
-        folders += [mount_point / folder for folder in (below, *below.parents)]
-    return list(dict.fromkeys(folders))
+def _groups(root: Path) -> list[Path]:
+    """The folders of this process's groups, from the innermost to the outermost."""
+    own = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE)
+    below = PurePosixPath(own[1]) if own and not own[1].startswith("..") else PurePosixPath()  # outside this namespace
+    return [root / "sys/fs/cgroup" / folder for folder in (below, *below.parents)]
 
 
-_MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
-
-
-def _mounts(controller: str, root: Path) -> list[tuple[bool, str, Path]]:
-    """The mounts of groups: whether it is version 2, which group is mounted, and the mount point."""
-    mounts = []
-    for *escaped, file_system, options in _MOUNT.findall(system_text(root / "proc/self/mountinfo")):
-        inside, mount_point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in escaped)
-        if file_system == "cgroup2" or controller in options.split(","):
-            mounts.append((file_system == "cgroup2", inside, root / mount_point.lstrip("/")))
-    return mounts
-
-
-def _counts(path: Path) -> dict[str, int]:
-    """The counts in a file with lines `name count`."""
-    pairs = [line.split() for line in system_text(path).splitlines()]
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+def _count(path: Path, name: str) -> int | None:
+    """A count in a file with lines `name count`, if it has it."""
+    found = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _n_fast_cores(root: Path) -> int | None:
@@ -223,21 +178,15 @@ VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 def power_savers(root: Path = ROOT) -> list[str] | None:
     """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
+    found = list[str]()
     cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    supplies = sorted((root / "sys/class/power_supply").glob("*/status"))
-    profile = system_text(root / "sys/firmware/acpi/platform_profile").strip()
-    found = []
     for cpu in cpus:
         driver, governor = (system_text(cpu / f"scaling_{name}").strip() for name in ("driver", "governor"))
         if governor == "powersave" and driver not in OWN_GOVERNOR:
             found.append("the governor is powersave")
         if system_text(cpu / "energy_performance_preference").strip() == "power":
             found.append("the energy preference is power")
-    if profile in ("low-power", "quiet"):
-        found.append(f"the platform profile is {profile}")
-    if any(system_text(status).strip() == "Discharging" for status in supplies):
-        found.append("the machine runs on battery")
-    return list(dict.fromkeys(found)) if cpus or supplies or profile else None
+    return list(dict.fromkeys(found)) if cpus else None
 
 
 def clock_ghz(root: Path = ROOT) -> tuple[float, float] | None:
@@ -246,13 +195,6 @@ def clock_ghz(root: Path = ROOT) -> tuple[float, float] | None:
     now = max((system_number(cpu / "scaling_cur_freq") or 0 for cpu in cpus), default=0)
     most = max((system_number(cpu / "cpuinfo_max_freq") or 0 for cpu in cpus), default=0)
     return (now / 1e6, most / 1e6) if now and most else None
-
-
-def modules_gbps() -> float | None:
-    """Peak bandwidth of the memory modules in 10^9 bytes/s, if each has its own channel. Needs root on Linux."""
-    modules = (answer("dmidecode", "-t", "memory") or "").split("Memory Device")
-    fields = [re.findall(r"(?:Data Width|Configured Memory Speed): (\d+) (?:bits|MT/s)", text) for text in modules]
-    return sum(int(pair[0]) / 8 * int(pair[1]) / 1e3 for pair in fields if len(pair) == 2) or None
 
 
 def gpus(root: Path = ROOT) -> list[str]:

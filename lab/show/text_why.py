@@ -17,8 +17,7 @@ from lab.show import plot_why, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, tabled
 from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
-from lab.why.checks import BROKEN
-from lab.why.checkup import Checkup
+from lab.why.checkup import BROKEN, LOOK, Checkup
 from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
 
@@ -324,9 +323,10 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
         ("verdict", lambda check: check.verdict),
     )
     print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
-    for check in checkup.causes:
-        out.print(f"\n{check.name} ({check.verdict}): {check.words}")
-        if check.command:
-            out.print(f"    {check.command}")
+    for verdict in (BROKEN, LOOK):
+        for check in (check for check in checkup.checks if check.verdict == verdict):
+            out.print(f"\n{check.name} ({check.verdict}): {check.words}")
+            if check.command:
+                out.print(f"    {check.command}")
     n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
     out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s, {n_broken} broken.")

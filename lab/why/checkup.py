@@ -1,40 +1,40 @@
-"""`lab doctor`: reads and measures this machine, build and settings in about a minute.
+"""`lab doctor`: does llama.cpp run here, with the right threads, and does the machine slow it down?
 
-Each changed setting is measured both ways in turns, in fresh engines if it concerns the engine. checks.py has the
-verdicts.
+A value that is only read (a governor, swap in use) is at most "worth a look". The number of threads is "broken" only
+if another one was measured to be faster: both run in turns (A B B A) in fresh engines, and in every pair the difference
+is larger than LARGE and than any difference between equal consecutive runs. runner/diagnosis.py diagnoses crashes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.analysis import disturbances
-from lab.core import phases
+from lab.analysis.wording import digits
+from lab.core import phases, stats
 from lab.core.asked_settings import AskedSettings
 from lab.core.record import Machine, Model, Record, Settings
-from lab.core.shape import ATTENTION, BLOCKS, FEED_FORWARD, matrices
+from lab.core.stats import Ratio
 from lab.errors import LabError
-from lab.models import catalog
-from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, limits, machine, placing, prompts, side_by_side
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
-from lab.why import checks, plain_read, probe_plan
-from lab.why.checks import BROKEN, FINE, LOOK, UNKNOWN, Change, Check, Effect
-from lab.why.probing import gbps
+from lab.why import plain_read
+
+FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
+
+CLEAR, LARGE = 1.1, 1.5
+"""Speed-ups by another number of threads: from the first it is worth a look, from the second it fixes a fault."""
 
 N_BLOCKS, N_TURNS = 3, 2
 """Six pairs, the fewest for a 95 % interval."""
@@ -42,7 +42,20 @@ N_BLOCKS, N_TURNS = 3, 2
 LENGTHS, N_GEN, RUN_S, MOST_RUN_S = (512, 256, 128, 64, 32), 16, 0.8, 10.0
 """A trial uses the longest of these prompts that takes up to RUN_S; there is none if 32 tokens take MOST_RUN_S."""
 
-AS_IT_IS = "as it is"
+AS_IT_IS, OTHER = "as it is", "other threads"
+
+REBUILD = 'CMAKE_ARGS="-DGGML_{}=ON -DCMAKE_BUILD_TYPE=Release" ' + builds.BUILD_HERE
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: a figure, a verdict, and a command that mends it or shows more."""
+
+    name: str
+    figure: str | None
+    verdict: str
+    words: str = ""
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,216 +68,155 @@ class Checkup:
     checks: tuple[Check, ...]
     seconds: float
 
-    @property
-    def causes(self) -> list[Check]:
-        """The broken checks, then those worth a look; the largest measured effect first."""
-
-        def rank(check: Check) -> tuple[bool, float]:
-            return check.verdict != BROKEN, -max((one.ratio.estimate for one in check.effects.values()), default=0.0)
-
-        return sorted((check for check in self.checks if check.verdict in (BROKEN, LOOK)), key=rank)
-
-
-def in_turns(as_it_is: Callable[[], float], changed: Callable[[], float]) -> Effect | None:
-    """The effect of a change, from two functions that measure in the order A B B A, block by block."""
-    sides: tuple[list[list[float]], list[list[float]]] = [], []
-    for _ in range(N_BLOCKS):
-        first, *middle, last = as_it_is(), changed(), changed(), as_it_is()
-        sides[0].append([first, last])
-        sides[1].append(middle)
-    return checks.effect(*sides)
-
-
-def changes(plan: Plan, best: int) -> list[Change]:
-    """The settings to try with another value. `best`: the default number of threads."""
-    settings, n_all = plan.settings, (plan.model.n_layer or 10_000) + 1
-    n, on_gpu = _n_threads(settings), settings.n_gpu_layers
-    tried = []
-    other = best if n != best else max(1, best // 2)
-    if 0 <= on_gpu < n_all and other != n:
-        threads = {"threads": other, "threads_batch": other}
-        words, command = f"With {other} instead of {n}", f"lab measure --threads {other}"
-        tried.append(Change("threads", f"{n}; {best} by default", words, command, threads))
-    flip = "on" if settings.flash_attn == "off" else "off"
-    if flip == "on" or settings.type_v in ("f16", "f32", "bf16"):
-        figure, command = settings.flash_attn, f"lab measure --flash-attn {flip}"
-        tried.append(Change("flash attention", figure, f"Switched {flip}", command, {"flash_attn": flip}))
-    if settings.repack is False:
-        tried.append(Change("repacking", "off", "Switched on", "lab measure --repack", {"repack": True}))
-    if 0 <= on_gpu < n_all and machine.accelerators(plan.machine.devices):
-        figure, command = f"{on_gpu} of {n_all} on devices", "lab measure --n-gpu-layers auto"
-        most = {"n_gpu_layers": "auto", "device": None}
-        tried.append(Change("layers", figure, "With all layers that fit", command, most))
-    return tried
-
 
 def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROOT) -> Checkup:
-    """Check machine, build and settings, in about a minute. An engine that fails is one of the checks.
+    """Check build, engine, threads and machine, in half a minute. An engine that fails is one of the checks.
 
     LabError for settings that `make_plan` rejects.
     """
     began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
     chosen = {name: value for name, value in asked.items() if value is not None}
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
+    plan, problem, runs, found = None, None, list[Record](), list[Check]()
     with Worker() as worker:
-        planned = _planned(worker, given)
-    watch(Status("working on one core"))
-    steady = in_turns(lambda: plain_read.work_s(0.3)[0], plain_read.burst_s)
-    before, clock = min(plain_read.work_s(0.2)[1] for _ in range(3)), limits.clock_ghz(root)
-    watch(Status("reading memory"))
-    free = limits.memory_available(root)
-    size = None if free > 4 * 2**30 else free // 4
-    rates = {n: gbps(plain_read.read_rate(n, size)) for n in sorted({1, best})}
-    plan, found, base = planned if isinstance(planned, Plan) else None, list[Check](), list[Record]()
-    with Worker() as worker:
+        worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
         try:
-            if not isinstance(planned, Plan):
-                raise planned
-            plan = planned
-            worker.use(plan.backend)
-            watch(Status("trying kernels and the disk"))
-            found += [
-                checks.of_build(worker.build.system_info, _product(worker)),
-                _disk(plan),
-                *_quantization(worker, plan),
-            ]
-            base += _settings(worker, plan, given, best, found, watch)
-            found.insert(0, _engine(base))
-        except LabError as problem:
-            found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
-    slower = min(plain_read.work_s(0.2)[1] for _ in range(3)) / before if base else None
+            found.append(of_build(builds.of_worker(worker).system_info))
+        except LabError as died:
+            problem = died
+        else:
+            try:
+                plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
+            except WorkerDied as died:
+                problem = died
+        watch(Status("working on one core"))
+        before, clock = min(plain_read.work_s(0.2) for _ in range(3)), limits.clock_ghz(root)
+        if plan:
+            try:
+                worker.use(plan.backend)
+                runs, threads = _threads(worker, plan, given, best, watch)
+                found.append(threads)
+                found.insert(0, _engine(runs))
+            except LabError as died:
+                problem = died
+    if problem:
+        found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
+    slower = min(plain_read.work_s(0.2) for _ in range(3)) / before if runs else None
     here = plan.machine if plan else machine.describe()
     need = plan.memory(plan.cases[0]).total_bytes if plan else None
-    own = [disturbances.disturbances(record) for record in base]
+    own = [disturbances.disturbances(record) for record in runs]
     n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
-    fewer = next((check for check in found if check.name == "threads" and check.verdict == FINE), None)
     used, _, back = limits.swap()
     found += [
-        checks.of_limits(limits.cpu_quota(root), limits.memory_left(root), n_halted, steady),
-        checks.of_others(_cores_of_others(base), _others(base), fewer),
-        checks.of_power(limits.power_savers(root), here.power),
-        checks.of_clocks(clock, slower),
-        checks.of_bandwidth(rates, limits.modules_gbps()),
-        checks.of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
-        *([checks.of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
+        of_throttling(limits.cpu_quota(root), n_halted, clock, slower),
+        of_power(limits.power_savers(root), here.power),
+        of_others(_cores_of_others(runs), _others(runs)),
+        of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
+        *([of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
 
 
-def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
-    """The plan of a short run, or the error of the engine. LabError for impossible settings."""
-    worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
-    try:
-        builds.of_worker(worker)
-    except LabError as problem:
-        return problem
-    try:
-        return make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
-    except WorkerDied as death:
-        return death
+def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> Check:
+    """A check of a reading: the first present sign (is present, words, command) makes it worth a look."""
+    for is_there, words, command in signs:
+        if is_there:
+            return Check(name, figure, LOOK, words, command)
+    return Check(name, figure, UNKNOWN if figure is None else FINE)
 
 
-def _product(worker: Worker) -> Effect | None:
-    """An F32 product on one core by ggml against NumPy's BLAS. Not on a Mac, where BLAS uses a coprocessor."""
-    probe = Probe(MUL_MAT, "F32", 512, 512, None, 128, 2**21, 1, None, 0.1)
-    if sys.platform == "darwin":
-        return None
-    return in_turns(lambda: _flop_ns(worker, probe), lambda: plain_read.flop_ns(0.1))
+def of_build(system_info: str) -> Check:
+    """The instruction sets of the CPU that the build leaves out."""
+    lacks = builds.unused(system_info)
+    names = ", ".join(sorted(lacks or ()))
+    figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
+    return of_reading(
+        "build", figure, (lacks, f"The build does not use {names}, which this CPU has.", REBUILD.format("NATIVE"))
+    )
 
 
-def _flop_ns(worker: Worker, probe: Probe) -> float:
-    rate = worker.probe(probe)
-    return min(rate.times_ns) / rate.flops
+def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, best: int, is_busy: bool) -> Check:
+    """The number of threads, with `best` as default. `effects`: the speed-up with `other`, and the noise, by phase.
+
+    `is_busy`: other programs use cores, so that fewer threads can be faster.
+    """
+    figure, command = f"{n}; {best} by default", f"lab measure --threads {other}"
+    gains = {phase: ratio.low > max(CLEAR, noise) for phase, (ratio, noise) in effects.items()}
+    loses = any(ratio.high < 1 / max(CLEAR, noise) for ratio, noise in effects.values())
+    verdict = LOOK if any(gains.values()) else FINE if effects else UNKNOWN
+    if any(gains[phase] and ratio.low > LARGE for phase, (ratio, _) in effects.items()) and not loses:
+        verdict = BROKEN
+    if n == best and verdict in (BROKEN, LOOK):  # caused by other programs, or a choice
+        verdict = FINE if is_busy else LOOK
+    if n > best and verdict in (FINE, UNKNOWN):
+        verdict = LOOK
+    told = ", ".join(
+        f"{phase} {digits(r.estimate)}x as fast ({digits(r.low)}-{digits(r.high)})" for phase, (r, _) in effects.items()
+    )
+    words = f"With {other} instead of {n}: {told or 'not tried, because runs take too long here or memory is short'}."
+    return Check("threads", figure, verdict, words, command if verdict in (BROKEN, LOOK) else None)
 
 
-def _disk(plan: Plan) -> Check:
-    """Pieces of the model's file, read from the disk and from the page cache in turns, before anything maps it."""
-    n_bytes, places, cold = plan.file.path.stat().st_size, itertools.count(), list[float]()
-
-    def read(from_disk: bool) -> float:
-        at = next(places) * n_bytes // (4 * N_BLOCKS) // 4096 * 4096
-        seconds = plain_read.piece_s(plan.file.path, at, from_disk)
-        cold.extend([seconds] * from_disk)
-        return seconds
-
-    cached = in_turns(lambda: read(True), lambda: read(False)) if hasattr(os, "posix_fadvise") else None
-    read_bytes = min(n_bytes, plain_read.PIECE) * len(cold)
-    return checks.of_disk(n_bytes, cached, read_bytes / sum(cold) / 1e9 if cold else 0.0)
-
-
-def _quantization(worker: Worker, plan: Plan) -> list[Check]:
-    """The kernels of the model's largest matrix against those of Q4_0 or Q8_0, if the CPU computes with them."""
-    settings, known = plan.settings, matrices(plan.model) or ()
-    kind = probe_plan.used_types(plan.model)[0] if known else ""
-    fits = [m for m in known if m.type == kind and m.part in (ATTENTION, FEED_FORWARD) and not m.columns % 32]
-    if settings.n_gpu_layers or not fits:
-        return []
-    other = "Q4_0" if BLOCKS[kind][1] / BLOCKS[kind][0] < 0.7 else "Q8_0"
-    if other == kind:
-        return [Check("quantization", kind, FINE)]
-    matrix, effects = max(fits, key=lambda m: m.n_weights), dict[str, Effect]()
-    for phase, n_tokens, times in (("prefill", 128, probe_plan.FEW), ("decode", 1, probe_plan.MANY)):
-        size = min(matrix.rows, 4096), matrix.columns, None, n_tokens, probe_plan.pass_bytes(times)
-        own, theirs = (
-            Probe(MUL_MAT, one, *size, settings.n_threads, None, 0.05, repack=settings.repack) for one in (kind, other)
-        )
-        try:
-            both = in_turns(lambda p=own: _flop_ns(worker, p), lambda p=theirs: _flop_ns(worker, p))  # type: ignore[misc]
-        except WorkerDied:
-            raise
-        except LabError as problem:
-            return [Check("quantization", kind, UNKNOWN, problem.what)]
-        effects |= {phase: both} if both else {}
-    spec = catalog.spec_of(plan.model)
-    command = f'lab ab "-m {spec}" "-m {catalog.spec_of(plan.model, other)}"'
-    check = checks.of_change(Change("quantization", kind, f"Kernels of {other} instead", command, {}), effects)
-    verdict = LOOK if check.verdict == BROKEN else FINE  # a choice; small gains may cost quality
-    return [dataclasses.replace(check, verdict=verdict)]
+def of_throttling(quota: float | None, n_halted: int, clock: tuple[float, float] | None, slower: float | None) -> Check:
+    """A container's CPU quota, the clock of a busy core, and the slowdown of one core after load on all."""
+    figures = ["no CPU quota" if quota is None else f"{quota:g} cores"]
+    figures += [f"{clock[0]:.1f} of {clock[1]:.1f} GHz"] if clock else []
+    figures += [f"{digits(1 / slower)}x as fast after load"] if slower else []
+    hot = "One core is slower after load: the machine is hot, or its power is limited."
+    return of_reading(
+        "throttling",
+        "; ".join(figures),
+        (n_halted, f"The CPU quota was used up in {n_halted} runs.", "docker update --cpus N CONTAINER"),
+        (quota is not None and quota < 1, "The CPU quota is below one core.", "docker update --cpus N CONTAINER"),
+        ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
+        (clock and clock[0] < 0.7 * clock[1], "A busy core is far below its highest clock.", "cpupower frequency-info"),
+    )
 
 
-def _settings(
-    worker: Worker, plan: Plan, given: dict[str, Any], best: int, found: list[Check], watch: ShowStatus
-) -> list[Record]:
-    """Try each change side by side with the given settings. Adds checks to `found`; returns the unchanged runs."""
-    case, first = _case(plan, worker, watch)
-    base, n = list[Record](), _n_threads(plan.settings)
-    has_room = 2 * plan.memory(plan.cases[0]).total_bytes < limits.memory_available()
-    worker.restart()  # without the model
-    for change in changes(plan, best):
-        records = list[Record]()
-        try:
-            if case and has_room:
-                records = _trial(worker, {AS_IT_IS: given, change.name: {**given, **change.asked}}, case, watch)
-        except LabError as problem:
-            if problem.what.startswith(AS_IT_IS):
-                raise
-            found.append(Check(change.name, change.figure, UNKNOWN, problem.what))
-            continue
-        base += [record for record in records if record.run.variant == AS_IT_IS]
-        effects = _effects(records, change.name)
-        if change.name == "threads":
-            found.append(checks.of_threads(change, effects, n, best, bool(_others(records))))
-        else:
-            found.append(checks.of_change(change, effects))
-    return base or [first]
+def of_power(savers: Sequence[str] | None, power: str | None) -> Check:
+    """Governor, energy preference and battery."""
+    found = [*(savers or ()), *(["the machine runs on battery"] if power == "battery" else [])]
+    figure = "; ".join(found) or (None if savers is None and power is None else "no power saving")
+    command = "powerprofilesctl set performance    (and plug it in)"
+    return of_reading("power", figure, (found, "Power saving can lower the clock.", command))
 
 
-def _trial(worker: Worker, sides: Mapping[str, Mapping[str, Any]], case: Case, watch: ShowStatus) -> list[Record]:
-    """The timed runs of settings side by side, in turns."""
-    size = [case.n_prompt], case.n_gen, N_BLOCKS * N_TURNS
-    plans = {name: make_plan(worker, *size, **side) for name, side in sides.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        done = side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker)
-        return [record for record in done if not record.run.warmup]
+def of_others(n_cores: float | None, sentences: Sequence[str]) -> Check:
+    """The CPU use of other programs and the host."""
+    figure = None if n_cores is None else f"{n_cores:.2f} cores used"
+    words = f"During the runs {'; '.join(sentences)}."
+    return of_reading("other programs", figure, (sentences, words, "top    (stop programs you do not need)"))
 
 
-def _n_threads(settings: Settings) -> int:
-    return max(settings.n_threads, settings.n_threads_batch)
+def of_memory(available: int, need: int | None, n_short: int, swap: tuple[int, int], ram: int | None) -> Check:
+    """Free memory against the need of a run; `swap`: bytes in use, and bytes read back during the checks."""
+    used, back = swap
+    figure = f"{available / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {used / 1e9:.1f} GB"
+    stop = "free -h    (stop programs you do not need)"
+    moved = f"Memory is in swap; {back / 1e6:.0f} MB were read back during the checks."
+    return of_reading(
+        "memory",
+        figure,
+        (need and available < 1.2 * need, "The model and its context hardly fit.", "free -h    (or a smaller model)"),
+        (n_short, f"Programs had to wait for memory in {n_short} runs.", stop),
+        (back > 2**24 or used > 0.1 * (ram or 1e12), moved, stop),
+    )
 
 
-def _case(plan: Plan, worker: Worker, watch: ShowStatus) -> tuple[Case | None, Record]:
-    """The case of the trials' runs, chosen by a short run, which is returned too; None if a run takes too long."""
+def of_gpu(there: Sequence[str], here: Machine) -> Check:
+    """The GPUs of the system, against those that the build can use."""
+    used = [device for device in machine.accelerators(here.devices) if not machine.is_software(device)]
+    kind = "METAL" if sys.platform == "darwin" else "CUDA" if there and "NVIDIA" in there[0] else "VULKAN"
+    words = f"This build of llama.cpp cannot use {', '.join(there)}."
+    figure = machine.in_words(used) or ("not in the build" if there else "none")
+    return of_reading("GPU", figure, (there and not used, words, REBUILD.format(kind)))
+
+
+def _threads(
+    worker: Worker, plan: Plan, given: dict[str, Any], best: int, watch: ShowStatus
+) -> tuple[list[Record], Check]:
+    """Try another number of threads side by side with the given one. Returns the runs as it is, and the check."""
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Take a smaller model, or end other programs.")
     engine, case = WarmEngine(plan, worker, Reporter(watch, [], plan.n_tokens)), Case(LENGTHS[-1], 4)
@@ -273,30 +225,49 @@ def _case(plan: Plan, worker: Worker, watch: ShowStatus) -> tuple[Case | None, R
     run = [engine.run(case, repeat, warmup=True) for repeat in range(2)][-1]
     first = Record("doctor", plan.machine, engine.model, engine.settings, run)
     token_s, prompt_s = (phases.tpot_ns(run) or 0) / 1e9, (phases.prefill_ns(run) or 0) / case.n_prompt / 1e9
-    for n in LENGTHS:
-        if n * prompt_s + N_GEN * token_s <= RUN_S:
-            return Case(n, N_GEN), first
-    return (case if case.n_prompt * prompt_s + case.n_gen * token_s <= MOST_RUN_S else None), first
+    fits = (Case(n, N_GEN) for n in LENGTHS if n * prompt_s + N_GEN * token_s <= RUN_S)
+    is_short = case.n_prompt * prompt_s + case.n_gen * token_s <= MOST_RUN_S
+    case, is_short = next(((one, True) for one in fits), (case, is_short))
+    has_room = 2 * plan.memory(plan.cases[0]).total_bytes < limits.memory_available()
+    worker.restart()  # without the model
+    n = max(plan.settings.n_threads, plan.settings.n_threads_batch)
+    other = best if n != best else max(1, best // 2)
+    if plan.settings.n_gpu_layers > (plan.model.n_layer or 10_000) or other == n:
+        return [first], Check("threads", f"{n}; {best} by default", FINE)
+    if not (is_short and has_room):
+        return [first], of_threads({}, n, other, best, False)
+    sides = {AS_IT_IS: given, OTHER: {**given, "threads": other, "threads_batch": other}}
+    plans = {
+        name: make_plan(worker, [case.n_prompt], case.n_gen, N_BLOCKS * N_TURNS, **side) for name, side in sides.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        done = list(side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker))
+    timed = [record for record in done if not record.run.warmup]
+    runs = [record for record in timed if record.run.variant == AS_IT_IS]
+    return runs, of_threads(_effects(timed), n, other, best, bool(_others(timed)))
 
 
-def _effects(records: Sequence[Record], name: str) -> dict[str, Effect]:
-    """The effects of a change on both phases."""
+def _effects(records: Sequence[Record]) -> dict[str, tuple[Ratio, float]]:
+    """The speed-up of both phases by the change, and the largest ratio of two equal runs of a block."""
     effects = {}
     for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
-        sides: dict[str, dict[int, list[float]]] = {AS_IT_IS: {}, name: {}}
+        sides: dict[str, dict[int, list[float]]] = {AS_IT_IS: {}, OTHER: {}}
         for record in records:
             if record.run.variant in sides and (value := figure(record.run)):
                 sides[record.run.variant].setdefault(record.run.block or 0, []).append(value)
-        if both := checks.effect(*(list(side.values()) for side in sides.values())):
-            effects[phase] = both
+        base, changed = ([value for block in side.values() for value in block] for side in sides.values())
+        ratio = stats.paired_ratio(changed, base) if len(base) == len(changed) else None
+        if ratio:
+            noise = max(max(block) / min(block) for side in sides.values() for block in side.values())
+            effects[phase] = ratio, noise
     return effects
 
 
-def _engine(base: Sequence[Record]) -> Check:
+def _engine(runs: Sequence[Record]) -> Check:
     """The check of the engine, with its rates."""
-    runs = [record.run for record in base]
-    prefill = statistics.median(run.n_prompt * 1e9 / (phases.prefill_ns(run) or 1) for run in runs)
-    decode = statistics.median(1e9 / (phases.tpot_ns(run) or 1) for run in runs)
+    made = [record.run for record in runs]
+    prefill = statistics.median(run.n_prompt * 1e9 / (phases.prefill_ns(run) or 1) for run in made)
+    decode = statistics.median(1e9 / (phases.tpot_ns(run) or 1) for run in made)
     return Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE)
 
 

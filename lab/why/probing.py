@@ -25,7 +25,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import diagnosis, machine, noise_watch, progress
+from lab.runner import machine, noise_watch, progress
 from lab.runner.cases import utc_now
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
@@ -196,9 +196,9 @@ def _timed(worker: Worker, probe: Probe) -> Rate:
     try:
         return worker.probe(probe)
     except WorkerDied as problem:
-        hint = "Is the device still there? It may lack this kernel: leave the type out (--types), or use another model."
-        death = WorkerDied(f"{problem.what} It happened while measuring {_describe(probe)}.", hint, problem.status)
-        raise diagnosis.of_probe(worker, probe, death) from None
+        hint = "Leave the type out (--types), or use another model. To find a setting that avoids a crash: lab doctor"
+        what = f"{problem.what} It happened while measuring {_describe(probe)}."
+        raise WorkerDied(what, hint, problem.status) from None
 
 
 def _describe(probe: Probe) -> str:
