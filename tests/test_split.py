@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.experiments import stall_chunks
 from lab.experiments.claims import of_time
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, PLAIN_ATTENTION, UPLOAD, Backend, Probe
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.show import lesson, plot_runs, plot_why, text_why
 from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, where
@@ -241,7 +241,7 @@ def test_two_devices_of_a_kind_are_measured_once() -> None:
     settings = dataclasses.replace(WIDE, n_gpu_layers=17)
     todo = probing.unknown(BIG, settings, (), place, [])
     assert {probe.device for probe in todo} == {"CUDA0"} and {probe.n_threads for probe in todo} == {1}
-    assert {probe.op for probe in todo} == {MUL_MAT, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD}
+    assert {probe.op for probe in todo} == {MUL_MAT, ATTENTION, UPLOAD, DOWNLOAD}
     measured = dataclasses.replace(KNOWN[1], machine=here)
     best = probing.known([measured], place)
     assert best is not None and [one.device for one in (best, *(best.others or ()))] == ["CUDA0", "CUDA1"]

@@ -57,13 +57,13 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     """Measure how fast this machine's basic operations can be.
 
     \b
-      lab ceilings                          # a minute or two on two cores
+      lab ceilings                          # half a minute on two cores
       lab ceilings -m llama-3.2-3b --types Q4_K,Q8_0
 
     For each weight type of a model, measures how fast ggml's own kernels read it (one column, as in decode) and
-    multiply it (many columns, as in prefill). Also measures attention, fewer threads, and plain reading. The command
-    first says how many kernels it measures and how long that takes. It keeps results in --out, also after Ctrl-C, and
-    uses them again while machine and build are the same.
+    multiply it (many columns, as in prefill). Also measures attention and plain reading, all with the given settings.
+    The command first says how many kernels it measures and how long that takes. It keeps results in --out, also after
+    Ctrl-C, and uses them again while machine and build are the same.
 
     Measures every device that the settings use (--device, --rpc, --n-gpu-layers), each in its own memory, the CPU
     if some layers stay there, and copies to and from each device.
@@ -86,7 +86,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
         warnings = list[str]()
         where = places.of(plan.machine, model, plan.settings)
         todo = probing.unknown(model, plan.settings, extra, where, [] if again else probing.kept(folder, err.print))
-        err.print(probing.announcement(todo))
+        err.print(probing.announcement(worker, todo))
         try:
             with console.progress(err, None, str) as (watch, _):
                 measured = probing.obtain(worker, where, todo, watch, warnings.append, folder)

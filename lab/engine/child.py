@@ -41,7 +41,10 @@ class _Child:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call a method with arguments from JSON, converted to the types that it declares."""
-        method = getattr(self, request.pop("verb"))
+        verb = request.pop("verb")
+        if verb != "probe":
+            kernels.release()
+        method = getattr(self, verb)
         hints = typing.get_type_hints(method)
         return {"value": to_json(method(**{name: converted(value, hints[name]) for name, value in request.items()}))}
 

@@ -2,15 +2,16 @@
 
 A graph of matrix products (or of attention) over distinct random weights runs with the same libraries, device and
 buffer type as a model's weights. With one input column it does the matrix work of a decode step, with many columns that
-of a prefill step.
+of a prefill step. Weights stay in memory for the next probe, which often needs the same: to fill them takes longer than
+to time a kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lab.core.record import Rate
@@ -24,6 +25,9 @@ MAX_NODES = 4096
 N_POSITIONS = 512
 """Positions of attention if the probe has none."""
 
+NARROW, N_NARROW = 1.02, 4
+"""A kernel is timed no further when so many of its passes took at most this many times as long as the best."""
+
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types of llama.cpp's KV cache."""
 
@@ -31,78 +35,74 @@ I32 = 26
 """GGML_TYPE_I32."""
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """A graph to time, the name of its weights' buffer type, and the bytes and FLOPs of a pass."""
-
-    graph: Any
-    buffer: str
-    n_bytes: int
-    flops: int
-
-
 class _Bench:
-    """A device with the memory of a probe: `data` has the weights or caches, `graphs` the inputs and results.
-
-    Use it in a `with` block: leaving it frees the memory.
-    """
+    """A device with weights (or caches) in its memory, and the inputs and results of the present probe."""
 
     def __init__(self, probe: Probe) -> None:
         self.lib = lib = ggml()
         self.device = devices.device_of(probe.device)
         self.backend = P(lib.ggml_backend_dev_init(self.device, None))
-        n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
-        self.data, self.graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
         self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
         self.is_remote = is_remote(self.device)
-        self._buffers: list[Any] = []
+        self.probe, self.data, self.graphs = probe, self.context(), self.context()
+        self.tensors: list[Any] = []
+        self.buffer = ""  # the name of the weights' buffer type, once they are filled
+        self._buffers: dict[int, Any] = {}
 
-    def __enter__(self) -> _Bench:
-        return self
+    def context(self) -> Any:
+        n_bytes = 4 * MAX_NODES * self.lib.ggml_tensor_overhead() + 2**20
+        return P(self.lib.ggml_init(InitParams(n_bytes, None, True)))
 
-    def __exit__(self, *_: object) -> None:
-        for buffer in self._buffers:
-            self.lib.ggml_backend_buffer_free(buffer)
-        for context in (self.graphs, self.data):
+    def free(self, *contexts: Any) -> None:
+        """Free what contexts hold."""
+        for context in contexts:
+            if buffer := self._buffers.pop(context.value, None):
+                self.lib.ggml_backend_buffer_free(buffer)
             self.lib.ggml_free(context)
-        self.lib.ggml_backend_free(self.backend)
 
     def tensor(self, context: Any, kind: int, *sizes: int) -> Any:
         """A new tensor of two or three dimensions, not yet allocated."""
         return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
 
-    def graph_of(self, results: Iterable[Any]) -> Any:
-        graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
-        for result in results:
-            self.lib.ggml_build_forward_expand(graph, result)
-        return graph
+    def weights(self, n: int, *sizes: tuple[int, ...]) -> list[Any]:
+        """The first n weights, or pairs of keys and values, of these sizes; made by the first probe, not yet filled."""
+        if not self.tensors:
+            kind = type_number(self.probe.type)
+            self.tensors = [self.tensor(self.data, kind, *size) for _ in range(n) for size in sizes]
+        return self.tensors[: n * len(sizes)]
 
-    def place(self, kind: Any, tensors: Sequence[Any], data: bytes) -> str:
-        """Allocate all tensors, those of `data` in a buffer of type `kind`, and fill `tensors`. Returns its name."""
-        self.allocate(self.data, kind)
+    def place(self, product: Any, rows: int, columns: int) -> None:
+        """Allocate everything that is new; fill the weights, which the first probe brings, with random rows."""
+        if not self.buffer:
+            kind = self._weights_buffer(product)
+            self.allocate(self.data, kind)
+            data = random_rows(self.probe.type, rows, columns)
+            for tensor in self.tensors:
+                if tensor is not self.tensors[0] and self.is_remote:  # send the data once; the server copies it
+                    self.lib.ggml_backend_tensor_copy(self.tensors[0], tensor)
+                else:
+                    fill(tensor, data)
+            self.buffer = str(self.lib.ggml_backend_buft_name(kind).decode())
+        elif not devices.supports(self.device, product):
+            raise _unsupported(self.probe)
         self.allocate(self.graphs, self.memory)
-        for tensor in tensors:
-            if tensor is not tensors[0] and self.is_remote:  # send the data once; the server copies it
-                self.lib.ggml_backend_tensor_copy(tensors[0], tensor)
-            else:
-                fill(tensor, data)
-        return str(self.lib.ggml_backend_buft_name(kind).decode())
 
     def allocate(self, context: Any, kind: Any) -> None:
         """Allocate all tensors of a context."""
         buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
         if not buffer:
             raise LabError("The device has too little free memory for the probe.", "Close other programs.")
-        self._buffers.append(buffer)
+        self._buffers[context.value] = buffer
 
-    def weights_buffer(self, weight: Any, product: Any, repacks: bool) -> Any:
-        """The buffer type that llama.cpp chooses for such weights: the device's first that supports the product.
+    def _weights_buffer(self, product: Any) -> Any:
+        """The buffer type that llama.cpp chooses: the device's first that supports the product; for caches its own.
 
-        None if none does. Like llama.cpp, this tests each type with an empty buffer for the weight; computing with an
-        unsupported type would abort the process.
+        Like llama.cpp, this tests each type with an empty buffer for the weight; computing with an unsupported type
+        would abort the process.
         """
         lib, device = self.lib, self.device
-        place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
+        place = P.from_address(self.tensors[0].value + 8)  # ggml_tensor.buffer, after the enum type
+        repacks = self.probe.repack is not False and self.probe.op in (MUL_MAT, MUL_MAT_ID)
         for candidate in devices.extra_buffer_types(device) if repacks else ():
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
@@ -111,25 +111,70 @@ class _Bench:
             lib.ggml_backend_buffer_free(empty)
             if supported:
                 return candidate
-        return self.memory if devices.supports(device, product) else None
+        if not devices.supports(device, product):
+            raise _unsupported(self.probe)
+        return self.memory
+
+    def graph_of(self, results: Iterable[Any]) -> Any:
+        graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
+        for result in results:
+            self.lib.ggml_build_forward_expand(graph, result)
+        return graph
+
+
+_kept: list[_Bench] = []
+"""The bench of the last probe, for the next one with the same weights."""
+
+
+def release() -> None:
+    """Free the weights of the last probe."""
+    while _kept:
+        bench = _kept.pop()
+        bench.free(bench.graphs, bench.data)
+        bench.lib.ggml_backend_free(bench.backend)
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes for about `probe.seconds`, after one warm-up pass. LabError if ggml cannot compute the probe.
+    """Time passes after one warm-up pass, for `probe.seconds` or until their best is sure. LabError if ggml cannot
+    compute the probe.
 
     On a device of an RPC server a pass ends when a value of its result arrives; the shortest time of such a read is
-    subtracted.
+    subtracted. The weights stay in memory until `release` or a probe with others.
     """
     _check(probe)
-    with _Bench(probe) as bench:
+    if not (_kept and _serves(_kept[0].probe, probe)):
+        release()
+        _kept.append(_Bench(probe))
+    bench = _kept[0]
+    try:
         if probe.op in (UPLOAD, DOWNLOAD):
             return _transfer(bench, probe)
-        timed = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)(bench, probe)
-        _set_threads(bench, probe.n_threads)
-        times = _compute(bench, probe, timed.graph)
+        graph, n_bytes, flops = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)(bench, probe)
+        times = _compute(bench, probe, graph)
+        bench.free(bench.graphs)
+        bench.graphs = bench.context()
+    except BaseException:
+        release()
+        raise
     sizes = probe.rows, probe.columns, probe.n_tokens, probe.n_threads
     more = probe.n_head_kv, probe.n_positions, probe.n_expert, probe.n_expert_used
-    return Rate(probe.op, probe.type, timed.buffer, *sizes, timed.n_bytes, timed.flops, times, *more)
+    return Rate(probe.op, probe.type, bench.buffer, *sizes, n_bytes, flops, times, *more)
+
+
+def _serves(first: Probe, probe: Probe) -> bool:
+    """Whether the weights of a probe are those of the first, or some of them."""
+    sizes = {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
+    is_kept = probe.op not in (UPLOAD, DOWNLOAD) and probe.n_bytes <= first.n_bytes
+    return is_kept and dataclasses.replace(first, **sizes) == dataclasses.replace(probe, **sizes)  # type: ignore[arg-type]
+
+
+def _unsupported(probe: Probe) -> LabError:
+    if probe.op in (MUL_MAT, MUL_MAT_ID):
+        return LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
+    return LabError(
+        f"This device has no attention kernel for a {probe.type} cache.",
+        "Use another cache type: --cache-type-k f16 --cache-type-v f16",
+    )
 
 
 def _check(probe: Probe) -> None:
@@ -153,6 +198,9 @@ def _check(probe: Probe) -> None:
 def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, except the first."""
     lib, backend, result = bench.lib, bench.backend, P(bench.lib.ggml_graph_node(graph, -1))
+    registry = P(lib.ggml_backend_dev_backend_reg(bench.device))
+    if address := lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads"):
+        ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, probe.n_threads)
     if bench.is_remote:
         devices.number_graph(backend, graph, MAX_NODES)
 
@@ -168,16 +216,20 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
 
 
 def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
-    """Call `work` for about `seconds`: nanoseconds of each call except the first, minus `off_ns`."""
+    """Call `work`, first without timing it, for `seconds` or until N_NARROW calls are as fast as the best.
+
+    Returns nanoseconds of each timed call, minus `off_ns`.
+    """
+    work()
     times: list[int] = []
-    deadline = 0.0
-    while len(times) < 2 or time.monotonic() < deadline:
+    deadline = time.monotonic() + seconds
+    while not times or time.monotonic() < deadline:
         start = time.perf_counter_ns()
         work()
         times.append(max(1, time.perf_counter_ns() - start - off_ns))
-        if len(times) == 1:
-            deadline = time.monotonic() + seconds
-    return tuple(times[1:])
+        if sum(ns <= NARROW * min(times) for ns in times) >= N_NARROW:
+            break
+    return tuple(times)
 
 
 def _transfer(bench: _Bench, probe: Probe) -> Rate:
@@ -207,45 +259,36 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
 
-def _place_products(bench: _Bench, probe: Probe, weights: Sequence[Any], products: Sequence[Any]) -> tuple[Any, str]:
-    """The graph of the products, allocated and with filled weights, and the name of the weights' buffer type."""
-    kind = bench.weights_buffer(weights[0], products[0], probe.repack is not False)
-    if kind is None:
-        raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
-    data = random_rows(probe.type, probe.rows * (probe.n_expert or 1), probe.columns)
-    return bench.graph_of(products), bench.place(kind, weights, data)
-
-
-def _mul_mats(bench: _Bench, probe: Probe) -> _Pass:
-    """Multiply many distinct weight matrices with one input."""
-    lib, kind = bench.lib, type_number(probe.type)
-    matrix_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
+def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
+    """Multiply many distinct weight matrices with one input: the graph, and the bytes and FLOPs of a pass."""
+    lib = bench.lib
+    matrix_bytes = lib.ggml_row_size(type_number(probe.type), probe.columns) * probe.rows
     n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // matrix_bytes))
-    weights = [bench.tensor(bench.data, kind, probe.columns, probe.rows) for _ in range(n_matrices)]
+    weights = bench.weights(n_matrices, (probe.columns, probe.rows))
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, probe.n_tokens)
     products = [P(lib.ggml_mul_mat(bench.graphs, weight, source)) for weight in weights]
-    graph, buffer = _place_products(bench, probe, weights, products)
+    bench.place(products[0], probe.rows, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     flops = 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
-    return _Pass(graph, buffer, n_matrices * matrix_bytes, flops)
+    return bench.graph_of(products), n_matrices * matrix_bytes, flops
 
 
-def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
+def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     """Multiply experts' weights; each token uses its own random experts.
 
     A small step reads few experts, so a pass has several steps, which together read all experts.
     """
     import numpy as np
 
-    lib, kind, n, n_used = bench.lib, type_number(probe.type), probe.n_expert or 1, probe.n_expert_used or 1
-    expert_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
+    lib, n, n_used = bench.lib, probe.n_expert or 1, probe.n_expert_used or 1
+    expert_bytes = lib.ggml_row_size(type_number(probe.type), probe.columns) * probe.rows
     n_sets = max(1, min(64, probe.n_bytes // (expert_bytes * n)))
     n_steps = max(1, n // (n_used * probe.n_tokens))
-    weights = [bench.tensor(bench.data, kind, probe.columns, probe.rows, n) for _ in range(n_sets)]
+    weights = bench.weights(n_sets, (probe.columns, probe.rows, n))
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, 1, probe.n_tokens)
     choices = [bench.tensor(bench.graphs, I32, n_used, probe.n_tokens) for _ in range(n_steps)]
     products = [P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)) for weight in weights for ids in choices]
-    graph, buffer = _place_products(bench, probe, weights, products)
+    bench.place(products[0], probe.rows * n, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     generator, n_read = np.random.default_rng(1), 0
     order = generator.permutation(n)
@@ -257,10 +300,10 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
         n_read += len(np.unique(chosen))
         fill(ids, chosen.tobytes())
     flops = 2 * n_sets * n_steps * n_used * probe.rows * probe.columns * probe.n_tokens
-    return _Pass(graph, buffer, n_sets * n_read * expert_bytes, flops)
+    return bench.graph_of(products), n_sets * n_read * expert_bytes, flops
 
 
-def _attentions(bench: _Bench, probe: Probe) -> _Pass:
+def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     """Attention over distinct caches of keys and values in llama.cpp's layout; every token attends to all positions.
 
     The mask is llama.cpp's: a row for each token, as long as the cache (a multiple of 256), F16 for flash attention.
@@ -276,32 +319,17 @@ def _attentions(bench: _Bench, probe: Probe) -> _Pass:
     mask = bench.tensor(graphs, type_number("F16" if is_flash else "F32"), n_positions, probe.n_tokens)
     scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
     of_keys = head_dim, n_kv_heads, n_positions
-    of_values = of_keys if is_flash else of_keys[::-1]
-    caches, attended = [], []
-    for _ in range(n_layers):
-        pair = [bench.tensor(bench.data, kind, *size) for size in (of_keys, of_values)]
+    caches = bench.weights(n_layers, of_keys, of_keys if is_flash else of_keys[::-1])
+    attended = []
+    for pair in zip(caches[::2], caches[1::2], strict=True):
         keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
         if is_flash:
             attended.append(P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero)))
         else:
             weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
             attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
-        caches += pair
-    if not devices.supports(bench.device, attended[0]):
-        raise LabError(
-            f"This device has no attention kernel for a {probe.type} cache.",
-            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
-        )
-    graph = bench.graph_of(attended)
-    buffer = bench.place(bench.memory, caches, random_rows(probe.type, n_kv_heads * n_positions, head_dim))
+    bench.place(attended[0], n_kv_heads * n_positions, head_dim)
     fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
     fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: not masked
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
-    return _Pass(graph, buffer, n_layers * layer_bytes, flops)
-
-
-def _set_threads(bench: _Bench, n_threads: int) -> None:
-    registry = P(bench.lib.ggml_backend_dev_backend_reg(bench.device))
-    address = bench.lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
-    if address:
-        ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(bench.backend, n_threads)
+    return bench.graph_of(attended), n_layers * layer_bytes, flops

@@ -23,6 +23,7 @@ from lab.core.record import Ceilings, Model, Record, Settings
 from lab.core.shape import ATTENTION, BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices
 from lab.errors import LabError
 from lab.models import catalog, synthetic
+from lab.process.wire import ATTENTION as FLASH
 from lab.process.wire import MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
 from lab.runner import machine
 from lab.runner.as_options import options
@@ -95,7 +96,8 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
 def _flash_attention(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
     """Flash attention switched on or off, if both were probed and the change gains."""
     settings = record.settings
-    if not any((rate.op, rate.type) == (PLAIN_ATTENTION, settings.type_k.upper()) for rate in ceilings.rates):
+    probed = {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}
+    if not {FLASH, PLAIN_ATTENTION} <= probed:
         return None
     now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
     changed = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)

@@ -2,8 +2,9 @@
 
 Each type of weights is probed in the shape that holds most of its bytes, at many sizes of step; a second shape with a
 large share of them only at the smallest and the largest size. Attention is probed over short and long contexts (query
-heads that share a key find it in a cache at some lengths, and read it from memory one by one at others), with and
-without flash attention.
+heads that share a key find it in a cache at some lengths, and read it from memory one by one at others), as the
+settings ask for it. Probes of the same weights follow one another, the one that needs most of them first: the engine
+fills them once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
 
 SECONDS = 0.2
-"""Seconds of repetitions of a probe in a round."""
+"""Seconds of repetitions of a probe in a round, at most."""
 
 MIN_SHARE = 0.01
 """Types with less than this share of the bytes of a decode step are not probed."""
@@ -46,6 +47,10 @@ UNPACKED = ("F16", "BF16", "F32")
 COPIES = (16 * 2**10, 64 * 2**20)
 """Bytes of the copies to and from a device: one that shows what any copy takes, one that shows what a byte takes."""
 
+THREAD_FLOPS = 2e9
+"""FLOPs of a thread in a pass on the CPU, at most about: where arithmetic is the limit, a pass need not go through much
+memory."""
+
 MANY, MIDDLE, FEW = 4, 1, 0.25
 """How many times the last-level cache a pass goes through: where memory traffic matters, less, not at all."""
 
@@ -60,8 +65,8 @@ LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
 def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
     """What to measure for a model on a device: its weight types (and `types`) by columns, and attention.
 
-    On the CPU with fewer threads too; on another device, where threads are nothing, copies to and from it. LabError
-    where the header does not tell the shape, and for types that cannot be.
+    On another device than the CPU, where threads are nothing, copies to and from it. LabError where the header does not
+    tell the shape, and for types that cannot be.
     """
     known, layers = shape.matrices(model), shape.heads(model)
     if known is None or layers is None:
@@ -69,44 +74,33 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
         raise LabError(f"The kernels of {model.name} cannot be derived from its header{reason}.", "Use another model.")
     by_type = _shapes(model)
     in_layers = {kind for kind, group in by_type.items() if any(m.part not in (OUTPUT, EMBEDDING) for m in group)}
-    extra = {kind: _shapes_for(model, known, kind) for kind in types if kind not in in_layers}
-    n_ubatch = settings.n_ubatch
+    extra = [[matrix] for kind in types if kind not in in_layers for matrix in _shapes_for(model, known, kind)]
     if device is not None:
         settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
-    columns = sorted({*COLUMNS, n_ubatch})
 
-    def product(matrix: Matrix, n_tokens: int, n_threads: int) -> Probe:
+    def product(matrix: Matrix, n_tokens: int) -> Probe:
         n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, device)
-        rows = min(matrix.rows, MOST_ROWS)
-        size = rows, matrix.columns, None, n_tokens, n_bytes, n_threads, device, SECONDS, None
+        n_threads = settings.n_threads if n_tokens == 1 else settings.n_threads_batch
+        if device is None:
+            block_weights, block_bytes = BLOCKS[matrix.type]
+            n_bytes = min(n_bytes, round(THREAD_FLOPS * n_threads / (2 * n_tokens) * block_bytes / block_weights))
+        size = min(matrix.rows, MOST_ROWS), matrix.columns, None, n_tokens, n_bytes, n_threads, device, SECONDS, None
         repack = settings.repack if device is None else None
         if matrix.part == EXPERTS:
             return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used, repack)
         return Probe(MUL_MAT, matrix.type, *size, repack=repack)
 
-    def at(matrix: Matrix, sizes: Sequence[int]) -> list[int]:
-        """The output matrix works for few tokens only."""
-        return [n for n in sizes if n <= MOST_OUTPUTS or matrix.part not in (OUTPUT, EMBEDDING)]
-
     wanted = []
-    for first, *others in [*by_type.values(), *([matrix] for group in extra.values() for matrix in group)]:
-        wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
-        wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
-    wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch, device)
-    if settings.type_k.upper() in UNPACKED and settings.type_k == settings.type_v:
-        flash = [probe for probe in wanted if probe.op == ATTENTION]
-        plain = [
-            one for one in flash if 8 * one.rows * one.n_tokens * (one.n_positions or 0) <= MOST_PASS
-        ]  # its scores
-        wanted += [dataclasses.replace(one, op=PLAIN_ATTENTION) for one in plain]
+    for matrices in (*by_type.values(), *extra):
+        for matrix in matrices:
+            columns = (*COLUMNS, settings.n_ubatch) if matrix is matrices[0] else (1, settings.n_ubatch)
+            is_small = matrix.part not in (OUTPUT, EMBEDDING)  # the output matrix works for few tokens only
+            wanted += [product(matrix, n) for n in sorted({*columns}) if n <= MOST_OUTPUTS or is_small]
+    wanted += _attention(model, settings, max(layers, key=lambda part: part.n_layer), device)
     if device is not None:
         wanted += [
             Probe(op, "F32", 1, n // 4, None, 1, n, 1, device, SECONDS) for op in (UPLOAD, DOWNLOAD) for n in COPIES
         ]
-    for n in (n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads):
-        for matrix in (matrix for matrices in by_type.values() for matrix in matrices):
-            wanted += [product(matrix, n_tokens, n) for n_tokens in at(matrix, (1, n_ubatch))]
-        wanted += _attention(model, settings, layers, n, n, device)
     return list(dict.fromkeys(wanted))
 
 
@@ -160,35 +154,28 @@ def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix
     return [dataclasses.replace(m, type=kind) for m in largest]
 
 
-def _attention(
-    model: Model,
-    settings: Settings,
-    layers: Sequence[shape.Heads],
-    n_threads: int,
-    n_threads_batch: int,
-    device: str | None,
-) -> list[Probe]:
-    """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers."""
-    heads = max(layers, key=lambda part: part.n_layer)
+def _attention(model: Model, settings: Settings, heads: shape.Heads, device: str | None) -> list[Probe]:
+    """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers.
+
+    Without flash attention where settings say so and the cache is not packed, at lengths whose scores fit a pass.
+    """
     head_dim, kind = model.head_dim or 0, settings.type_k.upper()
     n_weights, n_bytes = BLOCKS.get(kind, (1, 4))
-    position_bytes = 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
+    is_plain = settings.flash_attn == "off" and kind in UNPACKED and settings.type_k == settings.type_v
     wanted = []
-    for n_tokens, threads, lengths in (
-        (1, n_threads, DECODE_LENGTHS),
-        (settings.n_ubatch, n_threads_batch, PREFILL_LENGTHS),
-    ):
-        n_bytes = pass_bytes(MANY, device) if n_tokens == 1 else 1
-        for n_positions in lengths:
-            if n_positions > lengths[0] and n_positions * position_bytes > MOST_LAYER:
+    for n_positions in DECODE_LENGTHS:
+        layer_bytes = n_positions * 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
+        if n_positions > DECODE_LENGTHS[0] and layer_bytes > MOST_LAYER:
+            continue
+        for n, n_threads in ((1, settings.n_threads), (settings.n_ubatch, settings.n_threads_batch)):
+            if n > 1 and n_positions not in PREFILL_LENGTHS:
                 continue
-            size = heads.n_head, head_dim, heads.n_head_kv, n_tokens, n_bytes, threads, device, SECONDS, n_positions
-            wanted.append(Probe(ATTENTION, kind, *size))
+            if is_plain and 8 * heads.n_head * n * n_positions > MOST_PASS:
+                continue
+            size = heads.n_head, head_dim, heads.n_head_kv, n, pass_bytes(MANY, device) if n == 1 else 1
+            op = PLAIN_ATTENTION if is_plain else ATTENTION
+            wanted.append(Probe(op, kind, *size, n_threads, device, SECONDS, n_positions))
     return wanted
-
-
-def _threads(settings: Settings, n_tokens: int) -> int:
-    return settings.n_threads if n_tokens == 1 else settings.n_threads_batch
 
 
 def pass_bytes(times: float, device: str | None = None) -> int:

@@ -36,12 +36,15 @@ from lab.why.where import Where
 
 __all__ = ["probes"]  # others look for it here
 
-ROUNDS, MOST_EXTRA_ROUNDS = 2, 3
+ROUNDS, MOST_EXTRA_ROUNDS = 2, 1
 """Rounds in which every probe is run, and further rounds at most while the machine is disturbed."""
 
-SETUP_S, GB_S, SURE_S = 0.1, 0.9, 10
-"""Seconds that a probe takes besides its repetitions, on a core of an EPYC: each one, and for 10^9 bytes of random
-weights. The forecast trusts this as much as SURE_S seconds of measuring."""
+EACH_S, GB_S, SURE_S = 0.25, 1.2, 10
+"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take, where `filling_s` has not timed them. The
+forecast trusts these as much as SURE_S seconds of measuring."""
+
+TRY_BYTES = 2**25
+"""Bytes of weights that are filled to see how long that takes."""
 
 HINT = "Measure them on that machine: lab ceilings"
 
@@ -69,7 +72,7 @@ def ceilings(
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
         where = places.of(plan.machine, shape, plan.settings)
         todo = unknown(shape, plan.settings, types, where, kept(folder, warned.append))
-        show(announcement(todo))
+        show(announcement(worker, todo))
         best = obtain(worker, where, todo, watch, warned.append, folder)
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
@@ -77,22 +80,35 @@ def ceilings(
     return best
 
 
-def expected_s(todo: Sequence[Probe]) -> float:
-    """The estimated seconds of these probes in all rounds, on a quiet machine."""
-    return ROUNDS * sum(map(_probe_s, todo))
+def expected_s(todo: Sequence[Probe], gb_s: float = GB_S) -> float:
+    """The estimated seconds of these probes in all rounds, on a quiet machine that fills 10^9 bytes in gb_s."""
+    return ROUNDS * sum(_each_s(todo, gb_s))
 
 
-def _probe_s(probe: Probe) -> float:
-    """The estimated seconds of one probe in one round."""
-    return probe.seconds + SETUP_S + GB_S * probe.n_bytes / 1e9
+def _each_s(todo: Sequence[Probe], gb_s: float = GB_S) -> list[float]:
+    """The estimated seconds of each probe in a round: those of the same weights follow one another."""
+    weights = [(probe.device, key(dataclasses.replace(probe, n_tokens=1, n_threads=1))) for probe in todo]
+    is_new = [own != before for own, before in zip(weights, [None, *weights], strict=False)]
+    return [EACH_S + gb_s * probe.n_bytes / 1e9 * new for probe, new in zip(todo, is_new, strict=True)]
 
 
-def announcement(todo: Sequence[Probe]) -> str:
-    """The number of kernels to measure, and the estimated time."""
+def _filling_s(worker: Worker, probe: Probe) -> float:
+    """Seconds in which 10^9 bytes of a probe's weights are filled, from TRY_BYTES of them."""
+    short = dataclasses.replace(probe, n_bytes=1, seconds=0.0)
+    _timed(worker, short)  # what the first use of a device takes
+    start = time.monotonic()
+    _timed(worker, dataclasses.replace(short, n_bytes=TRY_BYTES))
+    return (time.monotonic() - start) / TRY_BYTES * 1e9
+
+
+def announcement(worker: Worker, todo: Sequence[Probe]) -> str:
+    """The number of kernels to measure, and the time that it will take, after a try of how fast weights are filled."""
     if not todo:
         return "All kernels are measured already."
+    by_device = [[probe for probe in todo if probe.device == name] for name in {probe.device for probe in todo}]
+    seconds = sum(expected_s(own, _filling_s(worker, own[0])) for own in by_device)
     size = f"{len(todo)} kernel{'s' * (len(todo) != 1)} to measure in {ROUNDS} rounds"
-    time_words = f"about {duration(expected_s(todo))}, longer if other programs use the cores"
+    time_words = f"about {duration(seconds)}, longer if other programs use the cores"
     return f"{size}: {time_words}. Ctrl-C keeps the measured kernels."
 
 
@@ -162,14 +178,14 @@ def _run_probes(
             if round_number >= ROUNDS:
                 n_all, left_s = n_all + len(wanted), left_s + expected_s(wanted) / ROUNDS
             noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
-            for probe in wanted:
+            for probe, probe_s in zip(wanted, _each_s(wanted), strict=True):
                 elapsed_s = time.monotonic() - started
                 pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
                 slower = f" (slower: {words})" if words else ""
                 doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
                 watch(Status(doing, elapsed_s=elapsed_s, left_s=pace * left_s))
                 _keep(rates, _timed(worker, probe))
-                n_done, done_s, left_s = n_done + 1, done_s + _probe_s(probe), left_s - _probe_s(probe)
+                n_done, done_s, left_s = n_done + 1, done_s + probe_s, left_s - probe_s
                 words = disturbances.during(noisy.finish(), n_free)
             if name is None:
                 _keep(rates, plain_read.read_rate(n_threads))
