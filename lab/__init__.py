@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lab.drawing.canvas import plot_lines as plot_lines
     from lab.experiments.batching import batch as batch
     from lab.experiments.claims.claim_session import claims as claims
-    from lab.experiments.overhead_blocks import overhead as overhead
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall

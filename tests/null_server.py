@@ -65,8 +65,6 @@ class Behaviour:
     timings: bool = False  # llama-server's
     prompt_ms: float = 1.0  # what they say
     gen_ms: float = 1.0
-    whole_gen_ms: float = 1.0  # of answers that are not streamed
-    slot_ms: float = 0.0  # from the whole request to the head of a streamed answer
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
     pings: bool = False  # a comment before the first event
@@ -87,8 +85,6 @@ class NullSettings:
 
     models: dict[str, Behaviour] = field(default_factory=lambda: {"null": Behaviour()})
     has_tokenize: bool = True
-    template_ms: float = 0.0  # that /apply-template takes
-    tokenize_ms: float = 0.0  # that /tokenize takes for a text
     n_slots: int | None = 16  # None: no /props
     n_ctx: int = 100_000
     api_key: str | None = field(default=None, repr=False)
@@ -214,7 +210,7 @@ def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]
     counts = usage(n_words(body), n_all, n_cached if how.gives_cached else None)
     answer: dict[str, Any] = {"object": kind, "choices": [choice], "usage": counts}
     if how.timings:
-        answer["timings"] = timings(n_words(body), n_all, n_cached, how.prompt_ms, how.whole_gen_ms)
+        answer["timings"] = timings(n_words(body), n_all, n_cached, how.prompt_ms, how.gen_ms)
     return answer
 
 
@@ -256,12 +252,7 @@ class _State:
                 return _json(writer, 404, {"error": {"message": "no chat here"}})
             self.n_requests += 1
             return await self._generate(writer, json.loads(text), headers, now)
-        question = json.loads(text) if text else {}
-        delays_ms = {"/apply-template": self.settings.template_ms}
-        delays_ms |= {"/tokenize": self.settings.tokenize_ms if "content" in question else 0.0}
-        if path in delays_ms:
-            await asyncio.sleep(delays_ms[path] / 1e3)
-        return self._small(writer, path, question)
+        return self._small(writer, path, json.loads(text) if text else {})
 
     def _small(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> bool:
         """Questions that generate nothing."""
@@ -312,7 +303,6 @@ class _State:
             await asyncio.sleep(3600)
         log = _log(body, now, n_cached)
         self.streams.append(log)
-        await asyncio.sleep(how.slot_ms / 1e3)
         writer.write(STREAM)
         return await _stream(writer, list(chunks(body, how, n_cached)), how, now, log)
 

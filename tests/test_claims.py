@@ -33,7 +33,7 @@ from lab.experiments.claims.claim import (
 from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claims.claim_session import Progress, Session
 from lab.experiments.claims.claim_verdicts import CLAIMS, Judged, Verdicts
-from lab.runner import own_server, repeatability, side_by_side
+from lab.runner import own_server, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import claim_views, console, page, reproduce, section
@@ -563,13 +563,12 @@ def test_the_command_that_makes_a_session_again(session_records: list[Record]) -
 
 
 def test_sessions_nearby_come_with_their_ceilings(tmp_path: Path) -> None:
-    (tmp_path / repeatability.FOLDER).mkdir()
-    for name, line in (("a", make_record(session="a")), ("b", make_record(session="b")), ("repeatability/c", FAST)):
+    for name, line in (("a", make_record(session="a")), ("b", make_record(session="b")), ("c", FAST)):
         results.append(tmp_path / f"{name}.jsonl", line)
     (tmp_path / "d.jsonl").write_text("no line\n")
-    near = repeatability.nearby([tmp_path], [make_record(session="a")])
+    near = results.nearby([tmp_path], [make_record(session="a")])
     assert [record.session for record in near.records] == ["b"] and near.ceilings == (FAST,)
-    assert len(repeatability.nearby([tmp_path]).records) == 2
+    assert len(results.nearby([tmp_path]).records) == 2
 
 
 def test_records_are_judged_again_as_python(

@@ -29,7 +29,7 @@ from lab.core.record import (
     Record,
     Settings,
 )
-from lab.experiments import batching, prefix_cache, stall_chunks
+from lab.experiments import batching, prefix_cache, stalls
 from lab.experiments.claims import claim as claim_rules
 from lab.experiments.claims import claim_parts, of_hardware
 from lab.experiments.claims.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
@@ -209,10 +209,10 @@ def stall(ms: Callable[[int | None], float], n_runs: int = 2) -> list[Record]:
     settings = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
     records = []
     for chunk in (None, 100, 25):
-        case = stall_chunks.case(200, 1, chunk)
+        case = stalls.case(200, 1, chunk)
         assert isinstance(case.lever, Stall)
         for i in range(n_runs):
-            steps = steps_of(stall_chunks.write(case, text, settings), prefill_ms=ms(chunk))
+            steps = steps_of(stalls.write(case, text, settings), prefill_ms=ms(chunk))
             run = make_run(200, case.n_gen, i, part="stall", stall=case.lever, steps=steps)
             records.append(make_record(run, settings=settings))
     return records

@@ -254,13 +254,6 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
     assert "a smaller model would fit" in str(prediction.with_misfit(row, model, WIDE, 1e9).misfit)
 
 
-def test_a_part_that_comes_out_negative_is_noise() -> None:
-    from lab.experiments.overhead_parts import PartTime
-
-    assert PartTime("stream", -0.1, -0.4, -0.05).is_noise and PartTime("stream", 0.1, -0.4, 0.5).is_noise
-    assert not PartTime("stream", 0.1, 0.05, 0.5).is_noise
-
-
 def test_the_planted_neighbour_is_seen_everywhere(tmp_path: Path) -> None:
     """The shortest of what tests/bench/doubt.py does with every plant."""
     contents = results.read([doubt.SAMPLE])

@@ -1,4 +1,4 @@
-"""`lab server` and `lab client` as commands, against the null server."""
+"""`lab server` as a command, against the null server."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,6 @@ def test_what_cannot_be_asked_is_said() -> None:
         (("server", "not an address"), "valid server address"),
         (("server", "http://127.0.0.1:1/v1"), "127.0.0.1:1"),
         (("server", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
-        (("client", "--streams", "0"), "--streams 0"),
     ):
         status, out, err = run_lab(*asked)
         assert status == 1 and out == "" and words in err and "Traceback" not in err
@@ -41,10 +40,3 @@ def test_what_cannot_be_asked_is_said() -> None:
 def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.confirm", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run_lab("server", "http://server.invalid/v1")[0] == 130
-
-
-def test_the_client_measures_itself() -> None:
-    status, out, err = run_lab("client", "--streams", "2", "--json")
-    assert status == 0, err
-    (test,) = json.loads(out)
-    assert test["n_streams"] == 2 and test["n_events"] == 2 * 2 * 200 and 0 < test["median_us"] <= test["p99_us"]

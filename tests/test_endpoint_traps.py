@@ -342,11 +342,10 @@ def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) ->
 
 
 def test_trap_9_the_selftest_finds_every_event_after_it_was_sent() -> None:
-    one, four = selftest((1, 4), n_tokens=10, gap_ms=2.0, n_rounds=2)
-    assert (one.n_events, four.n_events) == (20, 80)
-    for test in (one, four):
-        assert 0 < test.median_us <= test.p99_us <= test.max_us
-        assert 0 <= test.server_late_median_us <= test.server_late_p99_us
+    for n_streams in (1, 4):
+        errors_ns, late_ns = selftest(n_streams, n_tokens=10, gap_ms=2.0, n_rounds=2)
+        assert len(errors_ns) == len(late_ns) == 20 * n_streams
+        assert min(errors_ns) > 0 and min(late_ns) >= 0
 
 
 def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:

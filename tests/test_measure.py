@@ -10,12 +10,11 @@ from typing import Any, cast
 import pytest
 
 from lab.analysis import table
-from lab.analysis.spread import known_spreads
 from lab.core import phases, results, stats
 from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import repeatability, warm_engine
+from lab.runner import warm_engine
 from lab.runner.cases import Case, Plan, Until
 from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Reporter, Status
@@ -371,33 +370,10 @@ def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
 # How much sessions differ
 
 
-def test_repeatability_is_sessions_in_a_folder_of_their_own(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len=repeatability.LENGTHS, gen=5, repeat=3)
-    reports: list[str] = []
-    records = list(
-        repeatability.execute(plan, worker, tmp_path, 4, 0, lambda status: None, reports.append, lambda _: "")
-    )
-    assert len({record.session for record in records}) == 4
-    assert len(list((tmp_path / repeatability.FOLDER).glob("*.jsonl"))) == 4
-    assert {spread.n_sessions for spread in known_spreads(records).values()} == {4}
-    assert [line for line in reports if "pause" not in line] == [f"session {n} of 4 is done" for n in (1, 2, 3, 4)]
-
-
-def test_repeatability_ends_as_soon_as_too_few_sessions_can_count(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len=repeatability.LENGTHS, gen=5, repeat=3)
-    reports: list[str] = []
-    sessions: set[str] = set()
-    with pytest.raises(LabError, match="2 of 2 sessions do not count, so at most 3 of 5 can; 4 are needed"):
-        for record in repeatability.execute(
-            plan, worker, tmp_path, 5, 0, lambda status: None, reports.append, lambda records: "it was disturbed."
-        ):
-            sessions.add(record.session)
-    assert len(sessions) == 2 and reports[0] == "session 1 of 5 is done and does not count: it was disturbed."
-
-
 def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len=repeatability.LENGTHS, gen=5, repeat=3)
-    list(repeatability.execute(plan, worker, tmp_path, 4, 0, lambda status: None, lambda sentence: None, lambda _: ""))
+    worker, plan = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3)
+    for session in range(4):
+        list(execute(plan, worker, tmp_path / f"session-{session}.jsonl", lambda status: None))
     files = []
     for threads in (1, 2):
         _, other = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
@@ -411,12 +387,3 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
     (tmp_path / "elsewhere").mkdir()
     moved = [path.rename(tmp_path / "elsewhere" / path.name) for path in alone]
     assert "assumed for a" in run_lab("compare", *moved, "--no-plot")[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--sessions", "2"), "--sessions 2 is not possible"), (("--pause", "-1"), "--pause -1 is not possible")],
-)
-def test_repeatability_that_cannot_be(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    status, _, err = run_lab("repeatability", *arguments, "--out", tmp_path)
-    assert status == 1 and words in err and not list(tmp_path.iterdir())

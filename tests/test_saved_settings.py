@@ -120,7 +120,7 @@ def test_all_commands_with_settings_of_the_engine_have_it() -> None:
     assert having == {
         name for name, command in main.commands.items() if {"ubatch", "threads_batch"} <= options(command)
     }
-    assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "overhead", "ceilings", "claims"} <= having
+    assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "ceilings", "claims"} <= having
 
 
 @pytest.mark.parametrize("name", ["measure", "batch", "doctor", "sweep"])

@@ -12,7 +12,6 @@ from lab.core import cost, phases, prefix_times, results, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.experiments import stall_chunks
 from lab.experiments.claims import of_time
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
@@ -20,7 +19,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.show import lesson, plot_runs, plot_why, text_why
 from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
-from tests.conftest import MACHINE, MS, exact_steps, make_record, make_run
+from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
 
 GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
@@ -308,15 +307,6 @@ def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
         assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
     assert of_time.growth_of_steps([once]) is None
     assert of_time.growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
-
-
-def test_a_newcomers_steps_count_by_their_sum_where_single_ones_are_not_timed() -> None:
-    steps = exact_steps(16, 1, 8)
-    late = dataclasses.replace(steps, start_ns=(0, MS), ready_ns=(MS, 16 * MS), end_ns=(MS, 17 * MS))
-    record = make_record(make_run(16, 1, steps=late))
-    assert stall_chunks._last_full_step_s(record) == pytest.approx(15e-3 / 8)
-    once = dataclasses.replace(record, settings=END)
-    assert stall_chunks._last_full_step_s(once) == pytest.approx(1e-3)
 
 
 def test_sums_teach_where_single_steps_do_not() -> None:

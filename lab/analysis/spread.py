@@ -3,8 +3,7 @@
 Sessions differ more than the runs of one session: the time of day, the load of a virtual machine's host and the place
 of the data in memory change. So a difference between two sessions counts only if it exceeds that spread. The spread is
 the standard deviation of the logarithm of session medians, estimated from sessions of equal setup on the same machine.
-If there are too few, a default for the kind of machine replaces it (a default for times, used for energy too). `lab
-repeatability` measures such sessions.
+If there are too few, a default for the kind of machine replaces it (a default for times, used for energy too).
 
 `sides_of` returns the values of a group that are compared, for every figure and length, with spread and doubts.
 """

@@ -1,11 +1,9 @@
-"""The commands that compare results, learn what sessions differ by, and convert to and from formats of other tools."""
+"""The commands that compare results, and convert to and from formats of other tools."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,18 +13,11 @@ from lab.cli.options import (
     DETAILS,
     NO_PLOT,
     PLOTS_OUT,
-    SEED,
-    SETTINGS,
     as_json_option,
     out_option,
-    with_options,
 )
-from lab.cli.running import collect, draw, hint, nearby, note, plot_folder, read, without_tuning
+from lab.cli.running import draw, hint, nearby, note, plot_folder, read, without_tuning
 from lab.errors import LabError
-
-if TYPE_CHECKING:
-    from lab.core.record import Record
-
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
 
@@ -58,7 +49,7 @@ def compare(
 
     Groups runs by machine, build, model and settings, and never pools groups. For each prompt length it prints the
     ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
-    only if it exceeds the spread between sessions of this machine (see lab repeatability). It compares energy if both
+    only if it exceeds the spread between sessions of this machine. It compares energy if both
     sides counted the same parts (see lab machine).
     """
     from lab.analysis import comparison as comparing
@@ -181,79 +172,3 @@ def _write(data: bytes, out: str | None) -> None:
         click.echo(data, nl=False)  # bytes: Windows would change letters and the ends of lines
         return
     results.write_whole(Path(out), data, "The file")
-
-
-@click.command(cls=Command, first=("sessions", "pause", "model", "threads", "out"))
-@with_options(
-    click.option("--sessions", default=6, show_default=True, help="Number of sessions, at least 4."),
-    click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
-    *SETTINGS,
-    SEED,
-    out_option("Folder with the results."),
-    as_json_option("text"),
-)
-def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
-    """Repeat a measurement, and show how much results vary.
-
-    \b
-      lab repeatability                     # about five minutes
-      lab repeatability --sessions 8 --pause 1800
-
-    Makes short sessions of one setup with pauses between them and keeps them in the folder
-    repeatability in --out. From them lab compare learns how large a difference between two sessions has to be; without
-    them it assumes a figure for the kind of machine. Sessions spread over hours show more of the variation.
-    """
-    from lab.process.worker import Worker
-    from lab.runner import repeatability
-    from lab.runner.plan import make_plan
-    from lab.show import console
-
-    err, folder = console.console(stderr=True), Path(out)
-    repeatability.check(sessions, pause)
-    with Worker() as worker, console.transfer(err) as transferring:
-        plan = make_plan(
-            worker, repeatability.LENGTHS, repeatability.N_GEN, repeatability.N_REPEAT, **asked, watch=transferring
-        )
-        if plan.refused:
-            raise LabError(" ".join(plan.refused.values()), "Give a smaller model.")
-        for warning in plan.warnings:
-            err.print(f"Note: {warning}", style="yellow")
-        records, problem = collect(
-            lambda watch: repeatability.execute(plan, worker, folder, sessions, pause, watch, err.print, _why_not),
-            folder / repeatability.FOLDER,
-            err,
-        )
-    if problem:
-        raise problem
-    _show_spreads(records, as_json)
-
-
-def _why_not(records: Sequence[Record]) -> str:
-    """Why a session does not count, or ""."""
-    from lab.analysis import disturbances
-
-    timed = [record for record in records if record.run.is_timed]
-    if not timed:
-        return "no run succeeded."
-    return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
-
-
-def _show_spreads(records: Sequence[Record], as_json: bool) -> None:
-    from lab.analysis.spread import FIGURE_NAMES, known_spreads
-    from lab.show import console, text_results
-
-    spreads = {figure: spread for (_, figure), spread in known_spreads(records).items()}
-    if as_json:
-        console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})
-        return
-    stdout = console.console()
-    for figure, spread in spreads.items():
-        stdout.print(f"{FIGURE_NAMES[figure]}: sessions differ by {spread.words}, one standard deviation")
-    for line in text_results.failures(records):
-        stdout.print(f"failed {line}")
-    if not spreads:
-        raise LabError(
-            "Too few sessions succeeded undisturbed to estimate how much sessions differ.",
-            "Close other programs and run lab repeatability again: the sessions that count are kept.",
-        )
-    stdout.print("From now on lab compare reports only larger differences between sessions of this machine.")

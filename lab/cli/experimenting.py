@@ -30,7 +30,7 @@ def _command(experiment: Experiment) -> click.Command:
     @with_options(*_options(experiment), MODEL, *prompt, *ENGINE, *kv_unified, SEED, *OUTPUT, DRY_RUN)
     def measure(out: str, **asked: Any) -> None:
         with planning(experiment.plan, out, experiment.saves_states) as make:
-            carry_out(make, out, run=experiment.run, **asked)
+            carry_out(make, out, **asked)
 
     first = ("model", *(name.replace("_", "-") for name in names))[:6]
     return click.command(experiment.name, cls=Command, first=first, help=experiment.about)(measure)

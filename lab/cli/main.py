@@ -15,14 +15,14 @@ import click
 
 from lab.cli import running
 from lab.cli.choosing import board, print_published, published
-from lab.cli.comparing import compare, export, import_, repeatability
+from lab.cli.comparing import compare, export, import_
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict, words
 from lab.cli.help import Group
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
-from lab.cli.servers import client, load, overhead, server
+from lab.cli.servers import load, server
 from lab.cli.serving import rpc_server
 from lab.cli.tracing import trace
 from lab.cli.tuning import tune
@@ -32,9 +32,9 @@ from lab.experiments.known import EXPERIMENTS
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report", "explore"),
-    "Compare and choose": ("compare", "repeatability", "predict", "tune", "board", "published"),
+    "Compare and choose": ("compare", "predict", "tune", "board", "published"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
-    "Servers": ("server", "load", "overhead", "client"),
+    "Servers": ("server", "load"),
     "Files": ("models", "export", "import"),
     "Machines": ("machine", "doctor", "rpc-server"),
 }
@@ -118,7 +118,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     from lab.show import (
         claim_views,
         console,
-        overhead_views,
         text_load,
         text_places,
         text_requests,
@@ -156,7 +155,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
-    print_sections(overhead_views.sections(records, reading.requests), out)
     print_sections(text_load.sections(tuning.without(reading.requests)), out)
     print_sections(trace_views.sections(reading.traces, by_layer=details), out)
 
@@ -294,7 +292,6 @@ for command in (
     claims,
     ab,
     compare,
-    repeatability,
     ceilings,
     explain,
     predict,
@@ -308,8 +305,6 @@ for command in (
     models,
     server,
     load,
-    overhead,
-    client,
     rpc_server,
     tune,
 ):

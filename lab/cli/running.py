@@ -75,10 +75,10 @@ def note(sentence: str) -> None:
 
 def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord], holding: bytes = b"") -> Contents:
     """Other sessions that lie where the results are, in files that contain `holding`: they show how sessions differ."""
-    from lab.runner import repeatability
+    from lab.core import results as files
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return repeatability.nearby(folders, measured, holding)
+    return files.nearby(folders, measured, holding)
 
 
 def faster_settings(results: tuple[str, ...], records: Sequence[Record]) -> list[str]:
@@ -124,7 +124,7 @@ def draw(
     from lab.analysis import request_table, tuning
     from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import levers, overhead_views, plot_runs, section, text_load, text_tune, trace_views
+    from lab.show import levers, plot_runs, section, text_load, text_tune, trace_views
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
@@ -132,7 +132,7 @@ def draw(
     of_engine = request_table.of_engine(records)
     plain = [record for record in tuning.without(of_engine) if record.run.part not in PARTS]
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
-    drawings |= {**levers.drawings(shown), **overhead_views.drawings(records)}
+    drawings |= levers.drawings(shown)
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
     of_loads = section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
@@ -207,9 +207,8 @@ def as_json_rows(
     `faster`: sentences on faster settings.
     """
     from lab.analysis import table, tuning
-    from lab.show import levers, overhead_views, text_load, text_requests, text_results, text_tune, trace_views
+    from lab.show import levers, text_load, text_requests, text_results, text_tune, trace_views
 
-    overhead = overhead_views.as_rows(records, requests)
     plain_requests = tuning.without(requests)
     rows = table.summary(table.runs([record for record in records if not record.run.is_apart]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
@@ -221,7 +220,6 @@ def as_json_rows(
             *text_requests.as_rows(requests),
         ],
         **levers.more(shown),
-        **({"overhead": overhead} if overhead else {}),
         **({"tunings": tuned} if (tuned := text_tune.as_rows([*records, *requests])) else {}),
         **({"loads": of_loads} if (of_loads := text_load.as_rows(plain_requests)) else {}),
         **({"faster_settings": list(faster)} if faster else {}),
@@ -339,13 +337,9 @@ def carry_out(
     out: str,
     dry_run: bool,
     stream: bool = False,
-    run: Callable[..., Iterator[Record]] | None = None,
     **asked: Any,
 ) -> None:
-    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan.
-
-    `run` executes it where the loop of `measure` is not all.
-    """
+    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_results, text_setup
@@ -362,7 +356,7 @@ def carry_out(
             return
         path = new_results_file(plan, output.folder)
         records, problem = collect(
-            lambda watch: (run or execute)(plan, worker, path, watch, stream), path, err, text_out if stream else None
+            lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
     if records:
         shown = experiments(records, (str(path),))

@@ -1,4 +1,4 @@
-"""The commands for servers with OpenAI's API: server, client, load, overhead, and what measure does with --url."""
+"""The commands for servers with OpenAI's API: server, load, and what measure does with --url."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import click
 from click.core import ParameterSource
 
 from lab.cli.help import Command
-from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, as_json_option, out_option, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, as_json_rows, collect, hint, introduce
+from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, as_json_rows, collect
 from lab.core.lists import plural
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.runner.load_plan import LoadPlan
     from lab.runner.progress import ShowStatus, Status
@@ -86,42 +85,6 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
             )
         else:
             print_endpoint(found.endpoint, found.model, found.models, console.console())
-
-
-@click.command(cls=Command)
-@click.option(
-    "--streams", default="1,16", show_default=True, help="Numbers of simultaneous streams, separated by commas."
-)
-@as_json_option()
-def client(streams: str, as_json: bool) -> None:
-    """Measure the timing error of the lab's own client.
-
-    \b
-      lab client
-      lab client --streams 1,64
-
-    A local server sends events at known times, and the client stamps them.
-    """
-    from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US, selftest
-    from lab.show import console
-
-    numbers = [part.strip() for part in streams.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in numbers):
-        raise LabError(f"--streams {streams} is not possible.", "Give numbers from 1 to 64, with commas: 1,16")
-    tests = selftest([int(part) for part in numbers])
-    if as_json:
-        console.print_json([dataclasses.asdict(test) for test in tests])
-        return
-    grid = console.Grid("streams", "events", "events/s", "median us", "99 % us", "max us", "server late, 99 % us")
-    for test in tests:
-        values = test.rate, test.median_us, test.p99_us, test.max_us, test.server_late_p99_us
-        grid.add_row(f"{test.n_streams}", f"{test.n_events:,}", *(f"{value:,.0f}" for value in values))
-    out = console.console()
-    out.print(grid)
-    out.print(
-        f"Time from sending an event to its time stamp. Goal with 16 streams: a median of {WANTED_MEDIAN_US:.0f} us, "
-        f"99 % below {WANTED_P99_US:,.0f} us. A server's times close to these errors are not reliable."
-    )
 
 
 @click.command(cls=Command, first=("url", "concurrency", "rate", "prompt-len", "gen", "slo"))
@@ -356,102 +319,3 @@ def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: boo
         raise problem
     if text_requests.failures(records):
         sys.exit(EXIT_FAILED)
-
-
-@click.command(cls=Command, first=("url", "model", "prompt-len", "gen", "blocks", "threads"))
-@with_options(
-    URL,
-    MODEL,
-    click.option("--served-model", metavar="NAME", help="The server's name for the model.  [default: its only one]"),
-    *REACHING,
-    TIMEOUT,
-    click.option("--prompt-len", "-p", default="512", show_default=True, help="Prompt lengths, as for measure."),
-    click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate."),
-    click.option("--blocks", default=6, show_default=True, help="Blocks; each measures both sides once."),
-    click.option("--prompt", default="text", show_default=True, help="Text of the prompts, as for measure."),
-    *ENGINE,
-    SEED,
-    out_option("Folder for the results and the plot."),
-    as_json_option("tables"),
-    click.option("--no-plot", is_flag=True, help="Draw no plot."),
-)
-def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
-    """Show where a server loses time, part by part.
-
-    \b
-      lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
-      lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf -p 100,2k -n 200
-
-    Runs the same tokens in process and through the server, alternating, and splits the difference: the engine,
-    sampling, the stream, HTTP, templating, tokenization, scheduling, and the unexplained rest. Start the server on
-    this machine, and give the lab the settings that it was started with (threads, ubatch, flash attention, cache
-    types), because no server reports them.
-    """
-    from lab.core.request import RequestRecord
-    from lab.experiments.overhead_blocks import execute, new_file, prepare
-    from lab.process.worker import Worker
-    from lab.runner.servers import connect, reaching_of
-    from lab.show import console, overhead_views, text_endpoint
-
-    if url is None:
-        raise LabError("No server is given.", "Give its address: --url http://127.0.0.1:8080/v1")
-    err, output = console.console(stderr=True), Output.taken_from(asked)
-    confirm(url, f"about {15 * blocks} requests for each length", yes)
-    how = reaching_of(asked)
-    settings = {name: value for name, value in asked.items() if name not in how}
-    with connect(url, served_model, **how) as server:
-        text_out = err if output.as_json else console.console()
-        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
-        with Worker() as worker, console.transfer(err) as transferring:
-            turns = prepare(server, worker, blocks=blocks, watch=transferring, **settings)
-        introduce([turns.plan], text_out, err, overhead_views.cannot(server.endpoint))
-        path = new_file(turns, output.folder)
-
-        def tell(line: Record | RequestRecord, finished: Callable[[Any], None]) -> None:
-            if not isinstance(line, RequestRecord):
-                finished(line)
-            elif not line.request.asked.warmup and not err.is_terminal:
-                err.print(overhead_views.finished(line))
-
-        lines, problem = collect(
-            lambda watch: execute(turns, path, watch),
-            path,
-            err,
-            tell=tell,
-            where=lambda lines, path: f"Finished runs and requests are in {path}" if lines else "",
-        )
-    has_all = _show_overhead(lines, path, output)
-    if problem:
-        raise problem
-    if not has_all:
-        sys.exit(EXIT_FAILED)
-
-
-def _show_overhead(lines: list[Record | RequestRecord], path: Path, output: Output) -> bool:
-    """Prints the parts, then draws. Returns whether every block has both sides."""
-    from lab.core.record import Record
-    from lab.core.request import RequestRecord
-    from lab.drawing import canvas
-    from lab.experiments import overhead_parts
-    from lab.show import console, overhead_views
-    from lab.show.section import print_sections
-
-    records = [line for line in lines if isinstance(line, Record)]
-    requests = [line for line in lines if isinstance(line, RequestRecord)]
-    out = console.console(details=hint(path=path))
-    if not output.as_json:
-        print_sections(overhead_views.sections(records, requests), out)
-    failures = overhead_views.failures(records, requests)
-    made = overhead_views.drawings(lines) if output.plots else {}
-    drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
-    if output.as_json:
-        parts = overhead_views.as_rows(records, requests)
-        console.print_json({"results": str(path), "plots": drawn, "sessions": parts, "failures": failures})
-    else:
-        for failure in failures:
-            out.print(failure)
-        out.print(f"\nresults  {path}")
-        for name in drawn:
-            out.print(f"plot     {name}")
-    n_wanted = sum(not request.request.asked.warmup for request in requests)
-    return bool(requests) and len(overhead_parts.pairs(records, requests)) == n_wanted

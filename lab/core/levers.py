@@ -57,7 +57,6 @@ class Stall:
     chunk: int | None  # None: all at once, while the streams waited
     n_context: int  # tokens of each stream's own prompt
     n_before: int  # steps of the streams alone, before the prompt came
-    limit_s: float | None = None  # `--max-stall`: the longest gap allowed
 
     @property
     def words(self) -> str:

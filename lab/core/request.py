@@ -200,21 +200,6 @@ class ServerTimings:
     n_draft_accepted: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """The raw times of a server's work around the model, of `lab overhead`.
-
-    Each column holds times from sending a request with the prompt to the first byte of its answer. None: the server has
-    no such endpoint.
-    """
-
-    http_ns: tuple[int, ...] = ()  # the server only reads the request
-    template_ns: tuple[int, ...] | None = None  # it applies the chat template
-    tokenize_ns: tuple[int, ...] | None = None  # it tokenizes the prompt
-    whole: ServerTimings | None = None  # of the same request without streaming
-    sampling_ns: tuple[int, ...] | None = None  # the server's sampling, in the lab's engine
-
-
 @dataclass(frozen=True)
 class Events:
     """Columns of equal length with one row for each event of the stream. `n_bytes` counts the bytes within HTTP.
@@ -255,7 +240,6 @@ class Request:
     tokens_by: str | None = None  # the source of the events' n_tokens: token ids, usage, timings, logprobs
     usage: Usage | None = None
     timings: ServerTimings | None = None
-    pieces: Pieces | None = None  # of `lab overhead`
 
 
 @dataclass(frozen=True, kw_only=True)

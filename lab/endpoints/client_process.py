@@ -46,7 +46,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # shortens garbage collections from milliseconds to microseconds
-        return {"start_ns": runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))}
+        return {"start_ns": runner.run(_run_plan(target(access, plan.api, arrivals), plan, file))}
 
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:

@@ -48,11 +48,11 @@ class Target:
     hangs_up: bool = False  # whether the server closed a connection after an answer without announcing it
 
 
-def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
-    """The target for an interface (or for another path), with the headers of all requests."""
+def target(access: Access, api: str, arrivals: Arrivals) -> Target:
+    """The target for an interface, with the headers of all requests."""
     import httpx2
 
-    url = urlsplit(access.interface(api) if path is None else access.root + path)
+    url = urlsplit(access.interface(api))
     is_encrypted = url.scheme == "https"
     fixed = {
         "Accept": "text/event-stream",
@@ -125,9 +125,10 @@ class _Exchange:
 
     async def send(self, connection: Connection, over: asyncio.Event, due_ns: int | None) -> None:
         """Send the request at its planned time, and read its answer. Raises _Failure for every failure."""
-        n_gen, path = self.ask.asked.n_gen, self.plan.path
-        most_events = MOST_EVENTS * n_gen + SPARE_EVENTS if path is None else MOST_ANSWER_BYTES
-        answer = self.answer = Incoming(connection, self.plan, most_events, self.to.turn, over, due_ns)
+        n_gen = self.ask.asked.n_gen
+        answer = self.answer = Incoming(
+            connection, self.plan, MOST_EVENTS * n_gen + SPARE_EVENTS, self.to.turn, over, due_ns
+        )
         http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         try:
             async with asyncio.timeout(self.plan.timeout_s + GRACE_S):
@@ -158,7 +159,7 @@ class _Exchange:
 
     async def _read(self, http: h11.Connection, answer: Incoming) -> None:
         """Read the answer. Raises _Failure if it is not a stream."""
-        is_whole, headers, ns = self.plan.path is not None, dict[str, str](), 0
+        headers, ns = dict[str, str](), 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 ns, data = await answer.read()
@@ -168,15 +169,15 @@ class _Exchange:
             elif isinstance(event, h11.Response):
                 self.http_status = event.status_code
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                self.is_stream = self.http_status == 200 and not is_whole and _may_be_stream(headers)
+                self.is_stream = self.http_status == 200 and _may_be_stream(headers)
             elif isinstance(event, h11.Data):
                 self._add(ns, bytes(event.data))
-                if not self.is_stream and not is_whole and self.n_bytes > MOST_ERROR_BYTES:
+                if not self.is_stream and self.n_bytes > MOST_ERROR_BYTES:
                     break
             elif not isinstance(event, h11.InformationalResponse):
                 break
         status = self.http_status or 0
-        if self.is_stream or (is_whole and status == 200):
+        if self.is_stream:
             return
         answered = read_json(b"".join(data for _, data in self.pieces), status, headers, self.to.access)
         if status == 200 and (answered.parsed is None or answered.error is None):

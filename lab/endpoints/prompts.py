@@ -27,7 +27,7 @@ from lab.core import request_times as times
 from lab.core.lists import first_known
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
-from lab.endpoints.access import Access, JsonReply, ask
+from lab.endpoints.access import Access, ask
 from lab.endpoints.formats import (
     TIMINGS,
     as_count,
@@ -253,7 +253,10 @@ def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Re
 
 def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     """The counts of the same request without streaming. None if its answer is not the same."""
-    answer = ask_whole(access, api, sent.body)
+    fields = json.loads(sent.body)
+    for name in ("stream", "stream_options", TIMINGS):
+        fields.pop(name, None)
+    answer = ask(access, access.interface(api), fields, access.timeout_s)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     if answer.status != 200 or usage is None or usage.completion_tokens is None:
         return None
@@ -262,14 +265,6 @@ def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     if not has_same_limit and (not reply.text or text_of(choice) != reply.text):
         return None
     return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
-
-
-def ask_whole(access: Access, api: str, body: str) -> JsonReply:
-    """The answer to a request with this body, without streaming."""
-    fields = json.loads(body)
-    for name in ("stream", "stream_options", TIMINGS):
-        fields.pop(name, None)
-    return ask(access, access.interface(api), fields, access.timeout_s)
 
 
 def tokenized(access: Access, model: str, text: str) -> Usage | None:

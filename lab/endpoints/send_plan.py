@@ -69,7 +69,6 @@ class SendPlan:
     stop_s: float | None = None
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
-    path: str | None = None  # used instead of the interface, such as /tokenize; the answer is not a stream
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:

@@ -16,7 +16,7 @@ from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
 from lab.core.traced import Looks
-from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native, tracing
+from lab.engine import devices, execute, gguf_header, kernels, llama, native, tracing
 from lab.errors import LabError
 from lab.process import served
 from lab.process.wire import Build, Libraries, Outcome, Probe, Trace, Vocabulary, map_int64
@@ -105,11 +105,6 @@ class _Child:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
         return execute.run(self._context, self._draft_context, script, self._progress)
-
-    def time_sampling(self, samplers: list[tuple[str, float]], n_times: int) -> list[int]:
-        if self._context is None:
-            raise LabError("There is no context to sample in.", "This is a bug of the lab.")
-        return logits.sampling_ns(self._context, samplers, n_times)
 
     def probe(self, probe: Probe) -> Rate:
         return kernels.run(probe)

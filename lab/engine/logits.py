@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from lab.engine import llama
 from lab.engine.bindings import llama_cpp, loaded
 from lab.engine.llama import Context
 from lab.errors import LabError
-
-N_FIRST = 2
-"""Warm-up calls of the samplers: the first ones allocate memory."""
 
 Rows = list[tuple[int, Any, list[Any]]]
 """A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches to copy it into."""
@@ -81,37 +76,3 @@ class Logits:
 
     def _address(self) -> int:
         return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
-
-
-def sampling_ns(context: Context, samplers: Sequence[tuple[str, float]], n_times: int) -> list[int]:
-    """Nanoseconds that llama.cpp's samplers take for each of `n_times` tokens, starting from an empty KV cache.
-
-    The lab takes the argmax, in some microseconds. A server copies all logits into a list of candidates and runs a
-    chain of samplers, even at temperature 0 (llama.cpp common/sampling.cpp). Each sampling here follows a step, so that
-    the CPU caches are as cold as in an answer. LabError for an unknown sampler.
-    """
-    lib = llama_cpp()
-    make: dict[str, Callable[[float], Any]] = {
-        "top_k": lambda k: lib.llama_sampler_init_top_k(int(k)),
-        "top_p": lambda p: lib.llama_sampler_init_top_p(p, 0),
-        "min_p": lambda p: lib.llama_sampler_init_min_p(p, 0),
-        "typ_p": lambda p: lib.llama_sampler_init_typical(p, 0),
-        "temperature": lambda t: lib.llama_sampler_init_temp_ext(t, 0.0, 1.0),
-    }
-    if unknown := [name for name, _ in samplers if name not in make]:
-        raise LabError(f"The lab does not know the sampler {unknown[0]}.", "This is a bug of the lab.")
-    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-    try:
-        for name, value in samplers:
-            lib.llama_sampler_chain_add(chain, make[name](value))
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_dist(1))
-        lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
-        token, spent = (ctypes.c_int32 * 1)(0), []
-        for _ in range(N_FIRST + n_times):
-            llama.decode(context, lib.llama_batch_get_one(token, 1))
-            start_ns = time.perf_counter_ns()
-            token[0] = lib.llama_sampler_sample(chain, context.pointer, -1)
-            spent.append(time.perf_counter_ns() - start_ns)
-    finally:
-        lib.llama_sampler_free(chain)
-    return spent[N_FIRST:]

@@ -81,7 +81,7 @@ class Table:
 class Experiment:
     """An experiment. `about` is the help of its command, `again` gives the options that repeat its runs.
 
-    `lever` is the part of a run that identifies its runs. `run` executes a plan.
+    `lever` is the part of a run that identifies its runs.
     """
 
     name: str
@@ -93,7 +93,6 @@ class Experiment:
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
     saves_states: bool = False
-    run: Callable[..., Iterator[Record]] = session.execute
 
     def default(self, option: Option) -> Any:
         """The default of an option; None for one of the settings."""
@@ -114,7 +113,6 @@ def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> 
 def public(
     name: str,
     plan: Callable[Concatenate[Worker, Asked], Plan],
-    run: Callable[..., Iterator[Record]] = session.execute,
     saves_states: bool = False,
 ) -> Callable[Asked, list[Record]]:
     """The function `lab.NAME`, which plans and measures."""
@@ -124,7 +122,7 @@ def public(
         given: dict[str, Any] = dict(settings)
         out, watch = given.pop("out", "results"), given.pop("watch", None)
         with planning(plan, out, saves_states) as make:
-            return session.carry_out(lambda worker: make(worker, *asked, **given), out, watch, run=run)
+            return session.carry_out(lambda worker: make(worker, *asked, **given), out, watch)
 
     parameters = inspect.signature(plan).parameters
     shown = [parameter for key, parameter in parameters.items() if key not in ("worker", "folder")]

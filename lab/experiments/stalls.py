@@ -10,25 +10,33 @@ A gap is the time between two tokens of a stream. llama.cpp computes all sequenc
 share one cache (`--kv-unified on`, the default here). It cuts a step of more than --ubatch tokens into parts, and each
 part reads the weights: a chunk of 1,024 with 4 streams is 3 parts with the default of 512. The lab keeps --ubatch, as
 servers do, and predicts such steps part by part.
+
+The new request ("newcomer" in the code) is sequence 0, the streams are 1, 2, ... If all sequences share one cache,
+llama.cpp cuts a step every n_ubatch tokens (llama-batch.cpp, 0c1e570, split_simple), the new request's tokens first.
+With separate caches a part has equally many tokens of each sequence (split_equal): first one of each, then the rest of
+the new request's. In a shared cache every token's attention is computed over the cells of all sequences, and masked.
+The CPU's kernel for 64 and more tokens skips what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp,
+flash_attn_ext_tiled), so the streams' few tokens cost a whole tile over the caches of all streams.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.analysis import setup_columns
 from lab.analysis.wording import digits, seconds
-from lab.core import gaps, lever_figures
+from lab.core import cost, gaps, lever_figures, script
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall, in_chunks
 from lab.core.lists import grouped, plural
-from lab.core.record import Record, Run
+from lab.core.record import MIXED, Record, Run, Settings
+from lab.core.script import Operation, Part
 from lab.drawing import canvas
-from lab.experiments import stall_chunks
+from lab.errors import LabError
 from lab.experiments.common import (
     as_lengths,
     cell,
@@ -40,12 +48,12 @@ from lab.experiments.common import (
     ranged,
     sentence,
 )
-from lab.experiments.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
-from lab.experiments.stall_chunks import N_GEN, case, check_chunks, n_mixed, newcomer_ids, write
+from lab.experiments.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner.cases import Plan
+from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
+from lab.why import step_kernels
 from lab.why.step_prediction import StepPrediction
 
 if TYPE_CHECKING:
@@ -62,6 +70,152 @@ MOST_STREAMS = 255
 """LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them."""
 
 MOST_TOKENS = 2**30
+
+
+N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
+"""Tokens of each stream's own prompt, steps of the streams alone, and tokens of the new request's answer."""
+
+
+def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
+    """n_streams streams, and a prompt of n_prompt tokens in chunks or (None) all at once."""
+    n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
+    return Case(
+        n_prompt,
+        N_GEN,
+        lever=Stall(n_streams, chunk, N_CONTEXT, N_BEFORE),
+        sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams),
+    )
+
+
+def n_mixed(n_prompt: int, chunk: int | None) -> int:
+    """The number of steps that mix a part of the prompt with the streams' tokens."""
+    return 0 if chunk is None else -(-n_prompt // chunk)
+
+
+def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script: the streams' own prompts, their steps alone, the new prompt, and steps of all."""
+    lever = case.lever
+    assert isinstance(lever, Stall)
+    streams, prompt = range(1, 1 + lever.n_streams), text(0, case.n_prompt)
+    operations = [step for i in streams for step in script.prefill(i, text(i, lever.n_context), settings.n_ubatch)]
+    operations += script.decode(streams, lever.n_before)
+    if lever.chunk is None:
+        operations += script.prefill(0, prompt, settings.n_ubatch)
+    else:
+        others = tuple(Part(i, None, 1) for i in streams)
+        for first in range(0, len(prompt), lever.chunk):
+            tokens = tuple(prompt[first : first + lever.chunk])
+            is_last = first + lever.chunk >= len(prompt)
+            operations.append(Operation(MIXED, (Part(0, tokens, int(is_last)), *others)))
+    return [*operations, *script.decode([0, *streams], case.n_gen - 1)]
+
+
+def newcomer_ids(run: Run) -> tuple[int, ...]:
+    """The tokens of the new request's answer; empty for other runs."""
+    if run.stall is None:
+        return ()
+    n_streams, chunk = run.stall.n_streams, run.stall.chunk
+    n_before = n_streams * (1 + run.stall.n_before)  # sampled for the streams before the prompt came
+    if chunk is None:
+        first, answers = n_before, n_before + 1
+    else:  # the last mixed step samples the new request's first token, and one of each stream
+        first = n_before + n_streams * max(0, n_mixed(run.n_prompt, chunk) - 1)
+        answers = first + 1 + n_streams
+    return (*run.token_ids[first : first + 1], *run.token_ids[answers :: n_streams + 1])
+
+
+def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
+    """LabError if the largest chunk is longer than the prompt, or does not fit into a batch with the streams."""
+    most = max(chunks, default=0)
+    if most > n_prompt:
+        raise LabError(
+            f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
+            "Give smaller chunks; the lab always measures the prompt all at once too.",
+        )
+    most = max(most, 1)  # the new request's own tokens
+    if most + n_streams > n_batch:
+        raise LabError(
+            f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
+            f"Use --batch {most + n_streams}, a smaller --chunk, or fewer --streams.",
+        )
+
+
+TILE = 64
+"""Tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a step that is computed in one go, as StepPrediction.seconds takes it."""
+
+    n_tokens: int
+    n_past: int
+    n_outputs: int
+    others: tuple[cost.Span, ...] = ()
+
+
+def expected_s(prediction: StepPrediction, n_prompt: int, lever: Stall) -> tuple[float, float] | None:
+    """Predicted seconds: the longest gap, and the new request's TTFT; None if a step cannot be predicted."""
+    if lever.chunk is None:
+        alone, step = prediction.prefill(n_prompt), _seconds(prediction, answering(lever, n_prompt))
+        return None if alone is None or step is None else (alone + step, alone)
+    steps = [
+        _seconds(prediction, mixed(lever, n_prompt, number, prediction.settings))
+        for number in range(n_mixed(n_prompt, lever.chunk))
+    ]
+    known = [step for step in steps if step is not None]
+    return (max(known), sum(known)) if len(known) == len(steps) else None
+
+
+def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Iterator[Piece]:
+    """The pieces of a mixed step, the steps counted from 0."""
+    assert lever.chunk is not None
+    n_streams, n_ubatch, n_past = lever.n_streams, max(1, settings.n_ubatch), number * lever.chunk
+    n_new = min(lever.chunk, n_prompt - n_past)
+    is_last = n_past + n_new == n_prompt
+    stream = (1, lever.n_context + lever.n_before + number)
+    if not settings.kv_unified:
+        yield Piece(1, n_past, n_streams + int(is_last and n_new == 1), (stream,) * n_streams)
+        for start in range(1, n_new, n_ubatch):
+            end = min(start + n_ubatch, n_new)
+            yield Piece(end - start, n_past + start, int(is_last and end == n_new))
+        return
+    for start in range(0, n_new + n_streams, n_ubatch):
+        end = min(start + n_ubatch, n_new + n_streams)
+        n_own = max(0, min(end, n_new) - start)
+        n_others = end - start - n_own
+        n_outputs = n_others + int(is_last and start < n_new <= end)
+        if n_own:
+            yield Piece(n_own, n_past + start, n_outputs, (stream,) * n_others)
+        else:
+            yield Piece(*stream, n_outputs, (stream,) * (n_others - 1))
+
+
+def answering(lever: Stall, n_prompt: int) -> Iterator[Piece]:
+    """The streams' first step after a prompt that was prefilled all at once; it includes the new request."""
+    stream = (1, lever.n_context + lever.n_before)
+    yield Piece(1, n_prompt, 1 + lever.n_streams, (stream,) * lever.n_streams)
+
+
+def _seconds(prediction: StepPrediction, pieces: Iterable[Piece]) -> float | None:
+    total = 0.0
+    for piece in pieces:
+        taken = prediction.seconds(piece.n_tokens, piece.n_past, piece.n_outputs, piece.others)
+        if taken is None:
+            return None
+        total += taken + _tile_s(prediction, piece)
+    return total
+
+
+def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
+    """Seconds of the streams' tile of attention on the CPU; 0 if there is none."""
+    settings = prediction.settings
+    is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and piece.n_tokens + len(piece.others) >= TILE
+    if not is_tiled or not piece.others or (settings.flash_attn_resolved or settings.flash_attn) == "off":
+        return 0.0
+    n_cells = sum(n_past for _, n_past in piece.others)
+    tile = step_kernels.total(prediction.model, settings, prediction.ceilings, TILE, n_cells, 0)
+    return tile.attention_s if tile else 0.0
 
 
 @dataclass(frozen=True)
@@ -103,31 +257,26 @@ def plan(
     streams: str | Sequence[int] = "1,4",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    *,
-    max_stall: str | float | None = None,
     **settings: Unpack[Keywords],
 ) -> Plan:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences decode.
 
         lab.stall(2048, "64,256", streams="4")
 
-    Without `chunk`: the default sizes up to the length of the prompt. With `max_stall` (seconds, or a text such as
-    "100ms") it searches for the largest chunk with no longer gap; then `chunk` may be left out. Returns a record per
-    run. LabError for impossible values.
+    Without `chunk`: the default sizes up to the length of the prompt. Returns a record per run. LabError for impossible
+    values.
     """
-    limit_s = None if max_stall is None else stall_chunks.parse_duration(max_stall)
     of_streams = numbers("--streams", streams, MOST_STREAMS)
     made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, **for_plan(settings, kv_unified="on"))
     need_every_position(made.model)
     shortest = min(own.n_prompt for own in made.cases)
-    chunks: tuple[int, ...] = ()
-    if chunk is not None:
-        chunks = numbers("--chunk", chunk, MOST_TOKENS)
-    elif max_stall is None:
+    if chunk is None:
         chunks = tuple(n for n in numbers("--chunk", DEFAULT_CHUNKS, MOST_TOKENS) if n <= shortest)
+    else:
+        chunks = numbers("--chunk", chunk, MOST_TOKENS)
     check_chunks(chunks, shortest, max(of_streams), made.settings.n_batch)
     sizes = [(n_streams, size) for n_streams in of_streams for size in (*chunks, None)]
-    planned = with_cases(made, [case(own.n_prompt, *size, limit_s) for own in made.cases for size in sizes], write)
+    planned = with_cases(made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write)
     if planned.settings.kv_unified:
         return planned
     return dataclasses.replace(planned, warnings=(*planned.warnings, SEPARATE))
@@ -148,7 +297,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     made = []
     for (n_prompt, n_gen, lever), alike in by_case.items():
         is_whole = prediction and alike[0].n_steps == n_mixed(n_prompt, lever.chunk or prediction.settings.n_ubatch)
-        expected = stall_chunks.expected(prediction, n_prompt, lever) if prediction and is_whole else None
+        expected = expected_s(prediction, n_prompt, lever) if prediction and is_whole else None
         row = _row(n_prompt, lever, alike, at_once_s.get((n_prompt, n_gen, lever.n_streams)), expected)
         made.append((n_prompt, n_gen, lever.n_streams, lever.chunk is None, lever.chunk or 0, row))
     return [row for *_, row in sorted(made, key=lambda placed: placed[:-1])]
@@ -249,12 +398,6 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
     return [*words, sentence("; ".join(parts))]
 
 
-def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    verdicts = stall_chunks.verdicts(records, prediction)
-    words = [*map(stall_chunks.sentence, verdicts), *sentences(rows, prediction), *check(records)]
-    return words, {"max_stall": verdicts}
-
-
 MOST_CHUNKS = 4
 
 
@@ -272,7 +415,6 @@ def draw(
     if len(chunks) > MOST_CHUNKS:
         chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
     lengths = sorted({record.run.n_prompt for record, _, _ in known})
-    limits = [lever.limit_s for _, lever, _ in known if lever.limit_s is not None]
 
     def line(record: Record, lever: Stall) -> str:
         length = f", prompt of {record.run.n_prompt:,}" if len(lengths) > 1 else ""
@@ -287,9 +429,6 @@ def draw(
             for name, style in zip(part, canvas.styles(len(part)), strict=True):
                 if own := of_lines.get((name, chunk)):
                     _draw_line(ax, name, [(one, record) for record, _, one in own], style)
-            if limits:
-                label = f"limit: {seconds(max(limits))}"
-                ax.axhline(1e3 * max(limits), color=canvas.GUIDE, ls="-.", lw=1.4, label=label)
             words = "all at once" if chunk is None else f"chunks of {chunk:,}"
             words = words if len(parts) == 1 else f"{part[0]}\n{words}"
             ax.set_title(words, fontsize=11 if len(parts) == 1 else 9)
@@ -317,11 +456,9 @@ def _draw_line(ax: Axes, name: str, runs: Sequence[tuple[Gaps, Record]], style: 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.stall for run in runs if run.stall]
-    limit_s = levers[0].limit_s
     return {
         "prompt_len": listed(run.n_prompt for run in runs),
-        "chunk": listed(lever.chunk for lever in levers) if limit_s is None else None,
-        "max_stall": None if limit_s is None else f"{1e3 * limit_s:g}ms",
+        "chunk": listed(lever.chunk for lever in levers),
         "streams": listed(lever.n_streams for lever in levers),
     }
 
@@ -349,7 +486,7 @@ TABLE = Table(
         ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
     ),
     rows=rows,
-    conclude=_conclude,
+    conclude=lambda rows, records, prediction: ([*sentences(rows, prediction), *check(records)], {}),
     draw=draw,
 )
 
@@ -360,7 +497,6 @@ EXPERIMENT = Experiment(
 
     \b
       lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
-      lab stall --prompt-len 4096 --streams 4 --max-stall 100ms
 
     Each chunk shares a step with one token of each stream. In the last row the prompt is prefilled all at once while
     the streams wait. The command shows the number of stalls (gaps over twice as long as usual), the longest gap, the
@@ -373,17 +509,13 @@ EXPERIMENT = Experiment(
         Option(
             "chunk",
             "Sizes of the chunks in tokens: 64,256.  [default: those of 64,256,1024 that are no longer than the "
-            "prompt; none with --max-stall]",
+            "prompt]",
         ),
         Option("streams", "Numbers of sequences that decode: 1,4."),
-        Option(
-            "max_stall", "Search for the largest chunk that keeps every gap below this, such as 100ms.", metavar="TIME"
-        ),
         REPEAT,
     ),
     again=_again,
     tables=(TABLE,),
-    run=stall_chunks.execute,
 )
 
-stall = public("stall", plan, run=stall_chunks.execute)
+stall = public("stall", plan)

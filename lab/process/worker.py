@@ -219,10 +219,6 @@ class Worker:
         look()
         return outcome
 
-    def time_sampling(self, samplers: Sequence[tuple[str, float]], n_times: int) -> tuple[int, ...]:
-        """Nanoseconds that llama.cpp's `samplers` (name and value) take for each of `n_times` tokens."""
-        return tuple(json.loads(self._ask("time_sampling", samplers=list(samplers), n_times=n_times)))
-
     def probe(self, probe: Probe) -> Rate:
         """Time one kernel."""
         return from_json(Rate, self._ask("probe", probe=probe))

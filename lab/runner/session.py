@@ -35,13 +35,12 @@ def carry_out(
     out: str | Path,
     watch: ShowStatus | None = None,
     stream: bool = False,
-    run: Callable[[Plan, Worker, Path, ShowStatus, bool], Iterator[Record]] | None = None,
 ) -> list[Record]:
-    """Make a plan and all its runs (`run`: like `execute`), with warnings of the plan and for failed runs."""
+    """Make a plan and all its runs, with warnings of the plan and for failed runs."""
     with Worker() as worker, progress.in_notebook() as watching:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
-        records = list((run or execute)(plan, worker, path, watch or watching, stream))
+        records = list(execute(plan, worker, path, watch or watching, stream))
     errors = [record.run.error for record in records if record.run.error]
     for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
         warnings.warn(warning, stacklevel=3)

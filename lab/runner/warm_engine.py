@@ -139,13 +139,13 @@ class WarmEngine:
                 yield self.settings, self.run(Case(n_step, 1), 0, warmup=True)
         self.warm = True
 
-    def run(self, case: Case, repeat: int, warmup: bool = False, given: Sequence[int] = ()) -> Run:
-        """One run on the open context. `given`: the tokens of its only prompt, instead of a part of the text."""
+    def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
+        """One run on the open context."""
         with self._explained(case.n_prompt):
-            return self._run(case, repeat, warmup, given)
+            return self._run(case, repeat, warmup)
 
-    def _run(self, case: Case, repeat: int, warmup: bool, given: Sequence[int]) -> Run:
-        script = self._script(case, repeat, given)
+    def _run(self, case: Case, repeat: int, warmup: bool) -> Run:
+        script = self._script(case, repeat)
         started_at = utc_now()
         outcome, noise = self._watched(script, case, repeat, warmup)
         run = Run(
@@ -157,7 +157,7 @@ class WarmEngine:
             error=None,
             steps=outcome.steps,
             token_ids=outcome.token_ids,
-            prompt_offset=self._offset(self._source(case), repeat, 0) if not given else None,
+            prompt_offset=self._offset(self._source(case), repeat, 0),
             end_of_generation_at=outcome.end_at,
             noise=noise,
             engine=self.n_starts,
@@ -175,10 +175,9 @@ class WarmEngine:
         self.reporter.learn(case, run)
         return run
 
-    def _script(self, case: Case, repeat: int, given: Sequence[int]) -> Script:
+    def _script(self, case: Case, repeat: int) -> Script:
         write = self.plan.write if case.lever else measured_run
-        cut = functools.partial(self._text, self._source(case), repeat)
-        script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
+        script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
         return scripts.wait_once(script) if self.settings.prefill_wait == END else script
 
     def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:

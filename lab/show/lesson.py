@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 guess, check, ask, ask_again = answers.guess, answers.check, answers.ask, answers.ask_again
 serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
-overhead, show_overhead = lesson_server.overhead, lesson_server.show_overhead
-show_load, draw_overhead = lesson_server.show_load, lesson_server.draw_overhead
+show_load = lesson_server.show_load
 
 
 def begin() -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from lab.analysis import loads, request_table
-from lab.core.record import Record
+from lab.analysis import loads
 from lab.core.request import RequestRecord
-from lab.errors import LabError
-from lab.experiments import overhead_parts
-from lab.experiments.overhead_parts import Phase
 from lab.models import catalog
 from lab.runner import own_server
 from lab.runner.own_server import OwnServer
-from lab.show import console, overhead_views, text_endpoint, text_load
-from lab.show.section import print_section, print_sections
+from lab.show import console, text_endpoint, text_load
+from lab.show.section import print_section
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,25 +49,6 @@ def show_load(records: Sequence[RequestRecord]) -> None:
     """Print a load as `lab load` does."""
     samples = [loads.sample(one.request) for one in records if one.request.asked.load is not None]
     print_section(text_load.section(samples, records[0].endpoint), console.console())
-
-
-def overhead(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
-    """TTFT and TPOT of lab.overhead by name, with `in_process_ms` and `server_ms`. LabError where nothing went well."""
-    rows = overhead_parts.rows(request_table.of_engine(lines), request_table.alone(lines))
-    if not rows:
-        raise LabError("No block went well on both sides.", "Measure again.")
-    return {phase.name: phase for phase in rows[0].phases}
-
-
-def show_overhead(lines: Sequence[Record | RequestRecord]) -> None:
-    """Print what lab.overhead measured as `lab overhead` does."""
-    sections = overhead_views.sections(request_table.of_engine(lines), request_table.alone(lines))
-    print_sections(sections, console.console())
-
-
-def draw_overhead(lines: Sequence[Record | RequestRecord]) -> None:
-    """Draw what lab.overhead measured as `lab overhead` does."""
-    draw_all(overhead_views.drawings(lines).values())
 
 
 def draw_all(drawings: Iterable[Callable[[Figure], object]], size: tuple[float, float] = (10, 4.6)) -> None:

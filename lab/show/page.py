@@ -88,7 +88,6 @@ def html(
         *page_chapters.experiments(timed, known, others),
         *page_chapters.tuned(records),
         *page_chapters.requests(with_requests, alone),
-        *page_chapters.overhead(rest, alone),
         *page_chapters.loads(of_loads),
         *claim_views.sections(of_engine, known, others, judged),
         *page_chapters.traces(traced),

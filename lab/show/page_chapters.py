@@ -16,7 +16,6 @@ from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.show import (
     levers,
-    overhead_views,
     plot_runs,
     text_compare,
     text_endpoint,
@@ -147,13 +146,6 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
             ],
         )
     ]
-
-
-def overhead(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
-    """Sessions that measured the same tokens in process and through a server."""
-    parts = overhead_views.sections(timed, alone)
-    question = "How much time does a server add?"
-    return [Section("In process and through a server", name="ways", question=question, parts=parts)] if parts else []
 
 
 def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:

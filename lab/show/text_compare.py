@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
-from lab.analysis.spread import FIGURE_NAMES
+from lab.analysis.spread import FEWEST_SESSIONS, FIGURE_NAMES
 from lab.core import energy, shown
 from lab.core.lists import grouped, join_and
 from lab.core.stats import Ratio
@@ -278,17 +278,14 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
         sentences.append(f"Energy is of {scope(sources)}. Read its ratio like that of times.")
     n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
-        by_session = "several sessions of lab measure --url" if n_served else ""
-        measured_by = filter(None, ["lab repeatability" if n_served < len(groups) else "", by_session])
         by_words = grouped((words.split(": ", 1) for words in spreads), itemgetter(1))
         parts = [f"{words} for {join_and([name for name, _ in same])}" for words, same in by_words.items()]
         sentences.append(
             f"Sessions on one machine vary, so a verdict needs a larger difference. Standard deviation: "
-            f"{'; '.join(parts)}. To measure it: {', '.join(measured_by)}."
+            f"{'; '.join(parts)}. To measure it: {FEWEST_SESSIONS} or more sessions of equal setup in one folder."
         )
     if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
-        side_by_side = "" if n_served == len(groups) > 1 else "lab overhead" if n_served else "lab ab"
-        see = f" {side_by_side} measures side by side." if side_by_side else ""
+        see = "" if n_served else " lab ab measures side by side."
         sentences.append(f"The sessions ran at different times, which can explain a part of a difference.{see}")
     if n_served and any(row.lever for compared in comparisons for row in compared.rows):
         sentences.append("A run of a load is a round: its medians over the requests due in the window.")

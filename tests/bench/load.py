@@ -25,10 +25,12 @@ from scipy import stats
 from lab.analysis import loads
 from lab.core import request_times as times
 from lab.core import results
+from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
+from lab.endpoints.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
 from lab.endpoints.null_server import NullServer
-from lab.endpoints.selftest import _ask, _errors_ns, _share_us
+from lab.endpoints.selftest import quantile, stamped_late
 from lab.endpoints.send_plan import Reply, SendPlan
 from lab.runner import loading
 from lab.runner.load_plan import make_plan
@@ -120,7 +122,9 @@ def memory(n_few: int, n_many: int) -> None:
 
 def reading(n_tokens: int) -> None:
     n_streams, gap_ms = 16, 20.0
-    asks = tuple(_ask(seed, n_tokens) for seed in range(n_streams * 4))
+    options = (INCLUDE_USAGE, CONTINUOUS_USAGE)
+    asked = [Asked(n_prompt=None, n_gen=n_tokens, seed=seed) for seed in range(n_streams * 4)]
+    asks = tuple(ask_for(CHAT, "null", "a b c", one, options) for one in asked)
     print(f"stamps at {n_streams} streams, {n_streams * 1000 / gap_ms:.0f} events/s")
     for words, poll_s, is_single in (
         ("read and written line by line", 0.1, True),
@@ -140,15 +144,14 @@ def reading(n_tokens: int) -> None:
                 for part in ([line] for line in lines) if is_single else [lines] if lines else []:
                     results.save(path, *part)
                 replies += new
-            asked = access(null.url)
-            streams = (ask(asked, f"{asked.root}/null/sent").parsed or {})["streams"]
+            streams = (ask(server.access, f"{server.access.root}/null/sent").parsed or {})["streams"]
             sent = {stream["seed"]: stream["sent_ns"] for stream in streams}
             errors = [
                 ns
                 for reply in replies
-                for ns in _errors_ns(reply, sent[reply.request.asked.seed], client.start_ns or 0)
+                for ns in stamped_late(reply, sent[reply.request.asked.seed], client.start_ns or 0)
             ]
-        shares = " ".join(f"{_share_us(errors, share):6,.0f}" for share in (0.5, 0.99, 1.0))
+        shares = " ".join(f"{quantile(errors, share) / 1e3:6,.0f}" for share in (0.5, 0.99, 1.0))
         print(f"  {words:30} median, 99 %, most: {shares} us")
 
 

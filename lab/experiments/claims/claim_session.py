@@ -29,7 +29,7 @@ from lab.experiments.common import folder_in, numbers
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
-from lab.runner import progress, repeatability, session, side_by_side
+from lab.runner import progress, session, side_by_side
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
@@ -183,7 +183,7 @@ def known_ceilings(folder: Path) -> list[Ceilings]:
 
 def nearby(folder: Path, records: Sequence[Record]) -> Contents:
     """Other sessions in a folder and in the default folder for results, with the ceilings in their files."""
-    return repeatability.nearby(_folders(folder), records)
+    return results.nearby(_folders(folder), records)
 
 
 def _folders(folder: Path) -> set[Path]:
