@@ -132,7 +132,7 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--no-cache-prompt", action="store_true")
-    for hidden in ("--kv-unified", "--context-shift"):  # `lab tune --serve` tries the options that the help names
+    for hidden in ("--kv-unified", "--context-shift"):
         parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()

@@ -212,6 +212,18 @@ def test_failures_count_as_bad_and_not_as_latencies() -> None:
     assert shown.goodput_ps is not None and shown.goodput_ps.value == 8 / 4
 
 
+def test_seconds_follow_from_the_mean_time_of_an_answer() -> None:
+    """Two users, answers of 0.3 s with 5 tokens: 0.15 s for an answer, 0.03 s for a token, wherever the window cuts."""
+    load = dataclasses.replace(LOAD, concurrency=2)
+    for shift_s in (0.0, 0.1, 0.2):
+        waves = arm(*(planted(shift_s + 0.3 * wave, load) for wave in range(18) for _ in range(2)))
+        assert load_figures.seconds_each(waves, lambda one: one.figures.n_generated) == pytest.approx(0.03)
+        assert load_figures.seconds_each(waves, lambda one: float(one.is_ok)) == pytest.approx(0.15)
+        assert load_figures.seconds_each(waves, lambda one: 0.0) is None
+        assert load_figures.seconds_each(waves, lambda one: None) is None
+    assert load_figures.seconds_each(arm(planted(2.5, OPEN)), lambda one: 1.0) is None
+
+
 def test_an_unknown_figure_does_not_keep_a_limit() -> None:
     uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
     shown = figures(planted(2, events=uncounted, usage=None), planted(5.1))

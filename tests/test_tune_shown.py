@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import lab
-from lab.analysis.tuning import Crossing
+from lab.analysis.tuning import Crossing, of_sessions
 from lab.cli import tuning as tune_command
 from lab.core import results
 from lab.core.levers import Batch
@@ -112,7 +112,7 @@ def only(records: Sequence[Record]) -> Section:
 
 def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_search() -> None:
     records = session({DEFAULT: 9.0, OFF: 3.0}, gain=1.25)
-    first, medians = text_tune.sentences(*text_tune.of_sessions(records))
+    first, medians = text_tune.sentences(*of_sessions(records))
     # default 21 + 300 x 10 ms, winner 21 + 300 x 8.2 ms, each a little slower in two of three blocks
     assert first.startswith("--flash-attn off is 1.22 times as fast for 20 + 301 tokens (95 % interval 1.2")
     assert first.endswith(", from 6 new blocks measured after the choice).")
@@ -144,7 +144,7 @@ def test_after_each_prompt_it_is_said_for_which_answers_the_winner_is_faster() -
     part, _ = only(whole()).parts
     # after 10 tokens: default 11 + (n - 1) x 10 ms, winner 31 + (n - 1) x 5.5 ms
     assert [cell.text for cell in part.lines[0]] == ["10", "1.79", "6 or more tokens"]
-    (found,) = text_tune.of_sessions(session())
+    (found,) = of_sessions(session())
     for at, words in (
         (Crossing(20, 1.5, 260, None, True), "below 260"),
         (Crossing(20, 1.5, None, 900, True), "above 900"),
@@ -210,7 +210,7 @@ def test_a_goal_names_the_tokens_that_it_is_about(goal: str, words: str) -> None
 
 
 def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
-    (found,) = text_tune.of_sessions(session())
+    (found,) = of_sessions(session())
     lines = text_tune.command_lines(found)
     assert list(lines) == ["llama-server", "llama-cli", "llama-bench", "llama-cpp-python", "Ollama", "lab"]
     assert lines["llama-server"].startswith("llama-server --model ./tiny.gguf --ctx-size 512 --parallel 1 --threads 2")
@@ -218,7 +218,7 @@ def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     assert "\nFROM ./tiny.gguf\n" in lines["Ollama"]
     *_, part = only(session()).parts
     assert part.facts == lines and part.title == "The recommended settings in other programs"
-    (unproven,) = text_tune.of_sessions(session(gain=1.0))
+    (unproven,) = of_sessions(session(gain=1.0))
     assert text_tune.command_lines(unproven) == {}
 
 
@@ -422,7 +422,7 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
 
 
 def test_python_shows_the_table_and_the_picture_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = text_tune.of_sessions(whole())
+    (found,) = of_sessions(whole())
     lab.show_tuned(found)
     shown = capsys.readouterr().out
     text_tune.print_tuned(whole(), console.console())
@@ -438,7 +438,7 @@ def test_python_shows_the_table_and_the_picture_of_the_command(capsys: pytest.Ca
     ("n_noisy", "words"), [(0, []), (1, ["! 1 of 36 runs"]), (12, ["! 12 of 36 runs", "half of the runs that confirm"])]
 )
 def test_disturbed_runs_are_counted(n_noisy: int, words: list[str]) -> None:
-    (found,) = text_tune.of_sessions(session())
+    (found,) = of_sessions(session())
     quiet, loud = found.measured[: -n_noisy or None], found.measured[len(found.measured) - n_noisy :]
     noisy = [dataclasses.replace(run, timing=dataclasses.replace(run.timing, is_disturbed=True)) for run in loud]  # type: ignore[type-var]
     section = text_tune.section(dataclasses.replace(found, measured=(*quiet, *noisy)))
@@ -467,7 +467,7 @@ def test_a_plan_names_what_is_tried_as_options(tmp_path: Path, embedded: Path) -
 
 
 def test_recommended_settings_are_keywords_that_leave_the_threads_of_prefill_alone() -> None:
-    (found,) = text_tune.of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE))
+    (found,) = of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE))
     assert found.settings == {"threads": 1, "threads_batch": SETTINGS.n_threads_batch}
-    (without,) = text_tune.of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE, gain=1.0))
+    (without,) = of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE, gain=1.0))
     assert without.choice and without.settings == {}

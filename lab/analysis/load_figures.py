@@ -209,6 +209,22 @@ def rate(rounds: Sequence[Round], of: Callable[[Round], float | None]) -> Rate |
     return Rate(whole / sum(one.length_s for one in known), tuple(rates))
 
 
+def seconds_each(arm: Arm, n_of: Callable[[Sample], float | None]) -> float | None:
+    """The seconds of a closed loop for each of what `n_of` counts in a request, such as generated tokens.
+
+    Each user always waits for an answer. So N users get N answers per mean time of an answer (Little's law), and the
+    rates follow from the requests alone. To count what arrived inside the window aliases with waves of users: requests
+    that began together stay together, and the window cuts the waves at one phase in every round. None for an open loop,
+    if a count is unknown, and if all are 0.
+    """
+    counts = [n_of(one) for one in arm.inside]
+    total = sum(n for n in counts if n is not None)
+    if arm.load.concurrency is None or None in counts or not total:
+        return None
+    seconds = sum(one.end_s - one.at_s for one in arm.inside) / arm.load.concurrency / total
+    return seconds if math.isfinite(seconds) else None
+
+
 def _goodput(arm: Arm, slo: Slo) -> Rate | None:
     """Requests per second that were due in the windows and met every limit."""
     return rate(arm.rounds, lambda one: sum(due.figures.meets(slo) for due in one.inside) / one.length_s)

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from lab.analysis.disturbances import disturbances
 from lab.analysis.tuning_search import Choice, Phase, Search, Timing
@@ -19,12 +19,9 @@ from lab.core import phases, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
 from lab.core.lists import grouped
-from lab.core.record import Record, Tuning
-from lab.core.request import RequestRecord
+from lab.core.record import Record
 from lab.core.stats import Ratio
 from lab.models import catalog
-
-AnyRecord = TypeVar("AnyRecord", Record, RequestRecord, Record | RequestRecord)
 
 AT_LEAST = 0.01
 """Smaller gains are not recommended, as in `lab ab`."""
@@ -37,7 +34,7 @@ LOSSY = ("cache_type_k", "cache_type_v", "model")
 
 DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
-REQUEST, TTFT, TPOT, THROUGHPUT, GOODPUT = "request", "ttft", "tpot", "throughput", "goodput"
+REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -71,7 +68,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run of a session, or with `--serve` a load on a server. `timing` is None if it failed."""
+    """A run of a session. `timing` is None if it failed."""
 
     stage: str
     variant: str
@@ -97,7 +94,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a session of `lab tune`, made of its runs, or of its requests (`--serve`).
+    """The result of a session of `lab tune`, made of its runs.
 
     `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
     too few. `is_recommended`: the gain is larger than AT_LEAST, with its whole interval. `default` and `winner` are
@@ -110,8 +107,8 @@ class Tuned:
     n_gen: int
     n_users: int
     tried: tuple[Tried, ...]  # the fastest first
-    default: Record | RequestRecord
-    winner: Record | RequestRecord | None  # None: the default won the search, or nothing was confirmed
+    default: Record
+    winner: Record | None  # None: the default won the search, or nothing was confirmed
     choice: Choice
     gain: Ratio | None
     n_confirmed: int
@@ -125,8 +122,8 @@ class Tuned:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recommended changes as keywords of `lab.measure`; {} without a recommendation, and for a server."""
-        if not (self.is_recommended and isinstance(self.winner, Record)):
+        """The recommended changes as keywords of `lab.measure`; {} without a recommendation."""
+        if not self.is_recommended or self.winner is None:
             return {}
         own = dict(self.choice)
         if "threads" in own:  # alone it would change the threads of prefill, too
@@ -300,13 +297,6 @@ def _range(more_first: float, more_each: float) -> tuple[int | None, int | None,
     return (math.ceil(at), None, True) if more_each < 0 else (None, math.floor(at), True)
 
 
-def tuning_of(record: Record | RequestRecord) -> Tuning | None:
-    """What a record says about `lab tune`; None for the records of other commands."""
-    if isinstance(record, Record):
-        return record.run.tuning
-    return record.request.asked.load.tuning if record.request.asked.load else None
-
-
-def without(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+def without(records: Iterable[Record]) -> list[Record]:
     """The records that are not of `lab tune`."""
-    return [record for record in records if tuning_of(record) is None]
+    return [record for record in records if record.run.tuning is None]

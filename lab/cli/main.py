@@ -113,7 +113,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.analysis import tuning
     from lab.analysis.request_table import alone
     from lab.show import (
         claim_views,
@@ -150,12 +149,12 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     if rest := [record for record in records if not record.run.is_apart]:
         text_results.print_results(rest, out, shown)
     print_sections([Section(sentences=faster)] if faster else [], out)
-    text_tune.print_tuned(reading.measured, out)
+    text_tune.print_tuned(records, out)
     for name, verdicts in judged:
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
-    print_sections(text_load.sections(tuning.without(reading.requests)), out)
+    print_sections(text_load.sections(reading.requests), out)
     print_sections(trace_views.sections(reading.traces, by_layer=details), out)
 
 

@@ -62,10 +62,10 @@ def without_tuning(reading: Contents) -> Contents:
     """What was read, without sessions of lab tune. LabError where nothing else was read."""
     from lab.analysis.tuning import without
 
-    records, requests = without(reading.records), without(reading.requests)
-    if not (records or requests):
+    records = without(reading.records)
+    if not (records or reading.requests):
         raise LabError("These results are only of lab tune.", "To see them: lab show RESULTS")
-    return dataclasses.replace(reading, records=tuple(records), requests=tuple(requests))
+    return dataclasses.replace(reading, records=tuple(records))
 
 
 def note(sentence: str) -> None:
@@ -134,8 +134,8 @@ def draw(
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
     drawings |= levers.drawings(shown)
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
-    of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
-    of_loads = section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
+    of_tune = section.numbered([one.pictures for one in text_tune.sections(of_engine)])
+    of_loads = section.numbered([one.pictures for one in text_load.sections(records)])
     of_traces = section.numbered_alike([one for each in trace_views.sections(of_engine) for one in each.pictures])
     wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *of_loads, *of_traces)]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
@@ -206,10 +206,9 @@ def as_json_rows(
 
     `faster`: sentences on faster settings.
     """
-    from lab.analysis import table, tuning
+    from lab.analysis import table
     from lab.show import levers, text_load, text_requests, text_results, text_tune, trace_views
 
-    plain_requests = tuning.without(requests)
     rows = table.summary(table.runs([record for record in records if not record.run.is_apart]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
@@ -220,8 +219,8 @@ def as_json_rows(
             *text_requests.as_rows(requests),
         ],
         **levers.more(shown),
-        **({"tunings": tuned} if (tuned := text_tune.as_rows([*records, *requests])) else {}),
-        **({"loads": of_loads} if (of_loads := text_load.as_rows(plain_requests)) else {}),
+        **({"tunings": tuned} if (tuned := text_tune.as_rows(records)) else {}),
+        **({"loads": of_loads} if (of_loads := text_load.as_rows(requests)) else {}),
         **({"faster_settings": list(faster)} if faster else {}),
         **({"traces": trace_views.as_rows(traces)} if traces else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
@@ -388,13 +387,12 @@ def collect(
     err: Console,
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
-    tell: Callable[[Any, Callable[[Any], None]], None] = lambda record, finished: finished(record),
     where: Callable[[list[Any], Path], str] = runs_in,
 ) -> tuple[list[Any], LabError | None]:
     """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
 
-    `describe` gives the line of a finished record, where they are not runs of the engine; `tell` shows it by the
-    function that it gets. `where` says after Ctrl-C where what was measured is, "" where nothing was.
+    `describe` gives the line of a finished record, where they are not runs of the engine. `where` says after Ctrl-C
+    where what was measured is, "" where nothing was.
     """
     from lab.show import console, text_results
 
@@ -403,7 +401,7 @@ def collect(
         with console.progress(err, stream_to, describe or text_results.finished, in_blocks=True) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
-                tell(record, finished)
+                finished(record)
     except LabError as error:
         return records, error
     except KeyboardInterrupt:

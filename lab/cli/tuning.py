@@ -12,16 +12,12 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.cli.running import Output, collect, introduce, note, runs_in
-from lab.cli.servers import carry_out, end, given
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.experiments.tuning import TunePlan
-
-OF_SERVER = ("prompt_len", "gen", "prompt", "goal", "users", "budget", "allow_lossy", "seed", "serve", "slo")
-"""Options besides the common ones of all commands that count with --serve."""
 
 
 @click.command(cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
@@ -45,50 +41,22 @@ OF_SERVER = ("prompt_len", "gen", "prompt", "goal", "users", "budget", "allow_lo
         is_flag=True,
         help="Also try settings that change what the model writes: cache types and other quantizations.",
     ),
-    click.option(
-        "--serve",
-        metavar="COMMAND",
-        help="Tune a server under a load of --users. Its command has a place for the port and one for the settings: "
-        "'llama-server -m FILE --port {port} {settings}'.",
-    ),
-    click.option(
-        "--slo",
-        metavar="LIMITS",
-        help="With --serve: make the most answers per second meet these limits: ttft=1s,tpot=50ms,e2e=10s.",
-    ),
-    click.option(
-        "--url", metavar="URL", help="Not possible: a running server cannot change its settings. Use --serve."
-    ),
     click.option("--save", metavar="NAME", help="Keep the recommended settings: --settings NAME uses them."),
     *SETTINGS,
     SEED,
     *OUTPUT,
     DRY_RUN,
 )
-@click.pass_context
-def tune(
-    context: click.Context,
-    /,
-    save: str | None,
-    dry_run: bool,
-    serve: str | None,
-    slo: str | None,
-    url: str | None,
-    **asked: Any,
-) -> None:
+def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     """Find the fastest settings for your requests, and prove the gain.
 
     \b
       lab tune -p 2000 -n 300
       lab tune --goal ttft --budget 3min --save quick
-      lab tune --serve 'llama-server -m FILE --port {port} {settings}' --users 4
 
     The lab predicts what it can (from the ceilings and runs in --out), measures the promising combinations in blocks
     with fresh engines, and measures the best one again, side by side with the default. Only these last blocks give the
     gain. If nothing beats the default beyond noise, nothing is recommended. Settings that you give stay fixed.
-
-    With --serve the lab starts and ends the server itself, for each choice in each block, and --users put load on it.
-    It tries slots, threads, batch sizes, flash attention and other options that the server's help names.
 
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it.
     """
@@ -98,18 +66,6 @@ def tune(
     from lab.runner.session import new_results_file
     from lab.show import console, text_tune
 
-    if url is not None:
-        raise LabError(
-            "The settings of a running server (--url) cannot be changed.",
-            "Let the lab start it: --serve 'llama-server -m FILE --port {port} {settings}'",
-        )
-    if slo is not None and serve is None:
-        raise LabError("--slo needs a server.", "Add --serve 'llama-server -m FILE --port {port} {settings}'")
-    if serve is not None and save is not None:
-        raise LabError("--save keeps settings of the engine, not options of a server.", "Omit --save.")
-    if serve is not None:
-        _tune_server(context, serve, slo, dry_run, asked)
-        return
     if save is not None:
         saved_settings.path_of(save)  # an odd name is known before the search, not after it
     output, err = Output.taken_from(asked), console.console(stderr=True)
@@ -138,7 +94,7 @@ def _save(name: str, records: Sequence[Record]) -> None:
     from lab.show import text_tune
 
     found = tuned(records)
-    if found is None or not found.is_recommended or not isinstance(found.winner, Record):
+    if found is None or not found.is_recommended or found.winner is None:
         raise LabError(
             f"Nothing is saved as {name}: no settings are recommended.",
             "Keep the default, or search longer: --budget 30min",
@@ -177,47 +133,11 @@ def _print_plan(plan: TunePlan, as_json: bool) -> None:
     click.echo(f"{n_predicted:,} of them have a predicted time. The budget is {duration(plan.budget_s)}.")
 
 
-def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: bool, asked: dict[str, Any]) -> None:
-    """Plans, measures and shows. After Ctrl-C shows what is known so far."""
-    from lab.analysis import tuning_loads
-    from lab.experiments import tuning_server
-    from lab.experiments.tuning import seconds_of
-    from lab.show import console, text_tune
-
-    output, err = Output.taken_from(asked), console.console(stderr=True)
-    known = {*OF_SERVER, "out", "as_json", "no_plot", "report", "dry_run"}
-    if wrong := [name.replace("_", "-") for name in given(context) if name not in known]:
-        raise LabError(f"--{wrong[0]} is not possible with --serve.", "Write the server's options into its command.")
-    if slo is not None and "goal" in given(context):
-        raise LabError("--goal and --slo exclude each other.", "Give one of them.")
-    of_plan = {name: asked[name] for name in OF_SERVER if name not in ("budget", "serve", "slo")}
-    plan = tuning_server.plan(serve, slo=slo, budget_s=seconds_of(asked["budget"]), **of_plan)
-    err.print(f"tries    {', '.join(plan.options)}; alone and up to {tuning_server.MOST_CHANGES} together")
-    if dry_run:
-        if output.as_json:
-            console.print_json(
-                {"budget_s": plan.budget_s, "choices": len(plan.choices), "options": plan.options, "goal": plan.goal}
-            )
-        return
-    path = tuning_server.new_file(plan, output.folder)
-    requests, problem = carry_out(lambda watch: tuning_server.execute(plan, path, watch), path, err)
-    found = tuning_loads.tuned(requests) if requests else None
-    line = plan.line(tuning_loads.options_of(found.choice)) if found and found.is_recommended else None
-
-    def show(out: Any) -> None:
-        text_tune.print_tuned(requests, out)
-        if line:
-            out.print(f"\ncommand  {line}", soft_wrap=True)
-
-    if found:
-        output.finish(requests, path, show, lambda: {"tunings": text_tune.as_rows(requests), "command": line})
-    end(requests, problem)
-
-
 def _so_far(records: list[Any], path: Path) -> str:
     """What Ctrl-C prints: where the runs are, and the best settings so far."""
+    from lab.analysis import tuning
     from lab.show import text_tune
 
-    found = [text_tune.sentences(one)[0] for one in text_tune.of_sessions(records)]
+    found = [text_tune.sentences(one)[0] for one in tuning.of_sessions(records)]
     kept = runs_in(records, path)
     return " ".join([f"{kept}.", *found]) if kept else ""

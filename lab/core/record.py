@@ -218,8 +218,8 @@ class Tuning:
     In the stage `search` runs generate at most a part of the `n_gen` tokens that were asked for.
     """
 
-    goal: str  # request, ttft, tpot, throughput; of a server with limits: goodput
-    stage: str  # search, confirm, lengths; of a server also warm-up
+    goal: str  # request, ttft, tpot, throughput
+    stage: str  # search, confirm, lengths
     n_gen: int
 
 

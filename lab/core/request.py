@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 
 from lab.core.lists import plural
-from lab.core.record import SCHEMA, Machine, Tuning
+from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 
 CLOSED, POISSON, CONSTANT, REPLAY = "closed", "poisson", "constant", "replay"
@@ -69,8 +69,6 @@ class Load:
     lengths: str  # of prompts and answers, in the user's words
     seed: int
     slo: Slo | None = None
-    tuning: Tuning | None = None  # of `lab tune --serve`; then each round is a block
-    variant: str | None = None  # the server's changed options, or "default"
 
     @property
     def label(self) -> str:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.analysis import tuning_loads
 from lab.analysis.tuning import (
     CONFIRM,
     DECODE,
@@ -43,7 +42,7 @@ from lab.core.asked_settings import check_number, defaults, table
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Record, Settings, Tuning
 from lab.errors import LabError
-from lab.experiments import batching, tuning_server
+from lab.experiments import batching
 from lab.experiments.experiment import Keywords, for_plan
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
@@ -296,8 +295,6 @@ def tune(
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
     allow_lossy: bool = False,
-    serve: str | None = None,
-    slo: str | None = None,
     **settings: Unpack[Keywords],
 ) -> Tuned:
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
@@ -308,17 +305,7 @@ def tune(
 
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
     second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.
-
-    `serve` is the command of a server, such as "llama-server -m MODEL.gguf --port {port} {settings}". Then the lab
-    starts that server with the options that it tries, and `users` put load on it. With the limits `slo`, such as
-    "ttft=1s,tpot=50ms", the goal is the most answers per second within them. `settings` may be `seed`, `out`, `watch`.
     """
-    if serve is not None:
-        how: dict[str, Any] = {**settings, "goal": goal, "users": users, "allow_lossy": allow_lossy, "slo": slo}
-        requests = tuning_server.tune_server(serve, prompt_len, gen, budget_s=seconds_of(budget), **how)
-        if of_server := tuning_loads.tuned(list(requests)):
-            return of_server
-        raise LabError("The server could not be measured.", tuning_server.HINT)
     folder = Path(settings.get("out", "results"))
     with Worker() as worker, progress.in_notebook() as watch:
         made = plan(

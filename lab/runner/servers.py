@@ -8,7 +8,6 @@ with connect("http://127.0.0.1:8080/v1") as server:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,18 +165,6 @@ def connect(
     with Client(asked) as client:
         probed = probe.probe(asked, client, model, how.get("api"), say)
         yield Server(**vars(probed), access=asked, client=client, machine=machine.describe())
-
-
-@contextmanager
-def reconnect(known: Server, url: str) -> Iterator[Server]:
-    """Connect to an examined server that was started again at `url`; only its settings are examined again."""
-    access = dataclasses.replace(known.access, url=reaching.access(url).url)
-    listed = reaching.ask(access, f"{access.url}/models")
-    name, version, settings = probe.describe(access, listed, known.own_name)
-    endpoint = dataclasses.replace(known.endpoint, url=access.url, server=name, version=version, settings=settings)
-    with Client(access) as client:
-        counter = prompts.counter(access, endpoint, known.own_name)
-        yield dataclasses.replace(known, endpoint=endpoint, access=access, client=client, counter=counter)
 
 
 def prompt_text(prompt: str) -> str:

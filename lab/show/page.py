@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison, request_table, table, tuning
+from lab.analysis import comparison, request_table, table
 from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.lists import join_and, plural
@@ -69,14 +69,14 @@ def html(
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = request_table.of_engine(records), request_table.alone(records)
-    of_loads = tuning.without(request_table.loads_of(records))
+    of_loads = request_table.loads_of(records)
     rest = [record for record in of_engine if not record.run.is_apart]
     claimed = [record for record in of_engine if record.run.part is not None]
     apart = comparison.by_session(rest) if rest else []
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     answered = [record for record in alone if request_table.went_well(record)]
     traced = [record for record in of_engine if record.run.is_traced]
-    good: Lines = [*timed, *claimed, *text_tune.compared(records), *answered, *of_loads, *traced]
+    good: Lines = [*timed, *claimed, *text_tune.compared(of_engine), *answered, *of_loads, *traced]
     if not good:
         what = "run" if of_engine else "request"
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
@@ -86,7 +86,7 @@ def html(
     kinds = [
         *page_chapters.runs(timed, has_pictures=not (answered and is_all)),
         *page_chapters.experiments(timed, known, others),
-        *page_chapters.tuned(records),
+        *page_chapters.tuned(of_engine),
         *page_chapters.requests(with_requests, alone),
         *page_chapters.loads(of_loads),
         *claim_views.sections(of_engine, known, others, judged),

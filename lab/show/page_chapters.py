@@ -104,7 +104,7 @@ def experiments(timed: Sequence[Record], known: Sequence[Ceilings], others: Sequ
     ]
 
 
-def tuned(records: Lines) -> list[Section]:
+def tuned(records: Sequence[Record]) -> list[Section]:
     """Searches for the fastest settings, a part for each session."""
     parts = text_tune.sections(records)
     question = parts[0].question if len(parts) == 1 else "Which settings are the fastest?"

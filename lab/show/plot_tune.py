@@ -13,7 +13,6 @@ from lab.analysis.tuning import CONFIRM, SEARCH, Tried, Tuned
 from lab.analysis.tuning_search import Timing
 from lab.analysis.wording import digits
 from lab.core.lists import grouped
-from lab.core.record import Record
 from lab.core.stats import Ratio
 from lab.drawing import canvas
 from lab.drawing.canvas import COLOURS, GUIDE, points
@@ -97,10 +96,10 @@ def _mark(
 
 def _ratios(one: Tuned, stage: str) -> dict[str, list[tuple[float, bool]]]:
     """By variant, for each run of a stage: its time over that of the default's runs in its block, and if disturbed."""
-    of = tuning.phases_of(one.goal, one.n_gen, isinstance(one.default, Record) and one.default.run.batch is not None)
+    of = tuning.phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
 
     def total(timing: Timing) -> float:
-        return timing.seconds.get(one.goal) or sum(phase.n * timing.seconds.get(phase.name, math.nan) for phase in of)
+        return sum(phase.n * timing.seconds.get(phase.name, math.nan) for phase in of)
 
     own = [(each.variant, each.timing) for each in one.measured if each.stage == stage and each.timing]
     found: dict[str, list[tuple[float, bool]]] = {}

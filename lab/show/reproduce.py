@@ -53,11 +53,11 @@ def _server(record: RequestRecord) -> dict[str, object]:
 
 
 def load_command(records: Sequence[RequestRecord]) -> str | None:
-    """The command line of one session of loads; None for a replay or a tuned server: records lack their files."""
+    """The command line of one session of loads; None for a replay: records lack its file."""
     loads = [one.request.asked.load for one in records if one.request.asked.load]
     first, slo = loads[0], loads[0].slo
     lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
-    if lengths is None or first.tuning is not None:
+    if lengths is None:
         return None
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
     given = {

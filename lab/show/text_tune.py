@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lab.analysis import setup_columns, tuning, tuning_loads
-from lab.analysis.request_table import of_engine
+from lab.analysis import setup_columns, tuning
 from lab.analysis.tuning import (
     AT_LEAST,
     CONFIRM,
@@ -33,7 +32,6 @@ from lab.analysis.tuning_search import Choice
 from lab.analysis.wording import digits, percent, seconds
 from lab.core.lists import plural
 from lab.core.record import Record
-from lab.core.request import RequestRecord, short_name
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
 from lab.drawing import canvas
@@ -53,8 +51,6 @@ CHANGES_OUTPUT = "changes the model's output"
 MOST_ROWS = 12
 """Rows that a terminal shows without --details."""
 
-Lines = Sequence[Record | RequestRecord]
-
 GOALS = {
     tuning.REQUEST: "time of the whole request",
     TTFT: "time to the first token",
@@ -63,41 +59,30 @@ GOALS = {
 }
 """What each goal minimizes."""
 
-OF_SERVER = {
-    tuning.THROUGHPUT: "time per generated token of all users together",
-    tuning.GOODPUT: "time per answer within the limits",
-}
-"""The same with `--serve`."""
-
 CAPTION = (
     "What was tried: the time with each choice of settings over that with the default; left of 1 it is faster. Points "
     "are runs, bars are 95 % intervals."
 )
 
 
-def of_sessions(records: Lines) -> list[Tuned]:
-    """The results of all sessions of `lab tune` among the records in which the default was measured."""
-    return [*tuning.of_sessions(of_engine(records)), *tuning_loads.of_sessions(records)]
-
-
-def sections(records: Lines, is_here: bool = False) -> list[Section]:
+def sections(records: Sequence[Record], is_here: bool = False) -> list[Section]:
     """What each session of `lab tune` among the records found.
 
     With `is_here` command lines have the path of the model's file on this machine, which a page to share should not.
     """
-    return [section(one, is_here) for one in of_sessions(records)]
+    return [section(one, is_here) for one in tuning.of_sessions(records)]
 
 
-def compared(records: Lines) -> list[Record | RequestRecord]:
+def compared(records: Sequence[Record]) -> list[Record]:
     """A record of the default and one of the winner of each session of `lab tune`."""
-    return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
+    return [each for one in tuning.of_sessions(records) for each in (one.default, one.winner) if each]
 
 
-def print_tuned(records: Lines, out: Console) -> None:
+def print_tuned(records: Sequence[Record], out: Console) -> None:
     """Prints the sections; where the default was not measured, a sentence says so."""
     shown = sections(records, is_here=True)
     print_sections(shown, out)
-    if not shown and any(map(tuning.tuning_of, records)):
+    if not shown and any(record.run.tuning for record in records):
         out.print("\nlab tune measured no run of the default, so nothing can be compared with it.")
 
 
@@ -165,21 +150,16 @@ def section(one: Tuned, is_here: bool = False) -> Section:
     )
 
 
-def _subject(record: Record | RequestRecord) -> str:
-    if isinstance(record, RequestRecord):
-        server = record.endpoint.server or "a server"
-        return f"{short_name(record.model)} through {server} on {machine.label(record.machine)}"
+def _subject(record: Record) -> str:
     return f"{setup_columns.model_label(record)} on {machine.label(record.machine, record.settings)}"
 
 
 def _minimized(one: Tuned) -> str:
-    return (GOALS if isinstance(one.default, Record) else GOALS | OF_SERVER).get(one.goal, one.goal)
+    return GOALS.get(one.goal, one.goal)
 
 
-def _variant(record: Record | RequestRecord | None) -> str | None:
+def _variant(record: Record | None) -> str | None:
     """The choice of a record, as options."""
-    if isinstance(record, RequestRecord):
-        return record.request.asked.load.variant if record.request.asked.load else None
     return record.run.variant if record else None
 
 
@@ -316,7 +296,7 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
 
     Options that a program lacks are named in a comment.
     """
-    if not (one.is_recommended and isinstance(one.winner, Record)):
+    if not one.is_recommended or one.winner is None:
         return {}
     model = one.winner.model
     path = f"./{model.file}"
@@ -359,9 +339,9 @@ def _failures(rows: Sequence[Tried]) -> list[str]:
     return [f"Runs failed with {'; '.join(failed)}."] if failed else []
 
 
-def as_rows(records: Lines) -> list[dict[str, Any]]:
+def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each session of `lab tune` for JSON, with what was tried and the crossings as lists."""
-    return [_as_row(one) for one in of_sessions(records)]
+    return [_as_row(one) for one in tuning.of_sessions(records)]
 
 
 def _as_row(one: Tuned) -> dict[str, Any]:
@@ -429,12 +409,10 @@ def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list
 
 def _uses(record: Record, one: Tuned) -> bool:
     """Whether a run has the settings of the winner."""
-    return isinstance(one.default, Record) and set(one.choice) <= set(tuning.choice_of(record, one.default))
+    return set(one.choice) <= set(tuning.choice_of(record, one.default))
 
 
-def _where(record: Record | RequestRecord) -> tuple[str | None, ...] | None:
+def _where(record: Record) -> tuple[str | None, ...]:
     """The machine, its devices with layers, the build and the model of a run."""
-    if isinstance(record, RequestRecord):
-        return None
     here = machine.label(record.machine, record.settings)
     return record.machine.cpu, here, record.settings.lib, setup_columns.model_label(record)
