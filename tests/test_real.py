@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,14 +45,6 @@ def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
     assert model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
-
-
-def test_the_engine_and_the_lab_share_a_clock(worker: Worker) -> None:
-    asked = time.perf_counter_ns()
-    outcome = worker.run(scripts.run([1, 2, 3], 3, 512), lambda progress: None)
-    answered = time.perf_counter_ns()
-    assert outcome.started_ns is not None
-    assert asked < outcome.started_ns < outcome.started_ns + outcome.steps.end_ns[-1] < answered
 
 
 def test_settings_come_back_resolved(worker: Worker) -> None:
@@ -211,6 +202,6 @@ def test_machine_and_models(embedded: Path) -> None:
     status, out, _ = run_process("machine")
     assert status == 0 and "llama-cpp-python" in out and "\nenergy   " in out
     known = json.loads(run_lab("machine", "--json")[1])
-    assert known["devices"] and known["llama_cpp_python"] and set(known["energy"]) == {"counters", "problems"}
+    assert known["devices"] and known["llama_cpp_python"] and known["energy"]
     assert "smollm2-135m" in run_lab("models")[1]
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size

@@ -29,14 +29,13 @@ from lab.analysis.spread import (
     Spread,
     Values,
     compared_figures,
-    is_of_one_source,
     is_second_choice,
     known_spreads,
     sides_of,
     without,
 )
 from lab.analysis.wording import percent, times
-from lab.core import energy, shown, stats
+from lab.core import shown, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -47,71 +46,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference", "too few runs", "disturbed"
-LESS, MORE = "less energy", "more energy"
 
 WIDEST = 0.5
 """If a difference of more than this is possible, the verdict is not "no difference"."""
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """The words for the ratio of two sides' figures: {ratio} stands for it, {inverse} for 1 / it."""
-
-    less_verdict: str
-    more_verdict: str
-    less: str
-    more: str
-    about_less: str
-    about_equal: str
-    about_more: str
-
-
-TIME = Quantity(
-    FASTER,
-    SLOWER,
-    "faster, {inverse} as fast",
-    "slower, {ratio} the time",
-    "about {inverse} as fast",
-    "about the same time",
-    "about {ratio} the time",
-)
-ENERGY = Quantity(
-    LESS,
-    MORE,
-    "less energy, {ratio} as much",
-    "more energy, {ratio} as much",
-    "about {ratio} the energy",
-    "about the same energy",
-    "about {ratio} the energy",
-)
-
 NO_OVERLAP = "the runs of the two sides do not overlap"
 """Added to the words of a row if each run of one side took more than all runs of the other."""
 
 
-def about(estimate: float, quantity: Quantity = TIME) -> str:
+def about(estimate: float) -> str:
     """A ratio in words, without a verdict."""
     if max(estimate, 1 / estimate) < 1.05:
-        return quantity.about_equal
-    return _filled(quantity.about_more if estimate > 1 else quantity.about_less, estimate)
+        return "about the same time"
+    return f"about {times(estimate)} the time" if estimate > 1 else f"about {times(1 / estimate)} as fast"
 
 
-def _filled(words: str, ratio: float) -> str:
-    return words.format(ratio=times(ratio), inverse=times(1 / ratio))
-
-
-def verdict(ratio: Ratio, at_least: float, quantity: Quantity = TIME) -> tuple[str, str]:
+def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
     """The verdict that the interval of a ratio allows, and its words."""
     if ratio.low > 1 + at_least:
-        return quantity.more_verdict, _filled(quantity.more, ratio.estimate)
+        return SLOWER, f"slower, {times(ratio.estimate)} the time"
     if ratio.high < 1 / (1 + at_least):
-        return quantity.less_verdict, _filled(quantity.less, ratio.estimate)
+        return FASTER, f"faster, {times(1 / ratio.estimate)} as fast"
     largest = max(ratio.high, 1 / ratio.low) - 1
     if largest > WIDEST:
-        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate, quantity)}"
+        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate)}"
     if ratio.high < 1 or ratio.low > 1:
         ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
-        word = quantity.more_verdict if ratio.low > 1 else quantity.less_verdict
+        word = SLOWER if ratio.low > 1 else FASTER
         by = " to ".join(percent(end - 1) for end in ends)
         return ALIKE, f"no difference clearly above {percent(at_least)}: {word} by {by}"
     return ALIKE, f"no difference larger than {percent(largest)}"
@@ -134,7 +96,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one length. `estimate` is the other's time, or energy, divided by the base's.
+    """One figure at one length. `estimate` is the other's time divided by the base's.
 
     `ratio` is the same with its interval; None if runs are too few for one. `n_base` and `n_other` count runs, or
     blocks if `paired`.
@@ -161,9 +123,7 @@ class Comparison:
     """One group against the base.
 
     `only_base` and `only_other` name the figures that the other lacks. `spreads` describe the standard deviation
-    between sessions of one machine, which a verdict takes into account. `energy_of` is the source of compared joules
-    (`energy_source` of lab.runs). `energy_differs` has both sources if joules of some length are not compared because
-    their sources differ.
+    between sessions of one machine, which a verdict takes into account.
     """
 
     base: str
@@ -172,8 +132,6 @@ class Comparison:
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
     spreads: tuple[str, ...] = ()
-    energy_of: str | None = None
-    energy_differs: tuple[str, str] | None = None
 
 
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
@@ -277,31 +235,24 @@ def compare_groups(
     base, *others = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
     compared = []
     for other in others:
-        keys = [key for key in base if key in other and is_of_one_source(base[key], other[key])]
+        keys = [key for key in base if key in other]
         compared.append([key for key in keys if not is_second_choice(key, keys)])
     of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
     comparisons = []
     for group, other, keys in zip(setups[1:], others, compared, strict=True):
         rows = tuple(_row(key, base[key], other[key], of_one_row, at_least) for key in keys)
-        differ = [key for key in base if key in other and not is_of_one_source(base[key], other[key])]
         unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
         comparisons.append(
             Comparison(
                 setups[0].label,
                 group.label,
                 rows,
-                only_base=without(base, [*keys, *differ]),
-                only_other=without(other, [*keys, *differ]),
+                only_base=without(base, keys),
+                only_other=without(other, keys),
                 spreads=_spread_words([base, other], unpaired),
-                energy_of=next((source for key in keys for source in base[key].sources), None),
-                energy_differs=next(((_sources(base[key]), _sources(other[key])) for key in differ), None),
             )
         )
     return comparisons
-
-
-def _sources(side: Side) -> str:
-    return " or ".join(side.sources)
 
 
 @dataclass(frozen=True)
@@ -316,10 +267,9 @@ class _Estimate:
 
 
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> ComparedFigure:
-    quantity = ENERGY if key[0] in energy.COMPARED else TIME
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
     found = _by_block(base, other, blocks, confidence) if blocks else _between_sessions(base, other, confidence)
-    ratio, guess = found.interval, about(found.ratio, quantity)
+    ratio, guess = found.interval, about(found.ratio)
     doubts = shown.all_of(
         [
             base.doubts,
@@ -333,7 +283,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
     elif ratio is None:
         told, words = TOO_FEW, f"{found.too_few}: {guess}"
     else:
-        told, words = verdict(ratio, at_least, quantity)
+        told, words = verdict(ratio, at_least)
     if not blocks and told not in (ALIKE, DISTURBED) and min(len(found.base), len(found.other)) > 1:
         is_apart = max(found.base) < min(found.other) or max(found.other) < min(found.base)
         words += f"; {NO_OVERLAP}" if is_apart else ""

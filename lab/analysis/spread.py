@@ -3,7 +3,7 @@
 Sessions differ more than the runs of one session: the time of day, the load of a virtual machine's host and the place
 of the data in memory change. So a difference between two sessions counts only if it exceeds that spread. The spread is
 the standard deviation of the logarithm of session medians, estimated from sessions of equal setup on the same machine.
-If there are too few, a default for the kind of machine replaces it (a default for times, used for energy too).
+If there are too few, a default for the kind of machine replaces it.
 
 `sides_of` returns the values of a group that are compared, for every figure and length, with spread and doubts.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import request_table, setup_columns, table
 from lab.analysis.setup_columns import is_request
 from lab.analysis.wording import percent
-from lab.core import energy, lever_figures, shown
+from lab.core import lever_figures, shown
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -27,7 +27,7 @@ from lab.endpoints.access import Access, is_loopback
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURES = ("prefill_s", "tpot_ms", "decode_ms", *energy.COMPARED)
+FIGURES = ("prefill_s", "tpot_ms", "decode_ms")
 """Figures whose spread is estimated. For requests also TTFT."""
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
@@ -88,8 +88,7 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     rows = rows.assign(setup=rows.groupby(setup_columns.fields(rows), dropna=False, sort=False).ngroup())
     found: dict[tuple[Any, str], list[tuple[int, pd.Series]]] = {}
     for figure in (*FIGURES, "ttft_s") if "server" in rows else FIGURES:
-        alike = ["setup", "n_prompt", "n_gen", *(["energy_source"] if figure in energy.COMPARED else [])]
-        for (setup, *_), repeats in rows[rows[figure] > 0].groupby(alike):
+        for (setup, *_), repeats in rows[rows[figure] > 0].groupby(["setup", "n_prompt", "n_gen"]):
             centres = repeats.groupby("session")[figure].median().map(math.log)
             if len(centres) > 1:
                 found.setdefault((machine_of(repeats), figure), []).append((setup, centres))
@@ -146,7 +145,6 @@ class Side:
     values: Values
     spread: Spread
     doubts: tuple[str, ...] = ()  # some of core/shown.py; DISTURBED if at least half of a session's runs were
-    sources: tuple[str, ...] = ()  # of energy; several if its runs differ
 
 
 def compared_figures(groups: Sequence[pd.DataFrame]) -> list[str]:
@@ -179,18 +177,11 @@ def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
     """A figure of these rows as a side."""
     by_unit = grouped(rows, lambda row: (row["session"], row["block"] if row["block"] == row["block"] else None))
     disturbed = [[row["disturbed"] for row in alike] for alike in grouped(rows, lambda row: row["session"]).values()]
-    sources = {row["energy_source"] for row in rows} if figure in energy.COMPARED else set()
     return Side(
         {unit: [row[figure] for row in alike] for unit, alike in by_unit.items()},
         spread,
         shown.all_of([shown.of_runs(len(runs), sum(runs), 0) for runs in disturbed]),
-        tuple(sorted(sources)),
     )
-
-
-def is_of_one_source(base: Side, other: Side) -> bool:
-    """Whether both are energy from the same single source, or none is energy."""
-    return base.sources == other.sources and len(base.sources) < 2
 
 
 def is_second_choice(key: Key, keys: Sequence[Key]) -> bool:

@@ -7,14 +7,14 @@ per prompt length. A request to a server is a row like a run (request_table.py).
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances, request_table, setup_columns
 from lab.analysis.request_table import or_nan
-from lab.core import energy, lever_figures, phases, shown, stats
+from lab.core import lever_figures, phases, shown, stats
+from lab.core.noise import GPU
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
 from lab.core.shown import Shown
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
 """Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
 
-_OF_RUNS = ("engine", *FIGURES, "energy_source", *energy.FIGURES)
+_OF_RUNS = ("engine", *FIGURES, "j_per_token", "energy_of")
 """Columns that requests can lack."""
 
 
@@ -35,9 +35,9 @@ def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
     A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
-    its own figures (core/lever_figures.py). Joules and watts cover what `energy_source` names, including idle power
-    (core/energy.py). Requests add columns: `server`, `warm`, ... (request_table.py); a request of a load has the load's
-    description in `lever`.
+    its own figures (core/lever_figures.py). `j_per_token` is the energy of the whole run, with everything
+    that ran on what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    (request_table.py); a request of a load has the load's description in `lever`.
     """
     import pandas as pd
 
@@ -70,7 +70,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
     for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
-    range (`_min`, `_max`). Figures of energy are included if a run has some, unless the sources of a row's runs differ.
+    range (`_min`, `_max`). `j_per_token` is included if a run has it, unless a row's runs differ in `energy_of`.
     Requests that are `warm`, or `short` of the requested tokens, have separate rows.
     """
     import pandas as pd
@@ -81,20 +81,18 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     keys = [*setup_columns.fields(table), *(request_table.KINDS if with_requests else ()), "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
     rows = []
-    with_energy = table.energy_source.notna().any()
     for key, group in groups:
         n, n_disturbed = len(group), int(group.disturbed.sum())
         doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
         row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
-        sources = group.energy_source.dropna().unique()
-        if with_energy:
-            row["energy_source"] = sources[0] if len(sources) == 1 else None
-        names = (*FIGURES, *(request_table.FIGURES if with_requests else ()), *(energy.FIGURES if with_energy else ()))
+        names = (*FIGURES, *(request_table.FIGURES if with_requests else ()))
+        if group.energy_of.nunique() == 1:
+            row["energy_of"] = group.energy_of.dropna().iloc[0]
+            names = (*names, "j_per_token")
         for name in names:
-            is_mixed = name in energy.FIGURES and len(sources) > 1
-            values = [] if is_mixed else group[name].dropna().tolist()
+            values = group[name].dropna().tolist()
             interval = stats.median_interval(values)
             nan = float("nan")
             row |= {
@@ -152,6 +150,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
     if run.lever is not None:  # an experiment has phases of its own
         prefill = ttft = tpot = None
+    joules = _joules(record) if run.status == OK and run.lever is None and record.run.every is None else {}
     row = {
         "run": index,
         "session": record.session,
@@ -177,10 +176,17 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "e2e_s": or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
         "lever": None if run.lever is None else run.lever.words,
-        "energy_source": energy.source(record),
-        **dict.fromkeys(energy.FIGURES, float("nan")),
+        "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
+        "energy_of": " + ".join(joules) or None,
     }
-    return row | energy.figures(dataclasses.replace(record, run=run)) | lever_figures.figures(run)
+    return row | lever_figures.figures(run)
+
+
+def _joules(record: Record) -> dict[str, float]:
+    """The energy of a run by what it covers. Graphics cards count where the build can compute on one."""
+    known = (record.run.noise and record.run.noise.joules) or {}
+    has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
+    return {kind: joules for kind, joules in known.items() if has_gpu or kind != GPU}
 
 
 def _step_rows(record: Record, index: int) -> pd.DataFrame:

@@ -49,8 +49,7 @@ def compare(
 
     Groups runs by machine, build, model and settings, and never pools groups. For each prompt length it prints the
     ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
-    only if it exceeds the spread between sessions of this machine. It compares energy if both
-    sides counted the same parts (see lab machine).
+    only if it exceeds the spread between sessions of this machine.
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads

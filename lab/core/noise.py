@@ -58,26 +58,8 @@ class NoiseSamples:
             raise ValueError("the columns of noise samples are empty, or differ in length")
 
 
-PACKAGE, DRAM, GPU, BATTERY = "package", "dram", "gpu", "battery"
-"""What an energy counter covers: a CPU package, its memory, a graphics card, a whole laptop."""
-
-
-@dataclass(frozen=True)
-class EnergyCounter:
-    """The values of an energy counter during a run. runner/energy.py lists the counters."""
-
-    name: str  # such as package 0, dram 0, gpu 0, battery BAT0
-    covers: str  # PACKAGE, DRAM, GPU or BATTERY
-    used_mj: tuple[int, ...]  # millijoules in each row of the samples
-    idle_w: float | None = None  # its mean in the second before the session's first model was loaded
-
-
-@dataclass(frozen=True)
-class Energy:
-    """The energy counters of a run, and the time in their samples at which its first step began."""
-
-    counters: tuple[EnergyCounter, ...]
-    first_start_ms: float | None = None  # since the first reading; None if the engine has another clock
+PACKAGE, DRAM, GPU = "package", "dram", "gpu"
+"""What joules cover: CPU packages, their memory, graphics cards."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +71,4 @@ class Noise:
     samples: NoiseSamples | None = None
     sentinel_before_ns: int | None = None
     sentinel_after_ns: int | None = None
-    energy: Energy | None = None  # None without a readable counter, and in records of older versions
-
-    def __post_init__(self) -> None:
-        n_rows = 0 if self.samples is None else len(self.samples.at_ms)
-        if self.energy is not None and any(len(counter.used_mj) != n_rows for counter in self.energy.counters):
-            raise ValueError("the columns of energy do not have the length of the noise samples")
+    joules: dict[str, float] | None = None  # of the run, by what they cover, with everything that ran on it

@@ -63,7 +63,6 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         preparation.logits_differ(),
         tuple(preparation.speculation.accepted) or None,
         tuple(preparation.margins) or None,
-        stamps[0] if stamps else None,
     )
 
 

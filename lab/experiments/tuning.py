@@ -49,7 +49,6 @@ from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, limits, machine, progress, side_by_side
 from lab.runner.cases import Plan
-from lab.runner.energy import idle_watts
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
@@ -362,7 +361,6 @@ class _Tuning:
         self.search = Search(plan.choices, plan.phases, plan.predicted, plan.default.seed)
         self.search.cut(plan.shares)
         self.chance = random.Random(plan.default.seed)
-        self.idle_w = idle_watts(path.stem)
         self.model = plan.default.model
         self.run_s = 0.0  # of the slowest run so far, with its engine's start
         self.n_blocks = 0
@@ -456,7 +454,7 @@ class _Tuning:
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         yield from side_by_side.block(
-            plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, n_turns, self.idle_w
+            plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, n_turns
         )
         for plan in plans.values():
             if plan.file == self.plan.default.file:

@@ -68,8 +68,7 @@ class Vocabulary:
 class Outcome:
     """The result of a script: steps, chosen tokens, and the index `end_at` of the first end-of-generation token.
 
-    The other fields are those of Run, except `started_ns`: when the first step began, by `time.perf_counter_ns`, which
-    is system-wide (Python's documentation).
+    The other fields are those of Run.
     """
 
     steps: Steps
@@ -79,7 +78,6 @@ class Outcome:
     logits_differ: tuple[float, ...] | None = None
     accepted: tuple[int, ...] | None = None
     margins: tuple[float, ...] | None = None
-    started_ns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The CPU time of this process, of the engine's process (`pid`) and of its RPC `servers` is not noise. `idle_w` has
-    the idle watts of each energy counter (energy.py).
+    The CPU time of this process, of the engine's process (`pid`) and of its RPC `servers` is not noise.
     """
 
-    def __init__(self, pid: int, servers: Sequence[int] = (), idle_w: Mapping[str, float] | None = None) -> None:
+    def __init__(self, pid: int, servers: Sequence[int] = ()) -> None:
         import psutil
 
         self._own = [psutil.Process()]
@@ -40,9 +39,8 @@ class NoiseWatch:
                 self._own.append(psutil.Process(own))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
-        self._energy = EnergyWatch(self._gpus, idle_w or {})
+        self._energy = EnergyWatch(self._gpus)
         self._started_ns = time.perf_counter_ns()
-        self._energy.sample()
         self._rows = [(0, *self._counters())]
 
     def sample(self) -> None:
@@ -52,20 +50,13 @@ class NoiseWatch:
         self._rows.append((at_ms, *self._counters()))
         self._gpus.sample()
 
-    def finish(self, first_start_ns: int | None = None) -> Noise:
-        """All readings and samples since the beginning.
-
-        `first_start_ns` is when the run's first step began, by the engine's `time.perf_counter_ns`. It is ignored if it
-        is outside this watch's time, because then the engine has another clock.
-        """
+    def finish(self) -> Noise:
+        """All readings and samples since the beginning."""
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         samples = NoiseSamples(at[1:], *map(_differences, columns))
-        since = None
-        if first_start_ns is not None and self._started_ns <= first_start_ns <= time.perf_counter_ns():
-            since = round((first_start_ns - self._started_ns) / 1e6, 3)
-        energy = self._energy.finish(since)
-        return Noise(self._before, read_noise(self._own, self._gpus), samples, energy=energy)
+        joules = self._energy.joules()
+        return Noise(self._before, read_noise(self._own, self._gpus), samples, joules=joules)
 
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
         """CPU time of others, steal and pressure in ms, and how often the engine was preempted."""

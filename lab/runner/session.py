@@ -24,7 +24,6 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, progress
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.diagnosis import Diagnosed
-from lab.runner.energy import idle_watts
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds, extra_runs
 from lab.runner.warm_engine import WarmEngine
@@ -70,7 +69,7 @@ def execute(
     with unless_empty(path):
         todo = plan.order
         reporter = Reporter(watch, todo, plan.n_tokens, partial(extra_runs, plan))
-        engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(path.stem))
+        engine = WarmEngine(plan, worker, reporter, stream, n_starts)
         for settings, run in _Loop(engine, todo).runs():
             line = engine.record(path.stem, run, settings)
             save(path, line)

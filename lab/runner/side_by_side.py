@@ -26,7 +26,6 @@ from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, limits, progress
 from lab.runner.cases import Case, Plan, failed_run
-from lab.runner.energy import idle_watts
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
@@ -133,9 +132,9 @@ def execute(
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     per_block = len(todo) // n_blocks
     reporter = Reporter(watch, todo, first.n_tokens)
-    plans, crashes, idle_w = dict(plans), collections.Counter[str | None](), idle_watts(path.stem)
+    plans, crashes = dict(plans), collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, idle_w)
+        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns)
         if run.status != OK:
             crashes[run.variant] += 1
             if run.status == FAILED or crashes[run.variant] >= most_crashes:
@@ -152,7 +151,6 @@ def block(
     chance: random.Random,
     new_worker: Callable[[], Worker],
     n_turns: int,
-    idle_w: Mapping[str, float] | None,
 ) -> Generator[Record, None, tuple[Run, int]]:
     """The runs of one block, in random order: each is appended to `path` and yielded as a record.
 
@@ -164,7 +162,7 @@ def block(
     chance.shuffle(cases)
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(new_worker()) for name in order}
-        engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
+        engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
         for name, run in _block(engines, cases, number, n_turns, todo):
             engine, run = engines[name], dataclasses.replace(run, block=number, variant=name)
             plans[name] = dataclasses.replace(plans[name], model=engine.model)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lab.core import phases, record
 from lab.core import script as scripts
@@ -62,7 +62,6 @@ class WarmEngine:
         reporter: Reporter,
         stream: bool = False,
         n_starts: int = 1,
-        idle_w: Mapping[str, float] | None = None,
     ) -> None:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
@@ -70,7 +69,6 @@ class WarmEngine:
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
         self.diagnosed: Diagnosed | None = None  # the first crash of native code, with its diagnosis
-        self._idle_w = idle_w
         self._loaded = False
         self._sentinel: int | None = None  # the time of the last one, on this context
         self._ids: dict[str, list[int]] = {}  # token ids of every text, by name
@@ -187,7 +185,7 @@ class WarmEngine:
         sentinel_before = self._sentinel
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers, self._idle_w)
+        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers)
 
         def look(progress: Progress) -> None:
             nonlocal shown
@@ -198,7 +196,7 @@ class WarmEngine:
 
         outcome = self.worker.run(script, look)
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
-        readings = noise.finish(outcome.started_ns)
+        readings = noise.finish()
         if warmup:
             return outcome, readings
         try:

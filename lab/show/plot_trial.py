@@ -11,7 +11,6 @@ from lab.analysis import comparison
 from lab.analysis.comparison import ComparedFigure, Comparison, Group
 from lab.analysis.spread import FIGURE_NAMES
 from lab.analysis.wording import digits
-from lab.core import energy
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.drawing import canvas
@@ -73,10 +72,8 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(compared.rows)), [_name(row) for row in compared.rows])
     ax.set_ylim(len(compared.rows) - 0.5, -0.5)
-    has_energy = any(row.figure in energy.COMPARED for row in compared.rows)
-    better = "is faster or needs less energy" if has_energy else "is faster"
     ax.set_xlabel(
-        f"time of {letters[0]} / time of {letters[1]}\n\u2190 {letters[0]} {better} | {letters[1]} {better} \u2192"
+        f"time of {letters[0]} / time of {letters[1]}\n\u2190 {letters[0]} is faster | {letters[1]} is faster \u2192"
     )
     ax.set_title(f"{compared.other}\nagainst {compared.base}", fontsize=10)
 

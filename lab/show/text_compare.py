@@ -1,9 +1,9 @@
-"""Comparisons as text: how setups differ, and by how much. Energy as text: joules, and the counters of this machine."""
+"""Comparisons as text: how setups differ, and by how much."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,67 +13,24 @@ from rich.text import Text
 from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.analysis.spread import FEWEST_SESSIONS, FIGURE_NAMES
-from lab.core import energy, shown
+from lab.core import shown
 from lab.core.lists import grouped, join_and
 from lab.core.stats import Ratio
-from lab.runner.energy import Counters
 from lab.show.section import Columns, Section, print_sections, tabled
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-ENERGY = {
-    "prefill_j": "J per\nprompt",
-    "prefill_above_idle_j": "above\nidle",
-    "decode_j_per_token": "J per\ntoken",
-    "decode_above_idle_j_per_token": "above\nidle",
-    "prefill_w": "prefill\nW",
-    "decode_w": "decode\nW",
-    "idle_w": "idle\nW",
-}
-"""Figures of energy, and their headings."""
+    pass
 
 MOST_NAMED = 2
 """Rows that a sentence lists."""
 
 
-def energy_section(rows: pd.DataFrame) -> Section | None:
-    """The energy of a summary, medians; None without energy."""
-    if "energy_source" not in rows:
-        return None
-    named = {name: heading for name, heading in ENERGY.items() if rows[name].notna().any()}
-    known = rows[rows[list(named)].notna().any(axis="columns")]
-    if known.empty or set(named) <= {"idle_w"}:
-        return None
-    columns: Columns = [
-        ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
-        *((heading, lambda row, name=name: wording.digits(row[name])) for name, heading in named.items()),
-    ]
-    title = f"Energy of {scope(known.energy_source.unique())}; medians"
-    return Section(title, **tabled(columns, known.to_dict("records")))
-
-
-def scope(sources: Iterable[str]) -> str:
-    """The parts that joules cover."""
-    return f"{', '.join(sources)} (everything running on it, including idle power)"
-
-
-def which(counters: Counters) -> str:
-    """A line on the energy counters of a machine: the readable ones, and how to make others readable."""
-    if not counters.readable and not counters.problems:
-        return f"unknown: this machine has no {', no '.join(counters.missing)}"
-    known = ", ".join(f"{counter.name} ({counter.source})" for counter in counters.readable)
-    return "; ".join([*([known] if known else []), *counters.problems])
-
-
 def sections(comparisons: Sequence[Comparison]) -> list[Section]:
-    """A section for each group against the base: times or energy, ratios, verdicts."""
-    has_energy = any(compared.energy_of for compared in comparisons)
-    columns = [("ratio" if has_energy and name == "time\nratio" else name, show) for name, show in COLUMNS]
+    """A section for each group against the base: times, ratios, verdicts."""
     return [
         Section(
             f"{compared.other} against the base",
-            **tabled(columns, compared.rows, keep_all=True),
+            **tabled(COLUMNS, compared.rows, keep_all=True),
             sentences=[*reasons(compared.rows), *left_out(compared)],
         )
         for compared in comparisons
@@ -107,7 +64,6 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
     for compared in comparisons:
         ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
         sentences.append(_overall(compared))
-        sentences += [sentence for sentence in [_energy(compared)] if sentence]
         told = [f"{_what(row)}: {row.words}." for row in compared.rows if row.n_prompt in ends]
         sentences += [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in told]
     return sentences
@@ -115,7 +71,7 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
 
 def _overall(compared: Comparison) -> str:
     """One sentence on all times: their common verdict, or the range of their ratios."""
-    rows = [row for row in compared.rows if row.figure not in energy.COMPARED]
+    rows = compared.rows
     claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
     if not ratios:
         return f"{compared.other} and {compared.base} have no length in common."
@@ -135,30 +91,11 @@ def _overall(compared: Comparison) -> str:
     return f"It depends: {compared.other} takes {_range(ratios)} the time of {compared.base}."
 
 
-def _energy(compared: Comparison) -> str:
-    """The same for energy; "" without energy."""
-    rows = [row for row in compared.rows if row.figure in energy.COMPARED]
-    if not rows:
-        return ""
-    claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
-    if claims == {comparison.ALIKE}:
-        return f"There is no clear difference in energy between {compared.other} and {compared.base}."
-    if comparison.DISTURBED in claims:
-        return f"It is unclear whether {compared.other} or {compared.base} takes less energy: runs were disturbed."
-    by = "" if claims in ({comparison.LESS}, {comparison.MORE}) else "By the medians, "
-    return f"{by}{compared.other} takes {_range(ratios)} the energy of {compared.base}."
-
-
 def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
     """A sentence for each group that is fastest in some figures, by the medians."""
     labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
     rows = [
-        {
-            _what(row): row.estimate
-            for row in compared.rows
-            if row.figure not in energy.COMPARED and shown.is_firm(row.doubts)
-        }
-        for compared in comparisons
+        {_what(row): row.estimate for row in compared.rows if shown.is_firm(row.doubts)} for compared in comparisons
     ]
     wins: dict[str, list[str]] = {}
     for what in rows[0]:
@@ -212,11 +149,6 @@ def left_out(compared: Comparison) -> list[str]:
     for side, names in (("base", compared.only_base), ("other", compared.only_other)):
         if names:
             sentences.append(f"Only in the {side}: {', '.join(names)}.")
-    if compared.energy_differs:
-        base, other = compared.energy_differs
-        sentences.append(
-            f"Energy is not compared, because its sources differ: {base} in the base, {other} in the other."
-        )
     return sentences
 
 
@@ -236,7 +168,7 @@ COLUMNS: Columns = (
         "prompt\ntokens",
         lambda row: "\n".join(filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.lever or ""])),
     ),
-    ("figure", lambda row: FIGURE_NAMES[row.figure] + _unit(row.figure)),
+    ("figure", lambda row: f"{FIGURE_NAMES[row.figure]}, {row.figure.rpartition('_')[2]}"),
     ("base", lambda row: wording.digits(row.base)),
     ("other", lambda row: wording.digits(row.other)),
     ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
@@ -258,11 +190,6 @@ def reasons(rows: Sequence[comparison.ComparedFigure]) -> list[str]:
     return sentences
 
 
-def _unit(figure: str) -> str:
-    """The unit of a time; the names of energies contain it."""
-    return "" if figure in energy.COMPARED else f", {figure.rpartition('_')[2]}"
-
-
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
     """Sentences on how the ratios were computed, and their limits."""
     kinds = {row.paired for compared in comparisons for row in compared.rows}
@@ -274,8 +201,6 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
         f"Time ratio: other / base, {how}, so it can differ from the ratio of the columns. The 95 % intervals hold "
         f"jointly. Differences below {wording.percent(at_least)} count as none."
     ]
-    if sources := dict.fromkeys(compared.energy_of for compared in comparisons if compared.energy_of):
-        sentences.append(f"Energy is of {scope(sources)}. Read its ratio like that of times.")
     n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_words = grouped((words.split(": ", 1) for words in spreads), itemgetter(1))

@@ -17,7 +17,7 @@ from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
-from lab.show import reproduce, text_compare
+from lab.show import reproduce
 from lab.show.section import Cell, Columns, Section, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ HEADINGS = {
     "stall_ms": "longest\nstall ms",
     "e2e_s": "E2E\ns",
     "decode_ms": "decode\ncompute ms",
+    "j_per_token": "J per\ntoken",
 }
 """Figures of the summary of runs or requests, and their headings."""
 
@@ -62,17 +63,15 @@ def sections(records: Sequence[Record]) -> list[Section]:
             own = of_setup[of_setup.n_gen == n_gen]
             measured = {n: [records[i] for i in alike.run] for n, alike in own.groupby("n_prompt")}
             is_sweep = bool(part.sweep_every.notna().all())
-            of_energy = text_compare.energy_section(part)
             made.append(
                 Section(
                     label,
                     heading(part),
                     **tabled(_columns(part), part.to_dict("records")),
                     row_notes=[_notes(n, n_gen, measured[n], is_sweep) for n in part.n_prompt],
-                    notes=[MEANINGS] if part.tpot_ms.notna().any() else [],
+                    notes=[*([MEANINGS] if part.tpot_ms.notna().any() else []), *_energy(part)],
                     warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
                     sentences=findings(part),
-                    parts=[of_energy] if of_energy else [],
                 )
             )
     return made
@@ -80,6 +79,8 @@ def sections(records: Sequence[Record]) -> list[Section]:
 
 def _columns(rows: pd.DataFrame) -> Columns:
     names = (*SHOWN, "decode_ms") if rows.tpot_ms.isna().all() else SHOWN  # imported: single tokens are unknown
+    if "j_per_token" in rows:
+        names = (*names, "j_per_token")
     bar = "" if rows.sweep_every.notna().all() else "bar"  # a sweep generates few tokens
     return [
         ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
@@ -87,6 +88,14 @@ def _columns(rows: pd.DataFrame) -> Columns:
         *((HEADINGS[name], partial(figure, name=name)) for name in names),
         ("prefill\n% of E2E", lambda row: Cell(figure(row, "prefill_share"), style=bar)),
     ]
+
+
+def _energy(rows: pd.DataFrame) -> list[str]:
+    """What J per token means, if it is known."""
+    if "energy_of" not in rows:
+        return []
+    parts = " or ".join(rows.energy_of.dropna().unique())
+    return [f"J per token: energy of the whole run ({parts}, and all that ran on it) over the generated tokens."]
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:

@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lab.core import energy, phases, stats
+from lab.core import phases, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import PREFILL, Record, Run
 from lab.experiments.claims import claim as rules
@@ -213,21 +213,16 @@ def _shares(answers: Sequence[Point]) -> list[float]:
     "A reasoning answer of 5,000 tokens costs 10 times one of 500",
     Condition("The time for 500 tokens in and 5,000 out, over that for 500 in and 500 out,", 8, 12.5),
     needs=("lengths",),
-    note="Prefill is measured; decode follows the line through all measured positions. Time and energy are shown, "
-    "energy at the power of the measured answers.",
+    note="Prefill is measured; decode follows the line through all measured positions.",
     also=("context",),
     source="computetape.com/learn/why-reasoning-models-cost-more-to-serve",
 )
 def cost_of_reasoning(evidence: Evidence) -> Measured:
-    """Time, energy and decode's share of a long answer, and its time over that of a short one."""
+    """Time and decode's share of a long answer, and its time over that of a short one."""
     (long, remark), (short, _) = _answers(evidence, 5000), _answers(evidence, 500)
     ratio = rules.figure("5,000 tokens over 500", [sum(a) / sum(b) for a, b in zip(long, short, strict=True)], "times")
     taken = rules.figure("time of 500 + 5,000 tokens", map(sum, long), "s")
-    used = [energy.figures(record) for record in evidence.near(500)[1]]
-    watts = [(one["prefill_j"], one["decode_w"]) for one in used if {"prefill_j", "decode_w"} <= one.keys()]
-    decode_s = statistics.fmean(decode_s for _, decode_s in long) if long else 0.0
-    joules = rules.figure("energy of 500 + 5,000 tokens", [j + w * decode_s for j, w in watts if decode_s], "kJ", 1e-3)
-    return Measured(([ratio],), [ratio, taken, joules, rules.share("decode's share", _shares(long))], remark)
+    return Measured(([ratio],), [ratio, taken, rules.share("decode's share", _shares(long))], remark)
 
 
 @claim(
