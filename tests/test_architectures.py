@@ -52,7 +52,7 @@ def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
     entry = miniature.entry(arch, 9, width)
     base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
     synthetic.write(entry.shape, "Q8_0", base)
-    for quantization in shapes.MIXES:
+    for quantization in ("Q4_K_M",) if arch == "qwen3moe" else shapes.MIXES:  # one takes 2 s there
         worker.quantize(base, mixed, quantization, lambda done: None)
         expected = shapes.model_of(entry, quantization).tensor_bytes
         assert worker.read_model(mixed, "m", "file").tensor_bytes == expected, quantization

@@ -155,9 +155,7 @@ def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-@pytest.mark.parametrize(
-    "command", ["plot FILE -o OUT", "report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"]
-)
+@pytest.mark.parametrize("command", ["report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"])
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: str) -> None:
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     results.append(path, make_record())
@@ -229,17 +227,16 @@ def test_ctrl_c_in_a_long_prefill(tmp_path: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_an_engine_that_dies_in_the_middle(tmp_path: Path, name: str) -> None:
+def test_an_engine_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     process, child = long_measurement(tmp_path)
-    child.send_signal(getattr(signal, name))
+    child.kill()
     assert process.stderr is not None
     while "10,000 prompt tokens, repeat 1: crashed" not in (line := process.stderr.readline()):
         assert line, "the lab ended without saying that a run crashed"
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert finished_runs(tmp_path) == [(10, OK), (10_000, CRASHED)]
-    assert any(name in (r.run.error or "") for r in results.read([tmp_path]).records)
+    assert any("SIGKILL" in (r.run.error or "") for r in results.read([tmp_path]).records)
 
 
 @posix

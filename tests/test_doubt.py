@@ -9,7 +9,7 @@ import pytest
 
 from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown, stats
-from lab.core.record import Ceilings, Rate, Record
+from lab.core.record import Rate, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
@@ -252,11 +252,3 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
     assert prediction.with_misfit(row, model, WIDE, 24e9).misfit is None
     assert "Q8_0 would fit" in str(prediction.with_misfit(row, model, WIDE, 12e9).misfit)
     assert "a smaller model would fit" in str(prediction.with_misfit(row, model, WIDE, 1e9).misfit)
-
-
-def test_the_planted_neighbour_is_seen_everywhere(tmp_path: Path) -> None:
-    """The shortest of what tests/bench/doubt.py does with every plant."""
-    contents = results.read([doubt.SAMPLE])
-    lines: list[Record | Ceilings] = [record for record in contents.records if record.run.n_prompt < 5000]
-    planted = doubt.plants([*lines, *contents.ceilings])["neighbour"]
-    assert doubt.problems("neighbour", doubt.shown_of(planted, tmp_path, doubt.SAMPLE)) == []

@@ -1,7 +1,6 @@
 """What the experiments are predicted to gain: exact on made-up ceilings, both where they pay and where they do not."""
 
 import dataclasses
-import html
 import json
 import re
 import shlex
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from lab.cli import main
-from lab.core import cost, results
+from lab.core import cost
 from lab.core.record import Ceilings, Record
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.show import page, text_why
+from lab.show import text_why
 from lab.why import advice, roofline, step_kernels
 from lab.why.advice import BatchLever
 from tests.conftest import MACHINE, make_record, make_run, run_lab
@@ -139,6 +138,5 @@ def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
         assert (lab_, command) == ("lab", name)
         main.lab.commands[name].make_context(name, words)
     out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--details")[1]
-    shown = html.unescape(page.html(results.read([Path(sample)]).records, results.read([Path(sample)]).ceilings))
     for lever in by_name.values():
-        assert f"Try: {lever['command']}\n" in out and f"Try: {lever['command']}</li>" in shown
+        assert f"Try: {lever['command']}\n" in out

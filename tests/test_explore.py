@@ -68,7 +68,7 @@ def agrees(
     )
 
 
-def test_it_predicts_as_lab_predict_does_for_1000_random_requests(
+def test_it_predicts_as_lab_predict_does_for_random_requests(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, best = here()
@@ -82,10 +82,10 @@ def test_it_predicts_as_lab_predict_does_for_1000_random_requests(
     assert [known["models"][i].split()[-1] for i in own] == ["Q4_1", "Q4_0", "Q8_0"]  # of these there are ceilings
     dice = random.Random(1)
     asked = []
-    for i in range(1000):
+    for i in range(100):
         prompt, answer = round(10 ** dice.uniform(0, 3.9)), round(10 ** dice.uniform(0.4, 3.6))
-        device = 0 if i < 500 else dice.randrange(1, len(known["devices"]))
-        model = dice.choice(own) if i < 500 else dice.randrange(len(models))
+        device = 0 if i < 50 else dice.randrange(1, len(known["devices"]))
+        model = dice.choice(own) if i < 50 else dice.randrange(len(models))
         users = dice.choice((1, 2, 7, 32)) if device else 1
         asked.append({"device": device, "model": model, "prompt": prompt, "gen": answer, "users": users, "cached": 0})
     for one, shown in zip(asked, ask(browser, asked), strict=True):
@@ -157,7 +157,7 @@ def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(br
         assert (shown["prefill"]["low"] is None) == bool(n)
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b", "qwen3-30b-a3b", "llama-3.2-3b"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b"])
 def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, name: str) -> None:
     model = shapes.model_of(catalog.find(name), "Q4_0")
     runs = [dataclasses.replace(record, model=model) for record in session()]
@@ -295,8 +295,7 @@ def test_impossible_rates_are_no_law() -> None:
         assert "impossible" in law["why"], (ns, law)
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     opened(browser, tmp_path / "page.html", html(), width, scheme)
     said = browser.find_element("id", "explore-said")
