@@ -11,18 +11,16 @@ import pytest
 from rich.console import Console
 
 from lab.cli.options import ENGINE, parse_variant
-from lab.core.lines import to_json
 from lab.core.placement import CPU, Tensor
 from lab.core.record import Buffer, Device, Placement, Settings
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
-from lab.runner import plan_needs
-from lab.runner.as_options import option, options
-from lab.runner.cases import Draft, Plan
+from lab.runner.as_options import options
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.show import reproduce, text_places, text_setup
+from lab.show import text_places, text_setup
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 
 MB = 10**6
@@ -153,18 +151,6 @@ def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any],
         plan(worker, model_file, **asked)
 
 
-@pytest.mark.parametrize("words", ["-ngl some", "-ngl 1.5", "-sm row", "-mg x", "-ncmoe x"])
-def test_bad_words(words: str) -> None:
-    with pytest.raises(LabError, match="not understood"):
-        parse_variant(words)
-
-
-def test_experts_of_a_model_without_any_are_a_note(worker: FakeWorker, model_file: Path) -> None:
-    assert "has no experts" in plan(worker, model_file, n_cpu_moe=4).warnings[0]
-    worker.model = dataclasses.replace(worker.model, n_expert=8)
-    assert not plan(worker, model_file, n_cpu_moe=4).warnings
-
-
 # What fits
 
 
@@ -201,38 +187,6 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
     assert made.settings.n_gpu_layers == 0 and not made.warnings
 
 
-def test_servers_of_one_host_have_its_memory_once(worker: FakeWorker, model_file: Path) -> None:
-    ram = MACHINE.ram_bytes or 0
-    pair = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.1:{50052 + i}", "gpu", ram) for i in range(2))
-    worker.build = dataclasses.replace(worker.build, devices=(*pair, DEVICES[-1]))
-    worker.free = {"RPC0": 8 * MB, "RPC1": 8 * MB}
-    made = plan(worker, model_file)
-    assert plan_needs.Room(("RPC0", "RPC1"), 8 * MB) in plan_needs.rooms(made)
-    (problem,) = made.refused.values()
-    assert "share one memory" in problem and "for 9 layers" in problem and "--n-gpu-layers 7" in problem
-
-
-def test_a_draft_model_lies_on_the_devices_too(worker: FakeWorker, model_file: Path) -> None:
-    made = plan(worker, model_file)
-    small = dataclasses.replace(worker.model, tensor_bytes={"Q4_0": 900_000}, embedding_bytes=0, n_layer=8)
-    both = dataclasses.replace(made, draft=Draft(made.file, small))
-    (alone, *_), (together, *_) = (plan_needs.places(one, one.cases[0]) or () for one in (made, both))
-    assert together.layers == alone.layers == (0, 1, 2, 3)
-    assert together.memory.weights_bytes - alone.memory.weights_bytes == 4 * 112_500
-    assert together.memory.kv_cache_bytes == 2 * (alone.memory.kv_cache_bytes or 0)
-    assert plan_needs.memory(both, both.cases[0]).weights_bytes == 10 * MB + 900_000
-
-
-def test_what_cannot_be_worked_out_is_not_estimated(worker: FakeWorker, model_file: Path) -> None:
-    made = plan(worker, model_file, split_mode="tensor", flash_attn="on")
-    rows = text_places.rows(made) or []
-    assert {row["layers"] for row in rows} == {None} and {row["needs_bytes"] for row in rows} == {None}
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(text_places.plan_table(rows))
-    assert capture.get().count("not estimated") == 3
-
-
 def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, tmp_path: Path) -> None:
     gb = 10**9
     pool = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 16 * gb) for i in range(4))
@@ -250,29 +204,6 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
 
 
 # Variants
-
-
-def test_values_of_python_are_written_as_options() -> None:
-    assert option("kv_offload", False) == ("--no-kv-offload",)
-    assert option("mmap", True) == ("--mmap",)
-    assert option("kv_unified", True) == ("--kv-unified", "on")
-    assert option("tensor_split", [3, 1.5]) == ("--tensor-split", "3,1.5")
-    assert option("override_tensor", ("a=CPU", "b=CPU")) == ("--override-tensor", "a=CPU,b=CPU")
-
-
-def test_a_trial_is_written_as_a_command(worker: FakeWorker, model_file: Path) -> None:
-    wanted = ("-ts 3,1", "-nkvo")
-    model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
-    records = [
-        make_record(
-            make_run(block=0, variant=f"{chr(65 + i)}: {words}"),
-            settings=plan(worker, model_file, **parse_variant(words)).settings,
-            model=model,
-        )
-        for i, words in enumerate(wanted)
-    ]
-    command = reproduce.command(records) or ""
-    assert "--tensor-split 3,1" in command and "--no-kv-offload" in command
 
 
 # What was recorded
@@ -298,17 +229,6 @@ def test_a_record_shows_where_it_lay(capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert "CPU_Mapped 3.00, CPU_REPACK 2.00" in printed and "RPC0[10.0.0.1:50052]" in printed
     assert "not recorded" in printed and "recurrent" not in printed
-
-
-def test_the_command_shows_where_it_lay(tmp_path: Path) -> None:
-    path = tmp_path / "session.jsonl"
-    placement = Placement((CPU, CPU, CPU), (Buffer("model", "CPU_Mapped", 3 * MB), Buffer("KV", CPU, MB)))
-    path.write_text(to_json(make_record(make_run(placement=placement))) + "\n")
-    _, out, _ = run_lab("show", "--placement", path)
-    assert "0-1, output" in out and "CPU_Mapped" in out
-    _, out, _ = run_lab("show", "--placement", "--json", path)
-    (device,) = json.loads(out)["setups"][0]["devices"]
-    assert device["bytes"] == {"model": 3 * MB, "KV": MB}
 
 
 @pytest.mark.parametrize(
@@ -388,22 +308,6 @@ def test_llama_cpp_puts_layers_where_options_say(
     assert "".join(names[name] for name in opened(engine, servers, words)[1].layers) == expected
 
 
-def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, servers: tuple[str, str]) -> None:
-    def at(words: str, part: str) -> dict[str, int]:
-        return {b.name: b.n_bytes for b in opened(engine, servers, words)[1].buffers if b.part == part}
-
-    first, second = (f"RPC0[{endpoint}]" for endpoint in servers)
-    assert at("-nkvo", "KV").keys() == {CPU}
-    assert at("--kv-offload", "KV").keys() == {first, second}
-    usual = at("--no-mmap", "model")
-    moved = at("--no-mmap -ot ffn_down=CPU", "model")
-    assert usual.keys() == {CPU, first, second}
-    assert sum(moved.values()) == pytest.approx(sum(usual.values()), rel=0.01)
-    assert all(moved[name] < usual[name] for name in (first, second))
-    assert at(f"--no-mmap -ot ffn_down={second}", "model")[second] > usual[second]
-    assert "CPU_Mapped" in at("--mmap", "model")
-
-
 def test_a_dry_run_shows_servers() -> None:
     with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
         both = f"{one.endpoint},{other.endpoint}"
@@ -415,8 +319,3 @@ def test_a_dry_run_shows_servers() -> None:
         planned = json.loads(run_lab(*asked)[1])
     assert [row["device"] for row in planned["places"]] == ["RPC0", CPU]
     assert planned["places"][0]["layers"] == list(range(81)) and planned["places"][0]["needs_bytes"] > 35e9
-
-
-def test_plans_without_devices_are_shown_as_before(fake_worker: FakeWorker, model_file: Path, capsys: Any) -> None:
-    text_setup.print_plan(plan(fake_worker, model_file), as_json=True)
-    assert json.loads(capsys.readouterr().out)["places"] is None

@@ -11,7 +11,7 @@ from lab.core import placement
 from lab.core.placement import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
 from lab.engine.model_params import read_log
-from lab.models import catalog, shapes, synthetic
+from lab.models import catalog, synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
@@ -108,11 +108,6 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
     unknown = dataclasses.replace(MODEL, uncounted="it is odd")
     places = placement.of(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
     assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {(None, None)}
-
-
-def test_without_a_table_of_tensors_layers_are_taken_for_alike() -> None:
-    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 900}, embedding_bytes=300, output_bytes=200)
-    assert weights(offloaded(n_gpu_layers=2), placement.alike(model), model) == {"A": 200, "B": 200, CPU: 500}
 
 
 def test_buffers_of_the_log_are_told_by_device() -> None:
@@ -245,21 +240,6 @@ def test_experts_stay_on_the_cpu(engine: Worker, folder: Path, arch: str) -> Non
     path = written(folder, arch)
     for changes in ({}, {"n_cpu_moe": 2}, {"n_cpu_moe": 99}, {"override_tensor": ("exps=RPC1",)}):
         check(engine, path, n_gpu_layers=7, **changes)
-
-
-@pytest.mark.parametrize("arch", ["gemma3", "phi3"])
-def test_windows_and_fused_matrices(engine: Worker, folder: Path, arch: str) -> None:
-    path = written(folder, arch)
-    for changes in ({"n_gpu_layers": 8}, {"n_gpu_layers": 4}, {"n_gpu_layers": 8, "flash_attn": "off"}):
-        check(engine, path, **changes)
-
-
-def test_the_table_of_tensors_is_that_of_the_file(engine: Worker, folder: Path) -> None:
-    entry = miniature.entry("qwen3moe")
-    path = folder / "table.gguf"
-    synthetic.write(entry.shape, "Q4_0", path)
-    assert sorted(engine.tensors(path), key=str) == sorted(shapes.tensors(entry, "Q4_0"), key=str)
-    assert catalog.entries()["llama-3.3-70b"].shape.n_layer == 80
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama-3.2-3b", 0.1), ("gpt-oss-20b", 0.25)])

@@ -27,10 +27,10 @@ from lab.errors import LabError
 from lab.experiments import tuning
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import Backend, Progress
+from lab.process.wire import Backend
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, side_by_side
-from lab.runner.placing import endpoint_of, shared_memory
+from lab.runner.placing import shared_memory
 from lab.runner.progress import Status
 from tests.conftest import SETTINGS, FakeWorker, run_lab, start_lab
 
@@ -98,13 +98,6 @@ def test_a_server_is_named_once() -> None:
         rpc.parse("127.0.0.1:9,localhost:9")
 
 
-def test_at_most_sixteen_servers() -> None:
-    many = [f"10.0.0.{i}:1" for i in range(17)]
-    assert len(rpc.parse(",".join(many[:16]))) == 16
-    with pytest.raises(LabError, match="17 servers"):
-        rpc.parse(",".join(many))
-
-
 # What they answer
 
 
@@ -117,41 +110,12 @@ def test_a_server_says_what_it_has(server: RpcServer) -> None:
     assert 0 < answer.round_trip_s < rpc.TIMEOUT_S
 
 
-def test_our_own_version_is_what_our_own_server_says(server: RpcServer) -> None:
-    assert rpc.dotted(rpc_server.own_version()) == server.version
-    assert rpc.probe(server.endpoint, rpc_server.own_version()).version == rpc_server.own_version()
-
-
-def test_probes_may_follow_one_another_at_once(server: RpcServer) -> None:
-    version = rpc_server.own_version()
-    assert len({rpc.probe(server.endpoint, version).memories for _ in range(5)}) == 1
-
-
 def test_a_port_without_a_server_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(LabError, match=f"at {endpoint} cannot be used: nothing listens there") as problem:
         rpc.probe(endpoint, OURS)
     assert "lab rpc-server" in problem.value.hint
-
-
-def test_a_machine_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*_: object) -> socket.socket:
-        raise TimeoutError
-
-    monkeypatch.setattr(socket, "create_connection", silent)
-    with pytest.raises(LabError, match="its machine did not answer within 2 s") as problem:
-        rpc.probe("10.0.0.7:50052", OURS, timeout_s=2)
-    assert "firewall" in problem.value.hint
-
-
-def test_no_route_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> socket.socket:
-        raise OSError(113, "No route to host")
-
-    monkeypatch.setattr(socket, "create_connection", lost)
-    with pytest.raises(LabError, match="cannot be reached \\(No route to host\\)"):
-        rpc.probe("10.0.0.7:50052", OURS)
 
 
 @pytest.mark.parametrize("version", [(8, 0, 0), (7, 1, 0), (7, 0, 1), (6, 0, 0)])
@@ -161,26 +125,11 @@ def test_another_version_is_named_with_ours(version: tuple[int, int, int]) -> No
     assert f"uses protocol {rpc.dotted(version)}; llama.cpp on this machine uses 7.0.0" in problem.value.what
 
 
-def test_a_server_from_before_protocol_4_is_asked_again_in_its_own_way() -> None:
-    def answer(connection: socket.socket) -> None:
-        command, size = struct.unpack("<BQ", connection.recv(9, socket.MSG_WAITALL))
-        if (command, size) == (rpc.HELLO, 0):  # else it hangs up, as those do
-            connection.sendall(struct.pack("<Q", 3) + bytes([3, 6, 1]))
-
-    with stand_in(answer) as endpoint, pytest.raises(LabError, match=r"uses protocol 3\.6\.1"):
-        rpc.probe(endpoint, OURS)
-
-
 @pytest.mark.parametrize("text", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"no"])
 def test_another_program_is_no_rpc_server(text: bytes) -> None:
     with stand_in(lambda connection: connection.sendall(text)) as endpoint, pytest.raises(LabError) as problem:
         rpc.probe(endpoint, OURS)
     assert "is not an RPC server" in problem.value.what
-
-
-def test_a_server_that_ends_in_the_middle_is_an_error() -> None:
-    with stand_in(greeting(*OURS)) as endpoint, pytest.raises(LabError, match="stopped answering during the check"):
-        rpc.probe(endpoint, OURS)
 
 
 def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer) -> None:
@@ -191,18 +140,6 @@ def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer
         with pytest.raises(rpc.Unavailable, match="busy"):
             rpc.probe(server.endpoint, rpc_server.own_version(), timeout_s=0.3)
     assert rpc.probe(server.endpoint, rpc_server.own_version()).memories
-
-
-def test_a_probe_that_gave_up_does_not_end_a_server_that_signals_can_end() -> None:
-    """llama.cpp's own rpc-server does not ignore SIGPIPE, as Python does."""
-    own = "; rpc_child."
-    code = rpc_server._CHILD.replace(own, f"; import signal; signal.signal(13, signal.SIG_DFL){own}")
-    assert code != rpc_server._CHILD
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rpc_server, "_CHILD", code)
-        started = RpcServer("127.0.0.1", 0, n_threads=1)
-    with started:
-        test_a_busy_server_is_called_busy_and_serves_on_afterwards(started)
 
 
 # Our own, as a command
@@ -221,25 +158,6 @@ def test_an_address_that_others_reach_needs_to_be_asked_for(host: str) -> None:
     assert "--open-network" in err
 
 
-def test_an_open_server_warns_in_llama_cpps_words(capsys: pytest.CaptureFixture[str], server: RpcServer) -> None:
-    from lab.cli import serving
-
-    class Open:
-        endpoint, version, devices = "0.0.0.0:50052", "7.0.0", server.devices
-
-    serving._introduce(Open(), 2, None)  # type: ignore[arg-type]
-    captured = capsys.readouterr()
-    assert "fragile and insecure" in captured.err
-    assert "open network" in captured.err
-    assert re.findall(r"use it   lab measure --rpc (\S+):50052", captured.out) == _own_addresses()
-
-
-def _own_addresses() -> list[str]:
-    cards = psutil.net_if_addrs().values()
-    numbers = [one.address for card in cards for one in card if one.family == socket.AF_INET]
-    return [number for number in numbers if not number.startswith("127.")]
-
-
 @pytest.mark.parametrize("host", ["localhost", "::1", "127.1", "nonsense"])
 def test_a_host_must_be_a_numeric_ipv4_address(host: str) -> None:
     with pytest.raises(LabError, match="not a numeric IPv4 address"):
@@ -252,12 +170,6 @@ def test_a_port_in_use_is_refused(server: RpcServer) -> None:
     assert "--port" in problem.value.hint
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(LabError, match=r"Cannot listen at 192\.0\.2\.200") as problem:
-        RpcServer("192.0.2.200", 0, is_open=True)  # a documentation address (RFC 5737)
-    assert "does not have this address" in problem.value.hint
-
-
 def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
     sentences: list[str] = []
     with RpcServer("127.0.0.1", 0) as dying:
@@ -265,16 +177,17 @@ def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
 
         def show(sentence: str) -> None:
             sentences.append(sentence)
-            psutil.Process(dying.pid).send_signal(signal.SIGABRT)
+            if "HELLO" in sentence:
+                psutil.Process(dying.pid).send_signal(signal.SIGABRT)
 
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"GET / HTTP/1.1")
             with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGABRT .* last output: Expected HELLO"):
                 dying.watch(show)
-    assert sentences == ["llama.cpp: Expected HELLO command, update client"]
+    assert "llama.cpp: Expected HELLO command, update client" in sentences
 
 
-def test_clients_are_named_when_they_stay() -> None:
+def test_clients_are_named() -> None:
     sentences: list[str] = []
     with RpcServer("127.0.0.1", 0) as one:
         rpc.probe(one.endpoint, rpc_server.own_version())
@@ -284,22 +197,14 @@ def test_clients_are_named_when_they_stay() -> None:
 
         def show(sentence: str) -> None:
             sentences.append(sentence)
-            client.close()
-            if "left" in sentence:
+            if sentence == f"{address} connected":
+                client.close()
+            if sentence == f"{address} left":
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             one.watch(show)
-    assert sentences[0] == f"{address} connected"
-    assert sentences[1].startswith(f"{address} left after")
-
-
-def test_the_cache_is_where_llama_cpp_has_it(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
-    folder = rpc_server.cache_folder()
-    assert (folder.parent, folder.name, folder.is_dir()) == (tmp_path, "rpc", True)
-    with RpcServer("127.0.0.1", 0, cache_folder=folder) as caching:
-        assert rpc.probe(caching.endpoint, rpc_server.own_version())
+    assert sentences[-2:] == [f"{address} connected", f"{address} left"]
 
 
 def _introduced(process: subprocess.Popen[str]) -> str:
@@ -320,30 +225,16 @@ def _child_of(process: subprocess.Popen[str]) -> psutil.Process:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_a_server_cleanly(number: int) -> None:
     with start_lab("rpc-server", "--port", 0, "--threads", 1) as process:
-        endpoint, child = _introduced(process), _child_of(process)
+        assert _introduced(process)
+        child = _child_of(process)
         process.send_signal(number)
         _, err = process.communicate()
         assert process.returncode == 0
         assert "Stopped." in err
         assert not child.is_running()
-        assert not rpc_server.is_listening(endpoint)
-
-
-def test_a_server_ends_with_its_parent() -> None:
-    with start_lab("rpc-server", "--port", 0, "--threads", 1) as process:
-        _introduced(process)
-        child = _child_of(process)
-        process.kill()
-        process.wait()
-        child.wait(20)
 
 
 # Which memory is counted once
-
-
-def test_no_server_no_change() -> None:
-    devices = [Device("CPU", "Test CPU", "cpu", 16 * GB), Device("CUDA0", "A card", "gpu", 8 * GB)]
-    assert shared_memory(devices, 16 * GB) == [(frozenset({"CPU"}), 16 * GB), (frozenset({"CUDA0"}), 8 * GB)]
 
 
 def behind(name: str, endpoint: str, gigabytes: float | None) -> Device:
@@ -377,24 +268,6 @@ def test_a_server_at_an_address_of_this_machine_lends_its_own_memory() -> None:
     assert groups == [(frozenset({"CPU", "A"}), 16 * GB)]
 
 
-def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
-    cards = [behind(name, endpoint, 24) for name, endpoint in zip("ABCD", ["h:1", "h:1", "h:2", "h:2"], strict=True)]
-    cards = [Device(one.name, one.description.replace("h:", "10.0.0.7:"), one.type, one.memory_bytes) for one in cards]
-    assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
-
-
-def test_unknown_ram_is_shared_with_no_server() -> None:
-    assert shared_memory([CPU, behind("A", "127.0.0.1:1", 16)], None) == [
-        (frozenset({"CPU"}), None),
-        (frozenset({"A"}), 16 * GB),
-    ]
-
-
-def test_the_address_of_a_device_is_in_its_description() -> None:
-    assert endpoint_of(behind("A", "10.0.0.7:50052 (device 1 of 2)", 1)) == "10.0.0.7:50052"
-    assert endpoint_of(CPU) is None
-
-
 # Measuring over them
 
 OVER_RPC = dataclasses.replace(SETTINGS, n_gpu_layers=31, n_threads=1, n_threads_batch=1, n_ctx=256)
@@ -407,30 +280,12 @@ def worker(server: RpcServer) -> Iterator[Worker]:
         yield started
 
 
-def test_a_servers_device_is_listed_with_its_address(server: RpcServer, worker: Worker) -> None:
-    (device,) = [device for device in worker.build.devices if device.type != "cpu"]
-    assert (device.name, device.description) == ("RPC0", f"RPC server {server.endpoint}")
-    assert device.memory_bytes == server.devices[0].memory_bytes
-    assert [answer.endpoint for answer in worker.servers] == [server.endpoint]
-
-
 def test_several_devices_of_a_server_are_told_apart() -> None:
     with RpcServer("127.0.0.1", 0, ["CPU", "CPU"]) as twice, Worker() as worker:
         worker.use(Backend(rpc=(twice.endpoint,)))
         names = [device.description for device in worker.build.devices if device.type != "cpu"]
         assert names == [f"RPC server {twice.endpoint} (device {i} of 2)" for i in (1, 2)]
         assert len(worker.servers[0].memories) == 2
-
-
-def test_the_connection_is_held_and_watched(server: RpcServer, worker: Worker) -> None:
-    assert worker.build
-    assert server.endpoint in {"{}:{}".format(*one.raddr) for one in connected(worker.pid)}
-    with pytest.raises(rpc.Unavailable, match="busy"):
-        rpc.probe(server.endpoint, rpc_server.own_version(), timeout_s=0.3)
-
-
-def connected(pid: int) -> list[Any]:
-    return [one for one in psutil.Process(pid).net_connections("tcp4") if one.status == psutil.CONN_ESTABLISHED]
 
 
 def test_a_vanished_peer_is_noticed() -> None:
@@ -444,70 +299,6 @@ def test_a_vanished_peer_is_noticed() -> None:
                 assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == native.N_UNANSWERED
 
 
-def test_a_second_context_in_one_process_computes_what_the_first_did(worker: Worker, embedded: Path) -> None:
-    """Freed buffers make a server forget its graphs."""
-    worker.load(embedded, OVER_RPC)
-    ids = worker.tokenize("A clock that stops is right twice a day. " * 4)[:20]
-    chosen = []
-    for n_ctx in (256, 512, 256):
-        worker.new_context(dataclasses.replace(OVER_RPC, n_ctx=n_ctx))
-        chosen += [worker.run(scripts.run(ids, 5, 8), lambda progress: None).token_ids for _ in range(2)]
-    assert len(set(chosen)) == 1
-    assert len(chosen[0]) == 5
-
-
-def test_a_server_that_dies_in_the_middle_is_named_and_a_restart_says_that_it_is_gone(
-    embedded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
-    with RpcServer("127.0.0.1", 0, n_threads=1) as dying, Worker() as worker:
-        worker.use(Backend(rpc=(dying.endpoint,)))
-        worker.load(embedded, OVER_RPC)
-        worker.new_context(OVER_RPC)
-
-        def kill(progress: Progress) -> None:
-            if progress.token_ids:
-                psutil.Process(dying.pid).kill()
-
-        engine = psutil.Process(worker.pid)
-        with pytest.raises(WorkerDied) as death:
-            worker.run(scripts.run(list(range(100, 120)), 230, 8), kill)
-        assert f"The RPC server {dying.endpoint} is gone: nothing listens there" in death.value.what
-        assert "Remote RPC server crashed" in death.value.what  # llama.cpp's last words
-        with pytest.raises(rpc.Unavailable, match=dying.endpoint):
-            worker.restart()
-        assert not engine.is_running()
-        worker.use(Backend())
-        assert worker.build.devices  # the lab goes on without it
-
-
-ANSWER = rpc.Answer("h:1", OURS, ((1, 2),), 0.001)
-
-
-def test_a_restart_waits_for_a_server_that_comes_back(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = iter([rpc.Unavailable("h:1", "gone", ""), rpc.Unavailable("h:1", "gone", ""), ANSWER])
-
-    def probe(*_: object) -> object:
-        outcome = next(outcomes)
-        if isinstance(outcome, rpc.Unavailable):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(rpc, "probe", probe)
-    monkeypatch.setattr(rpc, "AGAIN_S", 0)
-    assert rpc.probe_all(["h:1"], OURS, patience_s=60) == (ANSWER,)
-
-
-def test_a_worker_without_its_server_works_without_any() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
-    with Worker() as worker:
-        with pytest.raises(rpc.Unavailable):
-            worker.use(Backend(rpc=(endpoint,)))
-        assert worker.backend == Backend()
-        assert {device.type for device in worker.build.devices} >= {"cpu"}
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.process.rpc_server.SILENCE_S", 0.5)
@@ -518,22 +309,6 @@ def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: 
         psutil.Process(hanging.pid).suspend()
         with pytest.raises(WorkerDied, match="an RPC server or its machine hangs"):
             worker.run(scripts.run(list(range(100, 120)), 5, 8), lambda progress: None)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs signals")
-def test_ctrl_c_ends_a_measurement_whose_server_hangs(tmp_path: Path) -> None:
-    with RpcServer("127.0.0.1", 0, n_threads=1) as hanging:
-        arguments = ["--rpc", hanging.endpoint, "-p", 64, "-n", 400, "--repeat", 50, "-o", tmp_path, "--no-plot"]
-        with start_lab("measure", *arguments) as process:
-            assert process.stderr
-            assert any("warming up" in line for line in process.stderr)
-            psutil.Process(hanging.pid).suspend()
-            children = psutil.Process(process.pid).children(recursive=True)
-            assert children
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            assert process.returncode == 130
-            assert not any(child.is_running() for child in children)
 
 
 def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
@@ -579,7 +354,7 @@ class Dying:
 def test_a_server_that_dies_costs_a_run_and_not_the_session(tmp_path: Path) -> None:
     dying = Dying(repeat=0, returns=True)
     with pytest.warns(UserWarning, match="1 runs failed"):
-        records = lab.measure([16], 250, 2, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
+        records = lab.measure([16], 120, 2, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
     dying.server.close()
     measured = [record.run for record in records if not record.run.warmup]
     assert [run.status for run in measured] == ["crashed", "ok"]
@@ -592,7 +367,7 @@ def test_a_server_that_stays_away_ends_the_session_and_keeps_its_runs(
     monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
     dying = Dying(repeat=1, returns=False)
     with pytest.raises(rpc.Unavailable, match=dying.endpoint):
-        lab.measure([16], 250, 2, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
+        lab.measure([16], 120, 2, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
     measured = [record.run for record in read_results([next(tmp_path.glob("*.jsonl"))]).records]
     assert [run.status for run in measured if not run.warmup] == ["ok", "crashed"]
     assert f"The RPC server {dying.endpoint} is gone: nothing listens there" in str(measured[-1].error)

@@ -2,21 +2,18 @@
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.analysis import table, wording
-from lab.core import cost, phases, prefix_times, results, shape
+from lab.core import cost, phases, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.experiments.claims import of_time
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
-from lab.process.worker import Worker, WorkerDied
-from lab.show import lesson, plot_runs, plot_why, text_why
+from lab.process.worker import Worker
+from lab.show import plot_why, text_why
 from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -212,27 +209,6 @@ def test_caches_and_experts_on_the_cpu_need_its_ceilings() -> None:
 # Which ceilings are those of a device
 
 
-def test_a_servers_ceilings_hold_at_another_port_of_its_host() -> None:
-    def at(description: str, memory_bytes: int = 4 * 10**9) -> Where:
-        moved = dataclasses.replace(SERVER, name="RPC3", description=description, memory_bytes=memory_bytes)
-        return Where(dataclasses.replace(BOTH, devices=(*MACHINE.devices, GPU, moved)), ("RPC3",))
-
-    best = probing.known(KNOWN, at("RPC server 10.0.0.7:1"))
-    assert best is not None and best.device == "RPC3" and set(best.rates) == set(KNOWN[2].rates)
-    assert probing.known(KNOWN, at("RPC server 10.0.0.8:50052")) is None
-    assert probing.known(KNOWN, at("RPC server 10.0.0.7:50052", 5 * 10**9)) is None
-    without = dataclasses.replace(BOTH, devices=(*MACHINE.devices, GPU))
-    assert probing.known(KNOWN, Where(without)) is not None  # a server is no part of this machine
-
-
-def test_files_of_older_versions_are_of_the_first_gpu() -> None:
-    older = dataclasses.replace(KNOWN[1], device=None)
-    assert where.measured_on(older) == "CUDA0"
-    assert probing.known([older], Where(BOTH, ("CUDA0",))) is not None
-    assert probing.known([older], Where(BOTH)) is None and probing.known([older], Where(BOTH, ("RPC0",))) is None
-    assert where.measured_on(dataclasses.replace(KNOWN[0], device=None)) is None
-
-
 def test_two_devices_of_a_kind_are_measured_once() -> None:
     second = dataclasses.replace(GPU, name="CUDA1")
     here = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, second))
@@ -255,17 +231,6 @@ def test_of_several_devices_a_missing_one_is_named() -> None:
         pair = probing.need(KNOWN, where.of_record(record), False, "this")
         layers = ("RPC0",) * (N_LAYER + 1)
         step_kernels.parts(BIG, record.settings, pair, 1, 0, 1, layers=layers)
-
-
-def test_files_have_a_line_for_each_device(tmp_path: Path) -> None:
-    best = probing.known(KNOWN, Where(BOTH, ("CUDA0", None)))
-    assert best is not None
-    for line in probing.lines(best):
-        probing.save(line, tmp_path)
-    kept = probing.kept(tmp_path)
-    assert [one.device for one in sorted(kept, key=lambda one: one.on_gpu)] == [None, "CUDA0"]
-    assert len(list(tmp_path.glob("ceilings-*.jsonl"))) == 2
-    assert probing.known(kept, Where(BOTH, ("CUDA0", None))) == best
 
 
 def test_the_roof_of_several_devices_is_that_of_their_shares() -> None:
@@ -297,18 +262,6 @@ def test_which_prefill_steps_are_timed(changes: dict[str, Any], is_timed: bool) 
     assert phases.times_prefill_steps(dataclasses.replace(WIDE, **changes)) == is_timed
 
 
-def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
-    timed = make_record(make_run(20, 5))
-    once = dataclasses.replace(timed, settings=dataclasses.replace(timed.settings, prefill_wait="end"))
-    rows = table.steps([once])
-    assert rows[rows.kind == "prefill"].compute_ms.isna().all() and rows[rows.kind == "decode"].compute_ms.notna().all()
-    thin = "steps of each run"
-    for record, is_drawn in ((timed, True), (once, False)):
-        assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
-    assert of_time.growth_of_steps([once]) is None
-    assert of_time.growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
-
-
 def test_sums_teach_where_single_steps_do_not() -> None:
     """Predictions from runs whose prefill was waited for once are those of the same times step by step."""
     even = record_of(None, WIDE, 0.2, 2048)
@@ -328,19 +281,6 @@ def test_sums_teach_where_single_steps_do_not() -> None:
     assert points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
     rows = [roofline.explain([record], KNOWN[0])[0] for record in (even, once)]
     assert rows[0].measured_s == pytest.approx(rows[1].measured_s) and rows[0].least_s == rows[1].least_s
-
-
-def test_a_prefix_is_what_its_copy_saved_where_single_steps_are_not_timed() -> None:
-    (record, *_) = [
-        record
-        for record in results.read([Path("results/sample-prefix-stall-smollm2-135m-amd-epyc.jsonl")]).records
-        if record.run.prefix and prefix_times.times(record.run)
-    ]
-    timed, once = prefix_times.times(record.run), prefix_times.times(record.run, are_steps_timed=False)
-    assert once["prefix_s"] == timed["saved_s"] != timed["prefix_s"]
-    assert {name: s for name, s in once.items() if name != "prefix_s"} == {
-        name: s for name, s in timed.items() if name != "prefix_s"
-    }
 
 
 # Runs on several devices teach about these
@@ -386,22 +326,3 @@ def test_kernels_are_probed_on_a_server_and_waited_for(server: RpcServer) -> Non
             assert min(many.times_ns) > min(few.times_ns) and few.n_bytes == 2**14
         with pytest.raises(LabError, match="has no device RPC7"):
             worker.probe(probe(MUL_MAT, "RPC7"))
-
-
-def test_a_server_that_ends_under_a_probe_is_a_sentence(tmp_path: Path) -> None:
-    with Worker() as worker:
-        with RpcServer("127.0.0.1", 0, n_threads=1) as short_lived:
-            worker.use(Backend(None, (short_lived.endpoint,)))
-            here = dataclasses.replace(MACHINE, devices=worker.build.devices)
-        with pytest.raises(WorkerDied, match="It happened while measuring Q8_0, 1 column, RPC0"):
-            probing.run_probes(worker, Where(here, ("RPC0",)), [probe(MUL_MAT, "RPC0")], lambda what: None, tmp_path)
-
-
-def test_the_printed_roof_is_the_one_that_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
-    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
-    lesson.explain([record], ceilings)
-    shared = roofline.roof(ceilings, where.layers_of(record))
-    assert shared != roofline.roof(ceilings)
-    words = f"Roof: {wording.digits(shared.gflops)} GFLOP/s, {wording.digits(shared.gbps)} GB/s"
-    assert words in capsys.readouterr().out

@@ -20,8 +20,8 @@ from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 from lab.process.served import end_with_parent
 
-STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
-"""What ggml_backend_rpc_start_server prints. The first line may stay in a buffer until the second."""
+ACCEPTED, CLOSED = "Accepted client connection", "Client connection closed"
+"""What ggml_backend_rpc_start_server prints."""
 
 NO_ENDPOINT = "none"
 """An invalid address, with which that function prints its version and returns."""
@@ -30,8 +30,7 @@ NO_ENDPOINT = "none"
 def serve() -> None:
     """Serve until stdin closes. The argument of the process is a JSON object: endpoint, devices, n_threads, cache.
 
-    Writes JSON lines to stdout: the lent devices (or an error); the protocol version, at the latest with the first
-    connection; each client that connects, with its address if known; each client that leaves.
+    Writes JSON lines to stdout: the lent devices (or an error), then each client that connects or leaves.
     """
     asked = json.loads(sys.argv[1])
     end_with_parent()
@@ -89,13 +88,13 @@ def _report(events: IO[str], **event: Any) -> None:
 
 
 def _report_clients(lines: IO[str], events: IO[str]) -> None:
+    client = ""
     for line in lines:
-        if line.startswith(STARTING):
-            _report(events, version=line.removeprefix(STARTING).strip())
-        elif line.startswith(ACCEPTED):
-            _report(events, client=next(iter(native.enable_keepalive()), None))
+        if line.startswith(ACCEPTED):
+            client = next(iter(native.enable_keepalive()), "a client")
+            _report(events, said=f"{client} connected")
         elif line.startswith(CLOSED):
-            _report(events, closed=True)
+            _report(events, said=f"{client} left")
 
 
 def _log_warnings_only() -> None:

@@ -1,13 +1,12 @@
 """Check llama.cpp's RPC servers before llama.cpp itself connects to them.
 
 llama.cpp's client aborts its process if a server is unreachable or has another protocol version, and waits forever for
-a busy one. So the lab asks first, in the same protocol (llama.cpp's ggml-rpc.cpp and transport.h). A request is one
-byte for the command, eight bytes for the size of the data, and the data; an answer is the size and the data.
+a busy one. So the lab asks first, in the same protocol (llama.cpp's ggml-rpc.cpp). A request is one byte for the
+command, eight bytes for the size of the data, and the data; an answer is the size and the data.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import socket
@@ -23,19 +22,21 @@ DEFAULT_PORT = 50052
 MAX_SERVERS = 16
 """GGML_RPC_MAX_SERVERS of ggml-rpc.h."""
 
+MAX_DEVICES = 16
+"""llama_max_devices() of llama.cpp."""
+
 TIMEOUT_S = 5.0
-"""Time limit for the connection, and for each answer."""
+"""Time limit for all that is asked of one server, however slowly it answers."""
 
 AGAIN_S = 0.5
 """Pause before an unavailable server is asked again."""
 
-N_ROUND_TRIPS = 20
+N_ROUND_TRIPS = 5
 
 HELLO, DEVICE_COUNT, GET_DEVICE_MEMORY = 14, 15, 11
 """Commands (enum rpc_cmd of ggml-rpc.cpp)."""
 
 _CAPABILITIES = bytes(24)  # RPC_CONN_CAPS_SIZE: no transport but TCP
-_MAX_ANSWER = 64
 _LINGER = "hh" if os.name == "nt" else "ii"  # struct linger
 
 Version = tuple[int, int, int]
@@ -59,10 +60,6 @@ class Unavailable(LabError):
         self.reason = reason
 
 
-class _Closed(Exception):
-    """The server closed the connection without an answer."""
-
-
 def parse(text: str) -> tuple[str, ...]:
     """The endpoints of `HOST:PORT,HOST:PORT`, with host names resolved to IPv4. LabError for an invalid address."""
     endpoints: list[str] = []
@@ -77,8 +74,8 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def _endpoint(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
         raise LabError(
             f"--rpc: {text!r} is not a server address.",
             f"Write HOST:PORT, for example 192.168.1.20:{DEFAULT_PORT}. Separate several servers with commas.",
@@ -97,25 +94,38 @@ def _endpoint(text: str) -> str:
     return f"{resolved[0][4][0]}:{int(port)}"
 
 
-def probe(endpoint: str, own_version: Version, timeout_s: float = TIMEOUT_S) -> Answer:
+def probe(endpoint: str, own_version: Version | None, timeout_s: float = TIMEOUT_S) -> Answer:
     """Ask a server for its devices, and disconnect. LabError if llama.cpp (protocol `own_version`) cannot use it."""
-    with contextlib.ExitStack() as stack:
+    deadline = time.monotonic() + timeout_s
+    with _connect(endpoint, timeout_s) as connection:
         try:
-            connection, version = _greet(stack, endpoint, _CAPABILITIES, timeout_s)
-        except _Closed:
-            try:  # before protocol 4.0 the greeting had no data (llama.cpp's PR 20590)
-                _, version = _greet(stack, endpoint, b"", timeout_s)
-            except _Closed:
-                raise _not_a_server(endpoint) from None
-        if version != own_version:  # llama.cpp accepts another patch version, although its operations differ
+            answer = _ask(connection, deadline, HELLO, _CAPABILITIES)
+        except TimeoutError:
+            # Reset the connection: otherwise a busy server would write to it later, and SIGPIPE could end the server.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack(_LINGER, 1, 0))
+            raise Unavailable(
+                endpoint,
+                f"it is busy (it accepted the connection but did not answer within {timeout_s:g} s)",
+                "It serves one client at a time: wait for the other client, or start a second server on another port. "
+                "If there is no other client, check whether another program uses this port or the server hangs.",
+            ) from None
+        except OSError:
+            answer = b""
+        if not 3 <= len(answer) <= 4 + len(_CAPABILITIES):
+            raise LabError(
+                f"The program at {endpoint} is not an RPC server of llama.cpp, or has a very different version.",
+                "Check which program uses this port there, and which port lab rpc-server printed when it started.",
+            )
+        version = answer[0], answer[1], answer[2]
+        if own_version and version != own_version:  # llama.cpp accepts another patch version; its operations differ
             raise LabError(
                 f"The RPC server at {endpoint} uses protocol {dotted(version)}; llama.cpp on this machine uses "
                 f"{dotted(own_version)}.",
                 "Install the same version of the lab, and so of llama-cpp-python, on both machines.",
             )
         try:
-            return _question(connection, endpoint, version)
-        except (_Closed, TimeoutError, struct.error):
+            return _question(connection, endpoint, version, deadline)
+        except (OSError, struct.error):
             raise LabError(
                 f"The RPC server at {endpoint} stopped answering during the check.", "Read its output, and try again."
             ) from None
@@ -139,39 +149,19 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def _greet(stack: contextlib.ExitStack, endpoint: str, data: bytes, timeout_s: float) -> tuple[socket.socket, Version]:
-    """A new connection (closed with `stack`), and the server's protocol version. Raises _Closed."""
-    connection = stack.enter_context(_connect(endpoint, timeout_s))
-    try:
-        answer = _ask(connection, HELLO, data)
-    except TimeoutError:
-        # Reset the connection: otherwise a busy server would write to it later, and SIGPIPE could end the server.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack(_LINGER, 1, 0))
-        raise Unavailable(
-            endpoint,
-            f"it is busy (it accepted the connection but did not answer within {timeout_s:g} s)",
-            "It serves one client at a time: wait for the other client, or start a second server on another port. "
-            "If there is no other client, check whether another program uses this port or the server hangs.",
-        ) from None
-    except struct.error:
-        raise _not_a_server(endpoint) from None
-    if not 3 <= len(answer) <= 4 + len(_CAPABILITIES):
-        raise _not_a_server(endpoint)
-    return connection, (answer[0], answer[1], answer[2])
-
-
-def _question(connection: socket.socket, endpoint: str, version: Version) -> Answer:
+def _question(connection: socket.socket, endpoint: str, version: Version, deadline: float) -> Answer:
     times, n_devices = [], 0
     for _ in range(N_ROUND_TRIPS):
         start = time.perf_counter()
-        (n_devices,) = struct.unpack("<I", _ask(connection, DEVICE_COUNT))
+        (n_devices,) = struct.unpack("<I", _ask(connection, deadline, DEVICE_COUNT))
         times.append(time.perf_counter() - start)
-    if not n_devices:
-        raise LabError(f"The RPC server at {endpoint} offers no device.", "Restart it: lab rpc-server")
-    memories = [
-        struct.unpack("<QQ", _ask(connection, GET_DEVICE_MEMORY, struct.pack("<I", device)))
-        for device in range(n_devices)
-    ]
+    if not 1 <= n_devices <= MAX_DEVICES:
+        raise LabError(
+            f"The RPC server at {endpoint} offers {n_devices:,} devices; llama.cpp takes 1 to {MAX_DEVICES}.",
+            "Restart it, and name its devices: lab rpc-server --device NAME",
+        )
+    numbers = [struct.pack("<I", device) for device in range(n_devices)]
+    memories = [struct.unpack("<QQ", _ask(connection, deadline, GET_DEVICE_MEMORY, number)) for number in numbers]
     return Answer(endpoint, version, tuple((free, total) for free, total in memories), statistics.median(times))
 
 
@@ -186,49 +176,38 @@ def _connect(endpoint: str, timeout_s: float) -> socket.socket:
             "Start a server there (lab rpc-server --host ADDRESS, with an address that this machine can reach), or "
             "correct the address.",
         ) from None
-    except TimeoutError:
+    except OSError as problem:
+        is_silent = isinstance(problem, TimeoutError)
         raise Unavailable(
             endpoint,
-            f"its machine did not answer within {timeout_s:g} s",
+            f"its machine did not answer within {timeout_s:g} s"
+            if is_silent
+            else f"it cannot be reached ({problem.strerror or problem})",
             "Check that the machine is on, the address is right, and its firewall opens the port. A server with other "
             "clients waiting does not answer either.",
-        ) from None
-    except OSError as problem:
-        raise Unavailable(
-            endpoint,
-            f"it cannot be reached ({problem.strerror or problem})",
-            "Check the address, and that this machine is in that network.",
         ) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def _ask(connection: socket.socket, command: int, data: bytes = b"") -> bytes:
-    """One request and its answer. Raises _Closed, TimeoutError, or struct.error for an impossible size."""
-    try:
-        connection.sendall(struct.pack("<BQ", command, len(data)) + data)
-        (size,) = struct.unpack("<Q", _receive(connection, 8))
-        if size > _MAX_ANSWER:
-            raise struct.error(f"an answer of {size} bytes")
-        return _receive(connection, size)
-    except TimeoutError:
-        raise
-    except OSError as problem:
-        raise _Closed from problem
+def _ask(connection: socket.socket, deadline: float, command: int, data: bytes = b"") -> bytes:
+    """One request and its answer. OSError if none comes before the deadline, or one that is too long."""
+    connection.settimeout(max(1e-3, deadline - time.monotonic()))
+    connection.sendall(struct.pack("<BQ", command, len(data)) + data)
+    (size,) = struct.unpack("<Q", _receive(connection, deadline, 8))
+    if size > 64:
+        raise OSError(f"an answer of {size} bytes")
+    return _receive(connection, deadline, size)
 
 
-def _receive(connection: socket.socket, n: int) -> bytes:
+def _receive(connection: socket.socket, deadline: float, n: int) -> bytes:
     received = b""
     while len(received) < n:
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
         part = connection.recv(n - len(received))
         if not part:
-            raise _Closed
+            raise ConnectionError("the server closed the connection")
         received += part
     return received
-
-
-def _not_a_server(endpoint: str) -> LabError:
-    return LabError(
-        f"The program at {endpoint} is not an RPC server of llama.cpp, or has a very different version.",
-        "Check which program uses this port there, and which port lab rpc-server printed when it started.",
-    )

@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,11 +36,7 @@ SILENCE_S = 1800
 
 HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server or its machine hangs. "
 
-BRIEF_S = 0.3
-"""Connections that end sooner are probes or device queries, and not shown."""
-
 _POLL_S = 0.1
-_ENDED = object()
 _CHILD = "from lab.engine import rpc_child; rpc_child."
 
 
@@ -62,54 +59,39 @@ class RpcServer:
             "n_threads": n_threads,
             "cache": None if cache_folder is None else str(cache_folder),
         }
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._warnings: collections.deque[str] = collections.deque(maxlen=3)
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._last: collections.deque[str] = collections.deque(maxlen=3)  # what llama.cpp printed
         self.devices: tuple[Device, ...] = ()
-        self.version = ""  # of the protocol
-        self._process = start(f"{_CHILD}serve()", json.dumps(asked), env=environment())
-        self._listeners = [
-            threading.Thread(target=listen, args=(stream, self._events), daemon=True)
-            for listen, stream in ((_listen, self._process.stdout), (_listen_to_warnings, self._process.stderr))
-        ]
-        for listener in self._listeners:
-            listener.start()
+        self._process = start(f"{_CHILD}serve()", json.dumps(asked), stderr=subprocess.STDOUT, env=environment())
+        self._listener = threading.Thread(target=_listen, args=(self._process.stdout, self._lines), daemon=True)
+        self._listener.start()
         try:
-            self._start()
+            self.version = rpc.dotted(self._started().version)  # of the protocol
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> None:
-        deadline, is_answered = time.monotonic() + START_S, False
-        while not (self.devices and self.version and is_answered):
-            is_answered = is_answered or (bool(self.devices) and is_listening(self.endpoint))
-            event = self._next(_POLL_S) or {}
+    def _started(self) -> rpc.Answer:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            event = self._next() or {}
             if "error" in event:
                 raise LabError(event["error"], event["hint"])
             if "devices" in event:
                 self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
-            if time.monotonic() > deadline:
-                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try again.")
+            if self.devices:
+                with suppress(rpc.Unavailable):
+                    return rpc.probe(self.endpoint.replace("0.0.0.0", "127.0.0.1"), None)
+        raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try again.")
 
     def watch(self, show: Callable[[str], None]) -> None:
         """Call `show` with a sentence for each client that connects or leaves, and each warning of llama.cpp.
 
         Never returns; raises LabError when the server ends.
         """
-        client, since, is_shown = None, 0.0, False
         while True:
-            event = self._next(_POLL_S) or {}
-            if "warning" in event:
-                show(f"llama.cpp: {event['warning']}")
-            if "client" in event:
-                client, since, is_shown = event["client"] or "a client", time.monotonic(), False
-            if "closed" in event:
-                if is_shown:
-                    show(f"{client} left after {time.monotonic() - since:.1f} s")
-                client = None
-            elif client and not is_shown and time.monotonic() - since > BRIEF_S:
-                is_shown = True
-                show(f"{client} connected")
+            if (event := self._next()) and "said" in event:
+                show(event["said"])
 
     @property
     def pid(self) -> int:
@@ -119,7 +101,7 @@ class RpcServer:
     def close(self) -> None:
         """Kill the server."""
         self._process.kill()
-        wait_for_end(self._process, *self._listeners)
+        wait_for_end(self._process, self._listener)
 
     def __enter__(self) -> RpcServer:
         return self
@@ -127,24 +109,22 @@ class RpcServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event, or None after `timeout_s`. LabError if the server has ended."""
+    def _next(self) -> dict[str, Any] | None:
+        """The next event, or None if there is none now. LabError if the server has ended."""
         try:
-            event = self._events.get(timeout=timeout_s)
+            line = self._lines.get(timeout=_POLL_S)
         except queue.Empty:
             return None
-        if event is not _ENDED:
-            if "warning" in event:
-                self._warnings.append(event["warning"])
-            self.version = event.get("version", self.version)
-            return dict(event)
-        self._listeners[1].join(5)
-        while not self._events.empty():
-            self._warnings.append(self._events.get().get("warning", ""))
-        raise LabError(
-            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._warnings)),
-            "Its clients lost their data on it. Start it again.",
-        )
+        if line is None:
+            raise LabError(
+                cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._last)),
+                "Its clients lost their data on it. Start it again.",
+            )
+        with suppress(ValueError, TypeError):
+            return dict(json.loads(line))
+        if text := line.decode(errors="replace").strip():
+            self._last.append(text)
+        return {"said": f"llama.cpp: {text}"} if text else None
 
 
 def cache_folder() -> Path:
@@ -204,28 +184,11 @@ def lost(endpoints: Sequence[str], lib: str | None) -> str:
     return "".join(sentences)
 
 
-def is_listening(endpoint: str) -> bool:
-    """Whether the endpoint accepts a connection."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, int(port)), 1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _listen(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
+def _listen(stream: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
     with suppress(ValueError, OSError):  # the parent has closed it
         for line in stream:
-            events.put(json.loads(line))
-    events.put(_ENDED)
-
-
-def _listen_to_warnings(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
-    with suppress(ValueError, OSError):
-        for line in stream:
-            if text := line.decode(errors="replace").strip():
-                events.put({"warning": text})
+            lines.put(line)
+    lines.put(None)
 
 
 def _free_port(host: str, port: int, is_open: bool) -> int:
