@@ -1,7 +1,6 @@
 """The figures by which runs of an experiment are compared, from the times of their steps.
 
-- batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token; with a schedule
-  `token_ms`, the time of the run for each token that it generated
+- batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
 - prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
 - speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting (guesses.py)
 - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT (gaps.py)
@@ -22,7 +21,6 @@ NAMES = {
     "disk_s": "TTFT, prefix from disk",
     "gap_ms": "longest gap",
     "newcomer_s": "TTFT of the newcomer",
-    "token_ms": "time per useful token",
 }
 """The figures that plain runs do not have, in words."""
 
@@ -39,14 +37,9 @@ def figures(run: Run) -> dict[str, float]:
 def batch(run: Run) -> dict[str, float]:
     """Prefill of all prompts in s, and the mean time of a decode step in ms, without sampling.
 
-    Empty unless every decode step has a token of each sequence. With a schedule: the run's time over its tokens in ms,
-    empty unless each answer got all its tokens.
+    Empty unless every decode step has a token of each sequence.
     """
     steps = run.steps
-    if run.batch is not None and run.batch.schedule:
-        n_tokens = sum(run.batch.lengths or ())
-        is_whole = 0 < n_tokens == sum(steps.n_outputs or ())
-        return {"token_ms": (steps.end_ns[-1] - steps.start_ns[0]) / n_tokens / 1e6} if is_whole else {}
     ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
     sizes = {n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == DECODE}
     if run.batch is None or not ready or sizes != {run.batch.n_seq}:

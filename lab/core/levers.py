@@ -11,27 +11,18 @@ from typing import ClassVar, get_args
 from lab.core.lists import plural
 
 LOOKUP = "lookup"
-STATIC, CONTINUOUS = "static", "continuous"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each.
-
-    With a `schedule` (`--static`) n_seq places served requests of different `lengths`; n_gen is the longest.
-    """
+    """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each."""
 
     kv_unified: ClassVar[str | None] = "off"
     n_seq: int
     is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
-    schedule: str | None = None  # STATIC: a batch waits until all its answers have ended; CONTINUOUS: no place waits
-    answers: str | None = None  # the lengths as asked for, such as lognormal:64,0.8
-    lengths: tuple[int, ...] | None = None  # tokens of each request's answer, in the order of the requests
 
     @property
     def words(self) -> str:
-        if self.schedule:
-            return f"{plural(self.n_seq, 'sequence')}, {self.schedule}, answers of {self.answers}"
         return plural(self.n_seq, "sequence") + (", shared prompt" if self.is_shared else "")
 
 

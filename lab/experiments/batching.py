@@ -5,9 +5,6 @@ memory traffic is the limit, the step takes hardly longer, and B users are serve
 arithmetic is the limit (the ridge of the roofline), and each further sequence adds time. Attention is never shared:
 every sequence reads its own cache.
 
-With `--static` the answers differ in length, and the requests are served with static and with continuous batching
-(static_batches.py).
-
 T(B) is the mean time of a decode step. Throughput is B / T(B) tokens per second in total and 1 / T(B) per user.
 Efficiency is B x T(1) / T(B): 1 is no gain, B is ideal.
 """
@@ -23,18 +20,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.analysis.wording import digits
 from lab.core import cost, lever_figures, memory, script
-from lab.core.levers import CONTINUOUS, STATIC, Batch
+from lab.core.levers import Batch
 from lab.core.lists import grouped, join_and
-from lab.core.record import COPY, FORGET, PREFILL, Record, Run, Settings
+from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.drawing import canvas
 from lab.errors import LabError
-from lab.experiments import static_batches
 from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged, sentence
 from lab.experiments.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import load_plan
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.why import roofline
@@ -44,8 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DEFAULT_SEQUENCES = "1,2,4,8,16"
-DEFAULT_GEN = "32"
 N_OWN = 16
 """Last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer."""
 
@@ -79,36 +72,27 @@ class Row:
 def plan(
     worker: Worker,
     /,
-    sequences: str | int | Sequence[int] | None = None,
+    sequences: str | int | Sequence[int] = "1,2,4,8,16",
     prompt_len: str | int | Sequence[int] = "256",
-    gen: int | str | None = None,
+    gen: int = 32,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
-    static: bool = False,
     **settings: Unpack[Keywords],
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
 
         lab.batch("1,4,16", gen=32)
 
-    With `shared_prompt` the prompts are equal except for their last 16 tokens, and are prefilled once. With `static`
-    the lengths of the answers differ (`gen`: "10-100" or "lognormal:64,0.8"), and each number of sequences is measured
-    with static and with continuous batching. LabError for impossible numbers.
+    With `shared_prompt` the prompts are equal except for their last 16 tokens, and are prefilled once. LabError for
+    impossible numbers.
     """
-    usual = static_batches.DEFAULTS if static else (DEFAULT_SEQUENCES, DEFAULT_GEN)
-    wanted = numbers("--sequences", usual[0] if sequences is None else sequences, MOST_SEQUENCES)
-    answers = load_plan.parse("--gen", usual[1] if gen is None else gen)
-    n_gen = max(answers.values)
-    if n_gen < 2:
+    wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
+    if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
-    if not static and len(answers.values) > 1:
-        raise LabError(f"--gen {gen}: the answers of a batch have one length.", "Give one number, or add --static.")
-    if static and shared_prompt:
-        raise LabError("--static and --shared-prompt are not possible together.", "Leave out one of them.")
-    made = make_plan(worker, as_lengths(prompt_len), n_gen, repeat, model, **for_plan(settings))
-    if shared_prompt or static:
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **for_plan(settings))
+    if shared_prompt:
         need_every_position(made.model)
     if shared_prompt and min(case.n_prompt for case in made.cases) <= N_OWN:
         raise LabError(
@@ -120,12 +104,8 @@ def plan(
             f"Use --batch {max(wanted)}, or fewer --sequences.",
         )
     levers = [Batch(n, shared_prompt) for n in wanted]
-    if static:
-        drawn = {n: static_batches.draw_lengths(answers, n, made.seed) for n in wanted}
-        kinds = (STATIC, CONTINUOUS)
-        levers = [Batch(n, False, kind, answers.asked, lengths) for n, lengths in drawn.items() for kind in kinds]
     return with_cases(
-        made, [_case(own.n_prompt, n_gen, one, made.settings) for own in made.cases for one in levers], write
+        made, [_case(own.n_prompt, gen, one, made.settings) for own in made.cases for one in levers], write
     )
 
 
@@ -140,13 +120,8 @@ def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tup
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence.
-
-    With a schedule: the same in turns, with the requests that it starts and the sequences that it decodes in each.
-    """
+    """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence."""
     assert isinstance(case.lever, Batch)
-    if case.lever.schedule:
-        return _write_turns(case.lever, case.n_prompt, text, settings)
     n_seq, n_prompt = case.lever.n_seq, case.n_prompt
     n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
     operations: list[Operation] = []
@@ -157,24 +132,12 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     return [*operations, *_prefill(prompts, settings), *script.decode(range(n_seq), case.n_gen - 1)]
 
 
-def _write_turns(lever: Batch, n_prompt: int, text: Text, settings: Settings) -> list[Operation]:
-    operations, used = list[Operation](), set[int]()
-    for turn in static_batches.turns(lever):
-        operations += [Operation(FORGET, sequence=i) for i in turn.started if i in used]
-        used |= turn.started.keys()
-        operations += _prefill({i: text(request, n_prompt) for i, request in turn.started.items()}, settings)
-        operations += script.decode(turn.decoding, turn.n_steps)
-    return operations
-
-
 def _prefill(prompts: Mapping[int, Sequence[int]], settings: Settings) -> list[Operation]:
     """Prompts of equal length (by sequence) together, as llama.cpp cuts n_batch tokens into steps of n_ubatch.
 
     With separate caches, each step has an equal slice of as many prompts as fit into the batch. With one shared cache,
     whole prompts follow each other.
     """
-    if not prompts:
-        return []
     sequences, n_prompt = list(prompts), len(next(iter(prompts.values())))
     n_most = settings.n_ubatch if settings.kv_unified else settings.n_batch
     n_together = max(1, min(len(prompts), settings.n_ubatch, n_most // n_prompt))
@@ -190,8 +153,8 @@ def _prefill(prompts: Mapping[int, Sequence[int]], settings: Settings) -> list[O
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each number of sequences, from the successful timed runs of one setup without a schedule."""
-    good = [record for record in records if _is_even(record.run) and lever_figures.figures(record.run)]
+    """One row for each number of sequences, from the successful timed runs of one setup."""
+    good = [record for record in records if record.run.batch and lever_figures.figures(record.run)]
     by_case = grouped(good, lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch))
     step_s = {
         case: statistics.median(lever_figures.step_s(record.run) for record in own) for case, own in by_case.items()
@@ -223,11 +186,6 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
             )
         )
     return sorted(made, key=lambda row: (row.n_prompt, row.n_gen, row.is_shared, row.n_seq))
-
-
-def _is_even(run: Run) -> bool:
-    """Whether all sequences of the run began and ended together."""
-    return run.batch is not None and not run.batch.schedule
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -344,7 +302,6 @@ def _rates(ax: Axes, rows: Sequence[Row], records: Sequence[Record], scale: int,
         (record.run.batch.n_seq, record.run.batch.n_seq**scale / lever_figures.step_s(record.run), record)
         for record in records
         if record.run.batch is not None
-        and _is_even(record.run)
         and (record.run.n_prompt, record.run.n_gen, record.run.batch.is_shared)
         == (first.n_prompt, first.n_gen, first.is_shared)
         and lever_figures.figures(record.run)
@@ -360,9 +317,8 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
     return {
         "sequences": listed(lever.n_seq for lever in levers),
         "prompt_len": listed(run.n_prompt for run in runs),
-        "gen": levers[0].answers or runs[0].n_gen,
+        "gen": runs[0].n_gen,
         "shared_prompt": levers[0].is_shared or None,
-        "static": bool(levers[0].schedule) or None,
     }
 
 
@@ -400,39 +356,22 @@ EXPERIMENT = Experiment(
     \b
       lab batch --sequences 1,4,16 --prompt-len 256
       lab batch --sequences 1,8 --kv-unified on --shared-prompt
-      lab batch --static --sequences 4,8 --prompt-len 64 --gen lognormal:64,0.8
 
     A step with B sequences reads the weights once for B tokens. For each B the command shows the time of a step, the
     tokens per second in total and per user, and the prediction from the ceilings. It also shows from which B on
     arithmetic is the limit.
-
-    With --static the answers differ in length. Static batching starts a batch when all answers of the previous one have
-    ended; continuous batching gives a free place to the next request at once. The command measures the same requests
-    with both. It shows the idle places, the useful tokens per second, and their ratio.
     """,
     lever=Batch,
     plan=plan,
     options=(
-        Option(
-            "sequences",
-            f"Numbers of sequences: 1,4,16.  [default: {DEFAULT_SEQUENCES}; 4,8 with --static]",
-            "s",
-            type=str,
-        ),
+        Option("sequences", "Numbers of sequences: 1,4,16.", "s"),
         Option("prompt_len", "Prompt tokens of each sequence.", "p"),
-        Option(
-            "gen",
-            "Tokens that each sequence generates; with --static also 10-100 or lognormal:64,0.8 (median, sigma of the "
-            "logarithm).  [default: 32; lognormal:64,0.8 with --static]",
-            "n",
-            type=str,
-        ),
+        Option("gen", "Tokens that each sequence generates.", "n"),
         Option("shared_prompt", "All sequences share one prompt except for its last 16 tokens; it is prefilled once."),
-        Option("static", "Compare static with continuous batching: 6 requests for each sequence."),
         REPEAT,
     ),
     again=_again,
-    tables=(TABLE, static_batches.TABLE),
+    tables=(TABLE,),
 )
 
 batch = public("batch", plan)

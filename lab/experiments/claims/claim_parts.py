@@ -133,7 +133,7 @@ def _context(asked: Asked) -> list[Trial]:
 
 
 def _batch(asked: Asked) -> list[Trial]:
-    numbers, repeat = ("1,4,16", 1) if asked.is_quick else (batching.DEFAULT_SEQUENCES, 3)
+    numbers, repeat = ("1,4,16", 1) if asked.is_quick else ("1,2,4,8,16", 3)
     return _in_rounds(batching.plan(asked.worker, numbers, "256", 16, repeat, **asked.settings))
 
 

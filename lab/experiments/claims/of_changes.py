@@ -7,7 +7,6 @@ prefix, a smaller chunk) are compared by their ratio within repeats.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
@@ -15,15 +14,14 @@ from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, guesses, lever_figures, memory, phases, prefix_times
-from lab.core.levers import CONTINUOUS, STATIC, Batch, in_chunks
+from lab.core.levers import in_chunks
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.errors import LabError
-from lab.experiments import batching, static_batches
+from lab.experiments import batching
 from lab.experiments.claims import claim as rules
 from lab.experiments.claims.claim import Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claims.claim_parts import CEILINGS
-from lab.runner import load_plan
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 
@@ -228,50 +226,6 @@ def _gap_ms(run: Run) -> float | None:
 
 
 @claim(
-    31,
-    "Static batching wastes much of the machine, because a batch waits for its longest answer",
-    Condition("The time of static batches over that of continuous ones, for the same answers,", 1.5),
-    needs=("batch",),
-    note=f"Computed from the measured times of steps, for answers of {ANSWERS} tokens (median, sigma of the "
-    "logarithm). As in llama.cpp, an idle place costs no arithmetic. Prefill is not counted. "
-    "lab batch --static measures both.",
-    source="Yu et al., Orca (2022); Anyscale (2023)",
-)
-def static_over_continuous(evidence: Evidence) -> Measured:
-    """Batches that end with their longest answer, against steps whose places are all taken."""
-    ratios, most = [], 0
-    for own in grouped(evidence.of("batch"), lambda record: rules.block(record.run)).values():
-        steps = grouped([record.run for record in own], lambda run: run.batch.n_seq if run.batch else None)
-        taken = {n: [s for run in runs if (s := _step_s(run) or 0.0) > 0] for n, runs in steps.items()}
-        curve = sorted((float(n), statistics.fmean(s)) for n, s in taken.items() if s and n <= MOST_PLACES)
-        if len(curve) < 2 or curve[0][0] != 1:
-            continue
-        most = round(curve[-1][0])
-        static, continuous = (sum(n * rules.at(curve, size) for size, n in one) for one in _schedules(most)[:2])
-        ratios.append(static / continuous)
-    known = rules.figure(f"static over continuous, {most} places", ratios, "times")
-    idle = Figure("idle places of static batches", 100 * _schedules(most)[2], "%") if known else None
-    return Measured(([known],), [known, idle])
-
-
-Sizes = list[tuple[int, int]]
-"""Sequences in a step, and the number of such steps."""
-
-
-@functools.cache
-def _schedules(n_places: int) -> tuple[Sizes, Sizes, float]:
-    """The steps of static and of continuous batching of the same answers, and the share of idle places in static."""
-    answers = load_plan.parse("--gen", ANSWERS)
-    lengths = tuple(n for _, n in load_plan.drawn(answers, answers, N_BATCHES * n_places, "claims"))
-    levers = [Batch(n_places, False, kind, ANSWERS, lengths) for kind in (STATIC, CONTINUOUS)]
-    static, continuous = (
-        [(len(turn.decoding), turn.n_steps) for turn in static_batches.turns(lever) if turn.decoding]
-        for lever in levers
-    )
-    return static, continuous, static_batches.computed_waste(lengths, n_places)
-
-
-@claim(
     32,
     "100 requests with the same prefix of 20,000 tokens pay its prefill once",
     Condition(
@@ -354,7 +308,6 @@ CLAIMS = (
     speed_up_of_guessing,
     cached_by_length,
     gaps_by_chunk,
-    static_over_continuous,
     prefills_of_100,
     matrix_of_scores,
 )
