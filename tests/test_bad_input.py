@@ -133,7 +133,7 @@ def test_results_folders_that_cannot_be_used(tmp_path: Path) -> None:
         fails("-o", "/proc/results", says="Results cannot be written to /proc/results")
 
 
-def test_a_full_results_folder_is_found_out_at_once(tmp_path: Path) -> None:
+def test_a_full_results_folder_is_told_and_leaves_no_file(tmp_path: Path) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
     if sys.platform != "linux" or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("only an administrator of Linux can make a full disk here")

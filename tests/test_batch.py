@@ -226,7 +226,7 @@ def test_settings_are_compared_for_sequences_that_are_decoded_together(model_fil
     make = functools.partial(batching.plan, sequences="1,3")
     plans = side_by_side.plan(worker, variants, 10, make, prompt_len="20", gen=5, model=str(model_file))
     first = next(iter(plans.values()))
-    path = new_results_file(first, tmp_path, 2)
+    path = new_results_file(first, tmp_path)
     records = list(side_by_side.execute(plans, 10, path, lambda status: None, FakeWorker))  # type: ignore[arg-type]
     (compared,) = comparison.compare([record for record in records if not record.run.warmup])
     assert {(row.lever, row.figure, row.verdict) for row in compared.rows} == {

@@ -1,6 +1,7 @@
 """The loop over runs, with a fake engine: order, warm-ups, failures, deaths, full disks."""
 
 import dataclasses
+import errno
 import itertools
 import types
 from collections.abc import Mapping
@@ -211,23 +212,25 @@ def test_results_folder_is_checked_before_anything_is_measured(bench: Any, tmp_p
         bench()
 
 
-def test_a_disk_that_fills_up_loses_nothing(
-    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("n_kept", [0, 2])
+def test_a_disk_that_fills_up_is_told(
+    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_kept: int
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "rescue"))
-    (tmp_path / "rescue").mkdir()
+    runs = iter(range(9))
 
     def fill(n_prompt: int, n_gen: int) -> None:
-        if n_gen == 5:  # the first timed run: the results file turns into a full device
-            (path,) = (tmp_path / "results").glob("*.jsonl")
-            path.unlink()
-            path.symlink_to("/dev/full")
+        if next(runs) == n_kept:
+            monkeypatch.setattr("os.fsync", full)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     fake_worker.on_run = fill
-    with pytest.raises(LabError, match="can no longer be written"):
+    with pytest.raises(LabError, match=r"cannot be written.*No space left") as problem:
         bench(repeat=1)
-    (rescued,) = results.read([tmp_path / "rescue"]).records
-    assert rescued.run.status == OK
+    assert ("It contains the earlier runs" in problem.value.hint) == bool(n_kept)
+    left = list((tmp_path / "results").iterdir())
+    assert [len(results.read([path]).records) for path in left] == [n_kept] * bool(n_kept)
 
 
 def test_an_interrupted_session_keeps_what_it_has(fake_worker: FakeWorker, tmp_path: Path) -> None:

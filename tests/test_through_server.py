@@ -59,7 +59,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_file(plan: through_server.ServerPlan, server: Server, folder: Path) -> Path:
-    return server.new_file(folder, plan.n_most, plan.longest_answer)
+    return server.new_file(folder)
 
 
 def run(server: Server, folder: Path, seen: list[Status] | None = None, stream: bool = False, **asked: Any) -> Any:

@@ -107,7 +107,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
         if dry_run:
             _print_plan(session, output.as_json)
             return
-        path = new_results_file(session.base, folder, session.n_runs)
+        path = new_results_file(session.base, folder)
         records, problem = collect(
             lambda watch: claim_session.execute(session, worker, path, watch, err.print), path, err
         )

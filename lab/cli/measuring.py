@@ -156,7 +156,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
         make = make_plan if sequences is None else functools.partial(batching.plan, sequences=sequences)
         plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err)
-    path = new_results_file(next(iter(plans.values())), output.folder, len(plans))
+    path = new_results_file(next(iter(plans.values())), output.folder)
     records, problem = collect(lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err)
     if problem:
         raise problem

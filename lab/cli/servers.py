@@ -166,7 +166,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
-        path = server.new_file(output.folder, plan.n_most, plan.longest_answer)
+        path = server.new_file(output.folder)
         kept, problem = carry_out(lambda watch: loading.execute(plan, server, text, path, watch, note), path, err)
     if kept:
         _show_load(kept, path, output)
@@ -301,7 +301,7 @@ def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: boo
     from lab.runner.through_server import execute
     from lab.show import console, text_requests
 
-    path, err = server.new_file(output.folder, plan.n_most, plan.longest_answer), console.console(stderr=True)
+    path, err = server.new_file(output.folder), console.console(stderr=True)
     stream_to = console.console(stderr=output.as_json) if stream else None
     records, problem = collect(
         lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished

@@ -75,7 +75,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
         introduce([plan.default], err, err, plan.notes)
         if dry_run:
             return _print_plan(plan, output.as_json)
-        path = new_results_file(plan.default, output.folder, tuning.MOST_RUNS)
+        path = new_results_file(plan.default, output.folder)
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=_so_far)
     if records:
         tables = functools.partial(text_tune.print_tuned, records)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import gc
 import gzip
 import io
 import itertools
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,9 +34,6 @@ MOST_UNPACKED = 1 << 30
 
 MOST_NEARBY = 50_000_000
 """Maximum bytes read of other sessions."""
-
-_BLOCK = 1 << 20
-"""Bytes of each write that tests the free space."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def append(path: Path, *lines: Line) -> None:
         size = file.tell()
         try:
             if file.write(data) != len(data):
-                raise OSError("the disk is full")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
@@ -112,28 +109,19 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
         ) from None
 
 
-def new_file(folder: Path, name: str, n_bytes: int) -> Path:
-    """Create `<UTC time>-<name>.jsonl` in `folder`, and check that the disk has space for `n_bytes`."""
+def new_file(folder: Path, name: str) -> Path:
+    """Create `<UTC time>-<name>.jsonl` in `folder`, with a number if that exists already."""
     stem = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
-    path = folder / f"{stem}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = free_path(folder, stem)  # two sessions can begin within a second
-        with path.open("xb") as file:
-            for first in range(0, n_bytes, _BLOCK):
-                file.write(bytes(min(_BLOCK, n_bytes - first)))
-            file.flush()
-            os.fsync(file.fileno())
-            file.truncate(0)
+        while True:  # two sessions can begin at once
+            path = free_path(folder, stem)
+            with suppress(FileExistsError), path.open("xb"):
+                return path
     except OSError as problem:
-        if not isinstance(problem, FileExistsError):
-            with suppress(OSError):
-                path.unlink()
         raise LabError(
-            f"Results cannot be written to {folder}: {problem.strerror} (they need about {n_bytes:,} bytes).",
-            "Choose another folder: --out FOLDER",
+            f"Results cannot be written to {folder}: {problem.strerror}.", "Choose another folder: --out FOLDER"
         ) from None
-    return path
 
 
 @contextmanager
@@ -147,19 +135,14 @@ def unless_empty(path: Path) -> Iterator[None]:
 
 
 def save(path: Path, *lines: Line) -> None:
-    """Append lines; if that fails, save them in the folder for temporary files and raise LabError."""
+    """Append lines. LabError if the disk is full, or the file cannot be written any more."""
     try:
         append(path, *lines)
     except OSError as problem:
-        rescue = Path(tempfile.gettempdir()) / path.name
-        what = f"The results file {path} can no longer be written: {problem.strerror or problem}."
-        try:
-            append(rescue, *lines)
-        except OSError:
-            raise LabError(
-                what, f"It contains the earlier runs. This run is lost: {rescue} cannot be written either."
-            ) from None
-        raise LabError(what, f"It contains the earlier runs; this run is saved in {rescue}.") from None
+        has_runs = path.exists() and path.stat().st_size
+        what = f"The results file {path} cannot be written{' any more' if has_runs else ''}: {problem.strerror}."
+        kept = "It contains the earlier runs; this one is lost. " if has_runs else ""
+        raise LabError(what, f"{kept}Free some space, or choose another folder: --out FOLDER") from None
 
 
 def free_path(folder: Path, stem: str) -> Path:

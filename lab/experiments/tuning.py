@@ -59,8 +59,6 @@ from lab.why.step_prediction import StepPrediction
 GOALS = (REQUEST, TTFT, TPOT, THROUGHPUT)
 DEFAULT_BUDGET = "10min"
 MOST_CHOICES = 600
-MOST_RUNS = 40
-"""Runs for which a results file needs space."""
 N_SEARCH_GEN = 48
 """Generated tokens of a run in the search, at most: its time per token stands for that of the whole answer."""
 
@@ -319,7 +317,7 @@ def tune(
             known=folder,
             **settings,
         )
-        path = new_results_file(made.default, folder, MOST_RUNS)
+        path = new_results_file(made.default, folder)
         found = tuned(list(execute(made, worker, path, watch)))
     if found is None:
         raise LabError("The default could not be measured.", "Try it alone: lab measure")

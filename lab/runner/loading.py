@@ -60,7 +60,7 @@ def load(
         show = watch or watching
         how = reaching_of({**asked, "timeout": plan.timeout_s})
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
-            path = server.new_file(Path(out), plan.n_most, plan.longest_answer)
+            path = server.new_file(Path(out))
             records = list(execute(plan, server, text, path, show, notes.append))
     warn_of_failures(notes, [record.request.error for record in records])
     return records

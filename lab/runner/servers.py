@@ -137,15 +137,10 @@ class Server(probe.Probed):
             client_error_ns=client_error_ns,
         )
 
-    def new_file(self, folder: Path, n_requests: int, n_gen: int) -> Path:
-        """A new results file. LabError if the disk has no space for `n_requests` of `n_gen` tokens each."""
+    def new_file(self, folder: Path) -> Path:
+        """A new results file."""
         where = machine.slug(self.endpoint.server or "server")
-        n_bytes = min(n_requests * (4000 + 60 * n_gen), MOST_RESERVED_BYTES)
-        return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
-
-
-MOST_RESERVED_BYTES = 256_000_000
-"""Maximum disk space that is checked in advance."""
+        return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}")
 
 
 @contextmanager

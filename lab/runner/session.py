@@ -46,14 +46,10 @@ def carry_out(
     return records
 
 
-def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
-    """Create the session's file, and check that the disk has space for the runs."""
-    n_bytes = 6000 * n_variants * (len(plan.order) + 2 * len(plan.cases))
-    for _, case in plan.order:
-        n_prefilled, n_chosen = plan.n_tokens(case)
-        n_bytes += n_variants * (80 * -(-n_prefilled // plan.settings.n_ubatch) + 80 * n_chosen)
+def new_results_file(plan: Plan, folder: Path) -> Path:
+    """Create the session's file."""
     where = machine.label(plan.machine, plan.settings).partition(",")[0]
-    return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}", n_bytes)
+    return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}")
 
 
 def execute(

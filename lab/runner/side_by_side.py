@@ -59,7 +59,7 @@ def ab(
     ]
     with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, model=model, **shared)
-    path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+    path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))
 

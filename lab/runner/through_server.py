@@ -103,7 +103,7 @@ def measure(
         show = watch or watching
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
             plan = fitted(plan, server)
-            path = server.new_file(Path(out), plan.n_most, plan.longest_answer)
+            path = server.new_file(Path(out))
             records = list(execute(plan, server, path, show, stream))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
     warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])

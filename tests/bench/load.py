@@ -50,7 +50,7 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
     """A load, as `lab load` measures it; `keep` gets all records."""
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
-        path = server.new_file(Path(folder), plan.n_most, plan.longest_answer)
+        path = server.new_file(Path(folder))
         for record in loading.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
             keep(record)
 

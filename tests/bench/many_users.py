@@ -149,7 +149,7 @@ def mix(server: Server, n_prompt: int, n_gen: int, seconds: float) -> tuple[list
             rate=[rate], prompt_len=n_prompt, gen=n_gen, warmup=WARMUP_S, duration=seconds, rounds=1, seed=seed
         )
         with tempfile.TemporaryDirectory() as folder:
-            path = server.new_file(Path(folder), plan.n_most, plan.longest_answer)
+            path = server.new_file(Path(folder))
             records: list[RequestRecord] = list(
                 loading.execute(plan, server, prompt_text("text"), path, lambda _: None, print)
             )

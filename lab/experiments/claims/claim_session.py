@@ -106,7 +106,7 @@ def claims(
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
     with Worker() as worker, progress.in_notebook() as watching, folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
-        path = session.new_results_file(planned.base, folder, planned.n_runs)
+        path = session.new_results_file(planned.base, folder)
         show = watch or watching
         made = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
     for warning in (*planned.warnings, *(f"{name}: {text}" for name, text in claim_verdicts.failures(made).items())):
