@@ -32,27 +32,40 @@ def test_the_interval_of_a_median_leaves_out_as_much_as_it_may(n: int) -> None:
     assert 2 * reference.binom.cdf(left_out, n, 0.5) <= 0.05 < 2 * reference.binom.cdf(left_out + 1, n, 0.5)
 
 
+NOTHING_KNOWN = (0.0, math.inf)
+
+
 def test_a_ratio_between_sessions_is_welchs_test_where_sessions_do_not_differ() -> None:
     a, b = sample(7, 1), sample(8, 2, 1.1)
-    one, other = (stats.session_centre([values], 0.0, math.inf) for values in (a, b))
-    variance = math.pi / 2 * reference.tvar([math.log(v) for v in a]) / 7
-    assert (one.log, one.variance, one.df) == pytest.approx((math.log(sorted(a)[3]), variance, 6))
-    ratio = stats.ratio(one, other)
-    se = math.sqrt(one.variance + other.variance)
-    df = se**4 / (one.variance**2 / 6 + other.variance**2 / 7)
-    assert ratio.estimate == pytest.approx(math.exp(other.log - one.log))
-    assert math.log(ratio.high / ratio.estimate) == pytest.approx(reference.t.ppf(0.975, df) * se)
-    assert math.log(ratio.estimate / ratio.low) == pytest.approx(reference.t.ppf(0.975, df) * se)
+    ratio = stats.between_sessions(([a], [b]), (NOTHING_KNOWN, NOTHING_KNOWN))
+    one, other = (math.pi / 2 * reference.tvar([math.log(v) for v in values]) / len(values) for values in (a, b))
+    half = reference.t.ppf(0.975, (one + other) ** 2 / (one**2 / 6 + other**2 / 7)) * math.sqrt(one + other)
+    assert ratio.estimate == pytest.approx(math.sqrt(sorted(b)[3] * sorted(b)[4]) / sorted(a)[3])
+    assert math.log(ratio.high / ratio.estimate) == pytest.approx(half)
+    assert math.log(ratio.estimate / ratio.low) == pytest.approx(half)
 
 
-def test_sessions_differ_by_at_least_what_is_known_of_their_machine() -> None:
-    quiet = [1.0, 1.001, 0.999]
-    one = stats.session_centre([quiet], 0.05, 9)
-    assert (one.variance, one.df) == pytest.approx((0.05**2, 9))
-    four = stats.session_centre([quiet] * 4, 0.05, math.inf)
-    assert four.variance == pytest.approx(0.05**2 / 4) and four.df == math.inf
-    ratio = stats.ratio(one, four)
-    assert ratio.low < 0.9 and ratio.high > 1.1
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_sessions_that_share_a_spread_have_its_degrees_of_freedom_and_no_more(n: int) -> None:
+    """With the spread pooled from the compared sessions themselves: Student's t-test of two samples."""
+    chance = random.Random(n)
+    centres = [[chance.gauss(0, 0.08) for _ in range(n)] for _ in range(2)]
+    (first, second), df = centres, 2 * (n - 1)
+    sd = math.sqrt((reference.tvar(first) + reference.tvar(second)) / 2)
+    sides = tuple([[math.exp(centre)] * 3 for centre in of_side] for of_side in centres)
+    ratio = stats.between_sessions((sides[0], sides[1]), ((sd, df), (sd, df)))
+    theirs = reference.ttest_ind(second, first).confidence_interval()
+    assert (math.log(ratio.low), math.log(ratio.high)) == pytest.approx((theirs.low, theirs.high))
+
+
+def test_different_spreads_are_different_estimates() -> None:
+    """Two machines: Welch's test. A default is known for sure."""
+    a, b = [1.0, 1.001, 0.999], [1.2, 1.201, 1.199]
+    apart = stats.between_sessions(([a], [b]), ((0.05, 4), (0.05, 8)))
+    half = reference.t.ppf(0.975, 4 / (1 / 4 + 1 / 8)) * 0.05 * math.sqrt(2)
+    assert math.log(apart.high / apart.estimate) == pytest.approx(half)
+    sure = stats.between_sessions(([a], [b] * 4), ((0.05, math.inf), (0.05, math.inf)))
+    assert math.log(sure.high / sure.estimate) == pytest.approx(1.959964 * 0.05 * math.sqrt(1 + 1 / 4))
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.04])

@@ -322,11 +322,8 @@ def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
         means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
         return _Estimate(_flat(sessions[0]), _flat(sessions[1]), math.exp(means[1] - means[0]), None, too_few)
     sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
-    centres = [
-        stats.session_centre(of_side, side.spread.sd, side.spread.df)
-        for of_side, side in zip(sessions, (base, other), strict=True)
-    ]
-    interval = stats.ratio(centres[0], centres[1], confidence)
+    spreads = (base.spread.sd, base.spread.df), (other.spread.sd, other.spread.df)
+    interval = stats.between_sessions((sessions[0], sessions[1]), spreads, confidence)
     return _Estimate(_flat(sessions[0]), _flat(sessions[1]), interval.estimate, interval, too_few)
 
 

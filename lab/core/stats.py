@@ -32,15 +32,6 @@ class Ratio:
     high: float
 
 
-@dataclass(frozen=True)
-class Centre:
-    """The logarithm of a typical value, with its variance and degrees of freedom."""
-
-    log: float
-    variance: float
-    df: float
-
-
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The narrowest interval of the median between two of the ordered values; None for too few (95 % needs 6).
 
@@ -73,38 +64,38 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
     return Interval(math.exp(centre - half), math.exp(centre + half))
 
 
-def session_centre(sessions: Sequence[Sequence[float]], sd: float, df: float) -> Centre:
-    """The mean of the centres of sessions of positive values, with its variance. ValueError for a session of one value.
+def between_sessions(
+    sides: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
+    spreads: tuple[tuple[float, float], tuple[float, float]],
+    confidence: float = CONFIDENCE,
+) -> Ratio:
+    """The ratio of the second side to the first, with its interval; a side has sessions of positive values.
 
-    A session's centre is the median of its logarithms. Its variance is that of a median (pi / 2 x variance / n, for
-    normal values), but at least `sd`^2, the variance between sessions, known with `df` degrees of freedom.
+    A side's centre is the mean over sessions of the median of logarithms. The variance of a session is that of a median
+    (pi / 2 x variance / n, for normal values), but at least sd^2 of its side's spread: the variance between sessions,
+    known with so many degrees of freedom. Student's t with Welch-Satterthwaite degrees of freedom, in which all
+    sessions with one spread count as one estimate: their errors do not average out. ValueError for a session of one
+    value.
     """
-    centres, variances, dfs = [], [], []
-    for values in sessions:
-        logs = [math.log(value) for value in values]
-        own = math.pi / 2 * statistics.variance(logs) / len(logs)
-        centres.append(statistics.median(logs))
-        variances.append(max(own, sd**2))
-        dfs.append(df if sd**2 >= own else len(logs) - 1)
-    n = len(sessions)
-    return Centre(statistics.fmean(centres), sum(variances) / n**2, _joint_df([v / n**2 for v in variances], dfs))
+    from scipy.special import stdtrit
 
-
-def ratio(base: Centre, other: Centre, confidence: float = CONFIDENCE) -> Ratio:
-    """other / base with the interval of Welch's t-test on logarithms, for independent sessions."""
-    from scipy.stats import t
-
-    variance = base.variance + other.variance
-    df = _joint_df([base.variance, other.variance], [base.df, other.df])
-    half = float(t.ppf((1 + confidence) / 2, df)) * math.sqrt(variance)
-    difference = other.log - base.log
+    estimates: dict[object, tuple[float, float]] = {}  # the part of the variance from each estimate, and its freedom
+    centres = []
+    for i, (sessions, (sd, df)) in enumerate(zip(sides, spreads, strict=True)):
+        logs = [[math.log(value) for value in values] for values in sessions]
+        centres.append(statistics.fmean(map(statistics.median, logs)))
+        for j, own in enumerate(logs):
+            variance = math.pi / 2 * statistics.variance(own) / len(own)
+            key, variance, own_df = (
+                ((sd, df), sd**2, df) if sd**2 >= variance else ((i, j, None), variance, len(own) - 1)
+            )
+            before, _ = estimates.get(key, (0.0, 0.0))
+            estimates[key] = before + variance / len(logs) ** 2, own_df
+    total = sum(variance for variance, _ in estimates.values())
+    parts = sum(variance**2 / df for variance, df in estimates.values())
+    half = float(stdtrit(total**2 / parts if parts else math.inf, (1 + confidence) / 2)) * math.sqrt(total)
+    difference = centres[1] - centres[0]
     return Ratio(*map(math.exp, (difference, difference - half, difference + half)))
-
-
-def _joint_df(variances: Sequence[float], dfs: Sequence[float]) -> float:
-    """Welch-Satterthwaite degrees of freedom of a sum of variances."""
-    parts = sum(variance**2 / df for variance, df in zip(variances, dfs, strict=True))
-    return sum(variances) ** 2 / parts if parts else math.inf
 
 
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
