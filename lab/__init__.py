@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.drawing.canvas import plot_lines as plot_lines
     from lab.experiments.batching import batch as batch
-    from lab.experiments.claims.claim_session import claims as claims
+    from lab.experiments.claims.session import claims as claims
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall

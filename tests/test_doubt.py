@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lab.analysis import comparison, disturbances, table
-from lab.core import results, shown, stats
+from lab.core import results, shown
 from lab.core.record import Rate, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
@@ -235,14 +235,6 @@ def test_pictures_draw_disturbed_runs_hollow() -> None:
     for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
         for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):
             assert ("disturbed runs (hollow)" in ax.get_legend_handles_labels()[1]) == is_hollow
-
-
-def test_an_interval_of_shares_lies_between_none_and_all() -> None:
-    inside = stats.interval_of_shares([0.98, 0.7, 0.95])
-    assert inside and 0 < inside.low < 0.9 < inside.high < 1
-    above = stats.interval_of_shares([1.02, 0.9, 0.97])
-    assert above and above.low < 0.97 and above.high == 1
-    assert stats.interval_of_shares([0.5, 0.6]) is None
 
 
 def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:

@@ -1,15 +1,12 @@
 """Published measurements: how rows are cleaned, and what is learned from them."""
 
 import dataclasses
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.core import stats
 from lab.core.record import DECODE, PREFILL
-from lab.experiments.claims.of_hardware import order_of_machines
 from lab.models import catalog, shapes
 from lab.why import datasheet, published
 from tests.bench import clean_published, learn_published
@@ -132,19 +129,6 @@ def test_partial_pooling_draws_a_factor_with_few_rows_to_its_kind() -> None:
     counts = [row.quantization for row in published.rows() if not row.marks and row.phase == DECODE]
     assert counts.count("Q6_K") < 5 and abs(known.factors["quantization"]["Q6_K"] - 1) < 0.1
     assert set(known.factors["quantization"]) == set(counts)
-
-
-def test_the_claim_about_bandwidth_says_what_published_rows_say() -> None:
-    rates: dict[str, list[float]] = {}
-    for row in published.rows():
-        if not row.marks and (row.model, row.quantization, row.phase) == ("llama-2-7b", "Q4_0", DECODE):
-            rates.setdefault(row.device, []).append(row.tps)
-    devices = [datasheet.find_device(name) for name in rates]
-    medians = [statistics.median(own) for own in rates.values()]
-    by_bandwidth = stats.rank_correlation([device.gbps for device in devices], medians)
-    by_peak = stats.rank_correlation([device.peak_tflops or 0 for device in devices], medians)
-    assert f"On {len(devices)} published devices" in order_of_machines.note
-    assert f"is {by_bandwidth:.2f} with bandwidth and {by_peak:.2f} with the peak" in order_of_machines.note
 
 
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:

@@ -188,12 +188,6 @@ def test_a_wild_point_does_not_move_a_slope() -> None:
     assert stats.slope(points, [1.0] * 10) == stats.Ratio(0, 0, 0)
 
 
-def test_ranks_correlate_by_order_alone() -> None:
-    assert stats.rank_correlation([1, 2, 3], [1, 10, 1000]) == 1
-    assert stats.rank_correlation([1, 2, 3], [3, 2, 1]) == -1
-    assert stats.rank_correlation([1, 2, 3], [4, 4, 4]) is None
-
-
 def test_values_lie_on_straight_lines_between_points() -> None:
     points = [(0, 0.0), (10, 1.0), (20, 3.0)]
     assert [stats.on_lines(points, x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.0, 3.0, 5.0]

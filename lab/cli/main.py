@@ -150,8 +150,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         text_results.print_results(rest, out, shown)
     print_sections([Section(sentences=faster)] if faster else [], out)
     text_tune.print_tuned(records, out)
-    for name, verdicts in judged:
-        claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
+    print_sections(claim_views.sections(judged, with_criteria=details), out)
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
     print_sections(text_load.sections(reading.requests), out)
@@ -179,7 +178,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
         running.note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     shown = running.experiments(records, results, reading.ceilings)
-    of_claims = running.claim_pictures(records, results, reading.ceilings)
+    of_claims = running.claim_pictures(running.verdicts_of(records, results, reading.ceilings))
     for path in running.draw(measured, running.plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 
@@ -202,7 +201,6 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     and lab compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited
     each phase. With --explore it has a script of its own, which predicts as lab predict does.
     """
-    from lab.experiments.claims.claim_session import known_ceilings
     from lab.show import page
 
     reading = running.read(results, with_traces=True)
@@ -215,11 +213,8 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         raise LabError(f"--out {path} would overwrite the results.", "Choose another name: --out report.html")
     others = running.nearby(results, reading.records).records
     known = running.ceilings_of(reading, ceilings)
-    judged = running.verdicts_of(reading.records, results, known)
-    if judged:
-        known += known_ceilings(running.plot_folder(results, None))
     measured = [*reading.measured, *reading.traces]
-    click.echo(page.report(path, measured, known, at_least, others, judged, explore))
+    click.echo(page.report(path, measured, known, at_least, others, explore))
 
 
 @lab.command(params=[option for option in report.params if option.name != "explore"])

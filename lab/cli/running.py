@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
-    from lab.experiments.claims.claim_verdicts import Verdicts
+    from lab.experiments.claims.judging import Verdicts
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.section import Picture, Section
@@ -123,14 +123,13 @@ def draw(
     """
     from lab.analysis import request_table, tuning
     from lab.drawing import canvas
-    from lab.experiments.claims.claim_parts import PARTS
     from lab.show import levers, plot_runs, section, text_load, text_tune, trace_views
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5)}
     of_engine = request_table.of_engine(records)
-    plain = [record for record in tuning.without(of_engine) if record.run.part not in PARTS]
+    plain = [record for record in tuning.without(of_engine) if record.run.part is None]
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
     drawings |= levers.drawings(shown)
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
@@ -141,20 +140,11 @@ def draw(
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
 
 
-def claim_pictures(
-    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
-) -> list[Picture]:
-    """The pictures of sessions of claims among the records of these files."""
-    from lab.core.lists import grouped
-    from lab.experiments.claims import claim_session
+def claim_pictures(judged: Sequence[Verdicts]) -> list[Picture]:
+    """The pictures of sessions of claims."""
     from lab.show import claim_views, section
 
-    by_session = grouped((record for record in records if record.run.part), lambda record: record.session)
-    if not by_session:
-        return []
-    known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
-    others = nearby(results, records).records
-    return section.numbered([claim_views.drawings(own, known, others) for own in by_session.values()])
+    return section.numbered([claim_views.pictures(verdicts) for verdicts in judged])
 
 
 def experiments(
@@ -182,22 +172,21 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
 
 def verdicts_of(
     records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
-) -> list[tuple[str, Verdicts]]:
-    """The verdicts of each session of claims among the records of these files, by its name."""
-    from lab.experiments.claims import claim_session, claim_verdicts
+) -> list[Verdicts]:
+    """The verdicts of each session of claims among the records of these files."""
+    from lab.experiments.claims import judging
+    from lab.experiments.claims.figures import CLAIMS
+    from lab.why import probing
 
     if not any(record.run.part for record in records):
         return []
-    folder = plot_folder(results, None)
-    near = claim_session.nearby(folder, records)
-    known = [*ceilings, *claim_session.known_ceilings(folder)]
-    return claim_verdicts.of_sessions(records, known, near.records, near.ceilings)
+    return list(judging.of_sessions(CLAIMS, records, [*ceilings, *probing.kept(plot_folder(results, None), note)]))
 
 
 def as_json_rows(
     records: Sequence[Record],
     shown: Sequence[Section] = (),
-    judged: Sequence[tuple[str, Verdicts]] = (),
+    judged: Sequence[Verdicts] = (),
     requests: Sequence[RequestRecord] = (),
     faster: Sequence[str] = (),
     traces: Sequence[Record] = (),
@@ -210,12 +199,11 @@ def as_json_rows(
     from lab.show import levers, text_load, text_requests, text_results, text_tune, trace_views
 
     rows = table.summary(table.runs([record for record in records if not record.run.is_apart]))
-    of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
         "rows": [
             *rows.to_dict("records"),
             *levers.as_rows(shown),
-            *of_claims,
+            *(row for verdicts in judged for row in verdicts.rows),
             *text_requests.as_rows(requests),
         ],
         **levers.more(shown),
@@ -265,7 +253,7 @@ class Output:
 
         `shown_by`: the command that prints the same tables of the results file.
 
-        `more`: the smallest difference that is claimed (`at_least`), sections that are `shown`, claims as `judged`.
+        `more`: the smallest difference that is claimed (`at_least`), sections that are `shown`.
         """
         from lab.show import console
 
@@ -283,12 +271,10 @@ class Output:
         out: Console | None,
         at_least: float | None = None,
         shown: Sequence[Section] = (),
-        judged: Sequence[tuple[str, Verdicts]] = (),
     ) -> dict[str, Any]:
         """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
         from lab.analysis.comparison import AT_LEAST
         from lab.analysis.request_table import of_engine
-        from lab.experiments.claims import claim_session
         from lab.show import page
         from lab.why import probing
 
@@ -302,16 +288,14 @@ class Output:
         if out:
             out.print()
         files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-        of_claims = claim_pictures(runs, (str(path),)) if self.plots else []
+        of_claims = claim_pictures(verdicts_of(runs, (str(path),))) if self.plots else []
         drawn = draw(records, path.parent, path.stem, shown, of_claims) if self.plots else []
         files["plots"] = [named("plot", plot) for plot in drawn]
         files["report"] = None
         if self.report and any_good(records):
             known, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
-            if judged:
-                known = claim_session.known_ceilings(path.parent)
             target = path.with_suffix(".html")
-            files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others, judged))
+            files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others))
         plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
         if out and any_good(plain):
             ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])

@@ -194,24 +194,6 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Requests that arrive at a server at even intervals: when each was due, and its TTFT from then.
-
-    `capacity`: requests per second of one user who sends the next one after each answer. Failed requests have no times.
-    """
-
-    rate: float  # requests per second
-    capacity: float
-    due_ns: tuple[int, ...]
-    ttft_ns: tuple[int, ...]
-    n_failed: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.due_ns) != len(self.ttft_ns) or not self.capacity > 0:
-            raise ValueError("arrivals need a TTFT for each request, and a capacity above 0")
-
-
-@dataclass(frozen=True)
 class Tuning:
     """`lab tune`: its goal, and the stage in which a run was made.
 
@@ -252,11 +234,8 @@ class Run:
     accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
     margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest
     part: str | None = None  # of `lab claims`: the measurement that this run belongs to
-    is_quick: bool | None = None  # of `lab claims`: whether it was run with --quick
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
-    changes: tuple[tuple[float, float], ...] | None = None  # of `lab claims`, by layer: as in Looks (traced.py)
-    arrivals: Arrivals | None = None  # of `lab claims`: requests to a server instead of steps
     placement: Placement | None = None  # None in older records
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps

@@ -109,18 +109,6 @@ def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: floa
     return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
 
 
-def interval_of_shares(shares: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The interval, within 0 and 1, of the mean of repeated shares; None for fewer than 3.
-
-    Student's t on logits; if a share is 1 or more (the ceiling is too low), on logarithms, cut at 1.
-    """
-    if any(share >= 1 for share in shares):
-        whole = log_interval(shares, confidence)
-        return whole and Interval(min(1.0, whole.low), 1.0)
-    odds = log_interval([share / (1 - share) for share in shares], confidence)
-    return odds and Interval(odds.low / (1 + odds.low), odds.high / (1 + odds.high))
-
-
 def share_interval(
     good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = (), confidence: float = CONFIDENCE
 ) -> Interval:
@@ -202,15 +190,6 @@ def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
 
     slopes = theilslopes(values, columns, CONFIDENCE)
     return Ratio(float(slopes.slope), float(slopes.low_slope), float(slopes.high_slope))
-
-
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Kendall's tau: 1 for the same order, -1 for the reverse; None if one sequence has only equal values."""
-    if len(set(one)) < 2 or len(set(other)) < 2:
-        return None
-    from scipy.stats import kendalltau
-
-    return float(kendalltau(one, other).statistic)
 
 
 def fit(

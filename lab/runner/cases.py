@@ -150,8 +150,7 @@ class Plan:
     tensors: tuple[Tensor, ...] = ()  # of the model's file, if layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
-    part: str | None = None  # of `lab claims`: written into every run, like is_quick
-    is_quick: bool | None = None
+    part: str | None = None  # of `lab claims`: written into every run
     tuning: Tuning | None = None  # of `lab tune`: written into every run
 
     @property

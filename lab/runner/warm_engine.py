@@ -210,7 +210,7 @@ class WarmEngine:
     def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
         """A run as a line of a results file, with the plan's fields."""
         plan = self.plan
-        run = dataclasses.replace(run, part=plan.part, is_quick=plan.is_quick, tuning=plan.tuning)
+        run = dataclasses.replace(run, part=plan.part, tuning=plan.tuning)
         return Record(session, plan.machine, self.model, settings or self.settings, run)
 
     @contextlib.contextmanager

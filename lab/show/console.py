@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-WRAPPED = {"settings", "note", "what it is", "verdict", "claims", "what it can do", "answer", "as seen in"}
+WRAPPED = {
+    *("settings", "note", "what it is", "claim", "verdict", "figures", "claims", "what it can do", "answer"),
+    "as seen in",
+}
 """Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
     *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
-    *("claim", "figures", "criterion", "faster for answers of", "operation", "largest"),
+    *("faster for answers of", "operation", "largest"),
     *WRAPPED,
 }
 """Headings of columns that hold text."""

@@ -25,7 +25,8 @@ from lab.core.lists import join_and, plural
 from lab.core.record import OK, Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.experiments.claims.claim_verdicts import Verdicts
+from lab.experiments.claims import judging
+from lab.experiments.claims.figures import CLAIMS
 from lab.runner import machine
 from lab.show import claim_views, page_chapters, reproduce, svg, text_results, text_tune
 from lab.show.section import Section
@@ -40,7 +41,6 @@ def report(
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    judged: Sequence[tuple[str, Verdicts]] = (),
     explore: bool = False,
 ) -> Path:
     """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
@@ -48,11 +48,11 @@ def report(
         lab.report("results/page.html", records, [lab.ceilings()])
 
     `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
-    they show how much sessions vary. Claims are judged again, unless `judged`. `explore` adds a part with sliders
-    that predicts other requests. LabError if it cannot be written.
+    they show how much sessions vary. Claims are judged again. `explore` adds a part with sliders that predicts other
+    requests. LabError if it cannot be written.
     """
     path = Path(path)
-    text = html(records, ceilings, at_least, others, judged, explore)
+    text = html(records, ceilings, at_least, others, explore)
     results.write_whole(path, text.encode("utf-8", errors="replace"), "The report")
     return path
 
@@ -62,7 +62,6 @@ def html(
     known: Sequence[Ceilings],
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    judged: Sequence[tuple[str, Verdicts]] = (),
     explore: bool = False,
 ) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
@@ -89,7 +88,7 @@ def html(
         *page_chapters.tuned(of_engine),
         *page_chapters.requests(with_requests, alone),
         *page_chapters.loads(of_loads),
-        *claim_views.sections(of_engine, known, others, judged),
+        *claim_views.sections(judging.of_sessions(CLAIMS, of_engine, known)),
         *page_chapters.traces(traced),
     ]
     setups = page_chapters.setups(good)

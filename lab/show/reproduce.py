@@ -17,8 +17,8 @@ from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import CONSTANT, RequestRecord
 from lab.experiments import known
-from lab.experiments.claims import claim_parts
-from lab.experiments.claims.claim_verdicts import CLAIMS
+from lab.experiments.claims.figures import CLAIMS
+from lab.experiments.claims.session import PARTS
 from lab.runner.as_options import option, options
 
 
@@ -133,9 +133,6 @@ def _claims(timed: Sequence[Record]) -> str:
     """The command line of a session of claims: with the settings of the parts that change none."""
     usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
     shared = [option for option in options(usual[0]) if all(option in options(record) for record in usual)]
-    is_quick = claim_parts.is_quick(timed)
-    parts = {record.run.part for record in timed}
-    tried = [claim.number for claim in CLAIMS if parts & set(claim.parts)]
-    n_all = sum(bool(set(claim.parts) - {claim_parts.CEILINGS}) for claim in CLAIMS)
-    only = tried if len(tried) < n_all and not is_quick else None
-    return _line("claims", {"only": only}, (), [*([("--quick",)] if is_quick else []), *shared])
+    tried = {record.run.part for record in timed}
+    only = None if tried.issuperset(PARTS) else [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
+    return _line("claims", {"only": only}, (), shared)

@@ -39,10 +39,9 @@ Columns = Sequence[tuple[str, Callable[[Any], Any]]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the figure, and lines below it in small print. On a page it may be a link, or styled."""
+    """A cell of a table: the figure, and lines below it in small print. On a page it may be styled."""
 
     text: str
-    link: str = ""
     style: str = ""
 
     @property
@@ -63,7 +62,6 @@ class Picture:
     caption: str
     draw: Callable[[Figure], Any]
     size: tuple[float, float] = SMALL
-    part: str = ""  # of a session of claims
 
     @property
     def file_size(self) -> tuple[float, float]:
@@ -89,7 +87,6 @@ class Section:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     sentences: Sequence[str] = ()
-    links: Sequence[Cell] = ()  # to other sections of a page
     pictures: Sequence[Picture] = ()
     parts: Sequence[Section] = ()
     rows: Sequence[Any] = ()  # the source of the cells, for JSON

@@ -64,28 +64,23 @@ def _look(
     settings["flash_attn"] = "off"
     with Worker() as worker:
         plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
-        return plan, *of_text(worker, plan, text)
-
-
-def of_text(worker: Worker, plan: Plan, text: str) -> tuple[Attention, Settings]:
-    """The same for a plan of MOST_TOKENS tokens without flash attention, with the settings that llama.cpp chose."""
-    if plan.refused:
-        raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
-    asked = dataclasses.replace(plan.settings, n_ubatch=max(plan.settings.n_ubatch, MOST_TOKENS))
-    asked = dataclasses.replace(asked, n_batch=max(asked.n_batch, MOST_TOKENS))
-    vocabulary = worker.load(plan.file.path, asked)
-    own = worker.tokenize(text)
-    tokens = own if vocabulary.bos is None else [vocabulary.bos, *own]
-    if not 3 <= len(own) <= len(tokens) <= MOST_TOKENS:
-        raise LabError(
-            f"The text has {plural(len(own), 'token')} in {plan.model.name}.",
-            f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.",
-        )
-    chosen = worker.new_context(asked)
-    others = [token for token in own if token != own[0]]
-    if not others:
-        raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
-    replaced = len(tokens) - len(own)
-    looks, pieces = worker.look(tokens, replaced, others[-1]), worker.pieces()
-    *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
-    return Attention(text, tuple(texts), replaced, other, looks), chosen
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
+        asked = dataclasses.replace(plan.settings, n_ubatch=max(plan.settings.n_ubatch, MOST_TOKENS))
+        asked = dataclasses.replace(asked, n_batch=max(asked.n_batch, MOST_TOKENS))
+        vocabulary = worker.load(plan.file.path, asked)
+        own = worker.tokenize(text)
+        tokens = own if vocabulary.bos is None else [vocabulary.bos, *own]
+        if not 3 <= len(own) <= len(tokens) <= MOST_TOKENS:
+            raise LabError(
+                f"The text has {plural(len(own), 'token')} in {plan.model.name}.",
+                f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.",
+            )
+        chosen = worker.new_context(asked)
+        others = [token for token in own if token != own[0]]
+        if not others:
+            raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
+        replaced = len(tokens) - len(own)
+        looks, pieces = worker.look(tokens, replaced, others[-1]), worker.pieces()
+        *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
+        return plan, Attention(text, tuple(texts), replaced, other, looks), chosen

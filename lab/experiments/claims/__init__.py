@@ -1,1 +1,1 @@
-"""The claims: what one is, the parts of a session that measure for all of them, their verdicts, and the claims."""
+"""Textbook claims as data (texts.py), the session that measures for them (session.py), and their judge (judging.py)."""
