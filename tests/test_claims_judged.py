@@ -18,7 +18,7 @@ from lab.core.levers import LOOKUP, Batch, Prefix, Speculation
 from lab.core.record import FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.experiments import batching, prefix_cache, speculation, stall_chunks
+from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.experiments.claims.figures import CLAIMS, LONGEST
 from lab.experiments.claims.judging import (
     HOLDS,
@@ -173,7 +173,7 @@ def work() -> Iterator[Work]:
         yield "prefix", None, Case(n + 64, 1, lever=Prefix(n, 64)), write, USUAL, "Q4_0"
     unified = dataclasses.replace(USUAL, kv_unified=True)
     for chunk in (None, 256, 64):
-        yield "stall", None, stall_chunks.case(512, 2, chunk), stall_chunks.write, unified, "Q4_0"
+        yield "stall", None, stalls.case(512, 2, chunk), stalls.write, unified, "Q4_0"
     for name in ("code", "table", "story"):
         for n_draft in (0, 4):
             lever = Speculation(LOOKUP if n_draft else None, n_draft, name)
