@@ -28,7 +28,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lab.core.lines import from_json, to_json
@@ -214,9 +213,7 @@ def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]
     return answer
 
 
-_CHILD = (
-    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); from tests.null_server import serve; serve()"
-)
+_CHILD = "from tests.null_server import serve; serve()"
 _STATUSES = {"429": "Too Many Requests", "500": "Internal Server Error", "400": "Bad Request", "401": "Unauthorized"}
 ENDLESS_BYTES = 12_000_000
 

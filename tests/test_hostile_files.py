@@ -4,9 +4,9 @@ from pathlib import Path
 
 from lab.process.worker import Worker
 from lab.runner import prompts
-from tests import hostile
 from tests.bench import hostile_files
 from tests.conftest import run_lab
+from tests.hostile import gguf as hostile
 
 
 def hard_cases(parts: hostile.Parts) -> list[tuple[str, hostile.Parts]]:

@@ -14,19 +14,18 @@ import asyncio
 import json
 import os
 import selectors
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from lab.errors import LabError
 from lab.process.served import end_with_parent
+from lab.process.spawning import start, wait_for_end
 
-CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.null_server import serve; serve()"
+CHILD = "from lab.endpoints.null_server import serve; serve()"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"
 
@@ -72,11 +71,7 @@ Respond = Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]
 @contextmanager
 def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
     """A null server on this machine until the end of the block. `settings`: one line for its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", child, str(Path(__file__).parents[2])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    process = start(child, stderr=None)
     stdin: IO[bytes] = process.stdin  # type: ignore[assignment]
     stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
     try:
@@ -88,9 +83,7 @@ def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
         yield NullServer(f"http://127.0.0.1:{port}/v1", int(pid))
     finally:
         process.kill()
-        process.wait()
-        stdin.close()
-        stdout.close()
+        wait_for_end(process)
 
 
 def serve() -> None:

@@ -25,16 +25,20 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 def start(
-    code: str, *arguments: str, stderr: IO[bytes] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
+    code: str,
+    *arguments: str,
+    stdout: IO[bytes] | int = subprocess.PIPE,
+    stderr: IO[bytes] | int | None = subprocess.PIPE,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new Python process that runs `code`, with pipes for its stdin and stdout.
+    """A new Python process that runs `code`, with a pipe for its stdin. Every child of the lab starts here.
 
     -P: otherwise a file random.py in the current folder would replace the standard library's module.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
         env=env,
         **detached(),

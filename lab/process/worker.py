@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -135,8 +135,13 @@ class Worker:
 
     @cached_property
     def build(self) -> Build:
-        """The llama.cpp build that the child runs on."""
-        return from_json(Build, self._ask("build"))
+        """The llama.cpp build that the child runs on. WorkerDied if an RPC server does not answer it within START_S."""
+        with (
+            self.ended_after(rpc_server.START_S, "An RPC server stopped answering. ")
+            if self.backend.rpc
+            else nullcontext()
+        ):
+            return from_json(Build, self._ask("build"))
 
     def libraries(self) -> Libraries:
         """The libraries that the child has loaded."""
@@ -232,9 +237,14 @@ class Worker:
         return from_json(Looks, self._ask("look", tokens=list(tokens), replaced=replaced, replacement=replacement))
 
     @contextmanager
-    def ended_after(self, seconds: float) -> Iterator[None]:
-        """Kill the child if the block takes longer; its request then raises WorkerDied."""
-        timer = threading.Timer(seconds, self._kill)
+    def ended_after(self, seconds: float, verdict: str = "") -> Iterator[None]:
+        """Kill the child if the block takes longer; its request then raises WorkerDied with the `verdict`."""
+
+        def end() -> None:
+            self._verdict = verdict
+            self._kill()
+
+        timer = threading.Timer(seconds, end)
         timer.start()
         try:
             yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -19,14 +18,13 @@ from lab.process import spawning
 from lab.runner import limits
 
 N_CTX = 2048
-START_S, END_S, LOOK_S = 120, 10, 0.1
+START_S, LOOK_S = 120, 0.1
 NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
 _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
-_CHILD = """
-import os, runpy, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-runpy.run_module("llama_cpp.server", run_name="__main__")
-"""
+_CHILD = (
+    "import runpy; from lab.process.served import end_with_parent; end_with_parent(); "
+    'runpy.run_module("llama_cpp.server", run_name="__main__")'
+)
 
 
 class OwnServer:
@@ -39,12 +37,8 @@ class OwnServer:
 
     def end(self) -> None:
         """End the server; does nothing if it has ended."""
-        self._process.terminate()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        spawning.wait_for_end(self._process)
         self._log.cleanup()
 
 
@@ -77,18 +71,13 @@ def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: i
     }
     log = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
     with (Path(log.name) / "log").open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *(word for name in options for word in (f"--{name}", str(options[name])))],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            **spawning.detached(),
-        )
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
     try:
         return OwnServer(process, log, n_threads)
     except BaseException:
         process.kill()
-        process.wait()
+        spawning.wait_for_end(process)
         raise
 
 

@@ -28,7 +28,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.plan import make_plan
 from lab.show import text_setup
-from tests import hostile
+from tests.hostile import gguf as hostile
 
 LIMIT_S = 10.0
 LIMIT_BYTES = 2_000_000_000

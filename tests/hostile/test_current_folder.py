@@ -1,0 +1,47 @@
+"""Files in the current folder that have the names of modules: no child of the lab runs them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab.endpoints.null_server import null_server
+from lab.models import catalog
+from lab.process import rpc_server
+from lab.process.rpc_server import RpcServer
+from lab.process.worker import Worker
+from lab.runner import own_server
+
+PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", "sitecustomize", "asyncio", "psutil")
+
+
+def engine() -> None:
+    with Worker() as worker:
+        assert worker.build.devices
+
+
+def server_of_devices() -> None:
+    with RpcServer("127.0.0.1", 0, n_threads=1) as server:
+        assert server.devices
+    assert rpc_server.own_version.__wrapped__()
+
+
+def own_llama_cpp_server() -> None:
+    own_server.start(catalog.embedded_path(), catalog.DEFAULT, 1).end()
+
+
+def null() -> None:
+    with null_server("1.0") as server:
+        assert server.pid
+
+
+@pytest.mark.parametrize("start", [engine, server_of_devices, own_llama_cpp_server, null])
+def test_code_in_the_current_folder_does_not_run(
+    start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    for name in PLANTED:
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(tmp_path)
+    start()
+    assert not ran.exists(), ran.read_text()
