@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from lab.show.plot_runs import plot_sweep as plot_sweep
     from lab.show.plot_why import plot_roofline as plot_roofline
     from lab.show.plot_why import plot_where as plot_where
-    from lab.show.text_board import plot_requests as plot_requests
+    from lab.show.text_predict import plot_requests as plot_requests
     from lab.show.text_tune import plot_tuned as plot_tuned
     from lab.show.text_tune import show_tuned as show_tuned
     from lab.why.attention_weights import attention as attention
-    from lab.why.candidates import board as board
     from lab.why.prediction import predict as predict
     from lab.why.probing import ceilings as ceilings
     from lab.why.roofline import explain as explain

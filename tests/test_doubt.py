@@ -11,10 +11,9 @@ from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown
 from lab.core.record import Rate, Record
 from lab.errors import LabError
-from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
 from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
-from lab.why import advice, plain_read, prediction, probing, roofline, step_kernels
+from lab.why import advice, plain_read, probing, roofline, step_kernels
 from lab.why.advice import Lever
 from lab.why.where import Where
 from tests.bench import doubt
@@ -235,12 +234,3 @@ def test_pictures_draw_disturbed_runs_hollow() -> None:
     for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
         for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):
             assert ("disturbed runs (hollow)" in ax.get_legend_handles_labels()[1]) == is_hollow
-
-
-def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
-    model = shapes.model_of(catalog.entries()["llama-3.1-8b"], "F16")
-    row = prediction.Prediction(1000, 200, 1.0, (1.0, 2.0), 0.01, (0.01, 0.02))
-    assert prediction.with_misfit(row, model, WIDE, None).misfit is None
-    assert prediction.with_misfit(row, model, WIDE, 24e9).misfit is None
-    assert "Q8_0 would fit" in str(prediction.with_misfit(row, model, WIDE, 12e9).misfit)
-    assert "a smaller model would fit" in str(prediction.with_misfit(row, model, WIDE, 1e9).misfit)

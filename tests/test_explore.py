@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost
+from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.show import page
-from lab.why import candidates, datasheet, laws, learning, prediction, published, roofline, where
+from lab.why import datasheet, laws, learning, prediction, published, roofline, where
 from lab.why.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, make_record, make_run, run_lab
-from tests.test_prediction import SAMPLES, epyc
+from tests.test_explain import FAST
+from tests.test_prediction import epyc
 from tests.test_report import Page, browser, contrast, evil, look, session
 
 __all__ = ["browser"]  # a fixture
@@ -43,7 +44,14 @@ def here() -> tuple[list[Record], Ceilings]:
 
 @cache
 def html() -> str:
-    return page.html(here()[0], [here()[1]], explore=True)
+    return page.html(here()[0], [here()[1]])
+
+
+def with_ceilings(runs: list[Record]) -> str:
+    """A page of runs on a machine whose ceilings are known, but not for their kernels."""
+    other = dataclasses.replace(FAST, machine=runs[0].machine, rates=tuple(r for r in FAST.rates if r.type == "Q8_0"))
+    names = where.of_record(runs[0]).devices
+    return page.html(runs, [dataclasses.replace(other, on_gpu=bool(one), device=one) for one in names])
 
 
 def opened(browser: Any, path: Path, text: str, width: int = 1280, scheme: str = "light") -> dict[str, Any]:
@@ -97,16 +105,7 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(
         else:
             other = datasheet.find_device(known["devices"][one["device"]]["name"])
             row = prediction.elsewhere(chosen, settings, other, n, gen)
-            together = candidates._on_device(chosen, settings, other, row, one["users"])  # what lab board has
-            slower = together.tpot_s[0] / row.tpot_s[0]
-            row = dataclasses.replace(
-                row,
-                tpot_s=together.tpot_s,
-                tpot_limit_s=row.tpot_limit_s
-                if one["users"] == 1
-                else shown["decode"]["limit"],  # lab board shows none
-                tpot_expected_s=None if row.tpot_expected_s is None else slower * row.tpot_expected_s,
-            )
+            row = prediction.for_users(row, settings, one["users"], other)
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
         assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen, one["users"])
@@ -133,7 +132,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
         expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(one["cached"])  # no run measured these ranges
-        slower = seconds / (steps.seconds(1, 1099, 1) or math.nan)  # the range of lab board: as wide as for one user
+        slower = seconds / (steps.seconds(1, 1099, 1) or math.nan)  # the range: as wide as for one user
         ends = slower * alone.tpot_s[0], slower * alone.tpot_s[1]
         assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(ends, rel=1e-6)
 
@@ -161,7 +160,7 @@ def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(br
 def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, name: str) -> None:
     model = shapes.model_of(catalog.find(name), "Q4_0")
     runs = [dataclasses.replace(record, model=model) for record in session()]
-    opened(browser, tmp_path / "page.html", page.html(runs, [], explore=True))
+    opened(browser, tmp_path / "page.html", with_ceilings(runs))
     dice = random.Random(2)
     asked = [[dice.randint(1, 600), dice.randint(0, 9000), dice.randint(0, 1)] for _ in range(50)]
     asked += [[1, dice.randint(0, 9000), n, n] for n in (2, 5, 32)]
@@ -177,7 +176,7 @@ def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, na
 
 
 def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path) -> None:
-    found = opened(browser, tmp_path / "page.html", page.html(session(), [], explore=True))
+    found = opened(browser, tmp_path / "page.html", with_ceilings(session()))
     assert "lab ceilings" in found["laws"][0][0]["why"]
     browser.execute_script("inputs.device.value = 0; update()")
     text = browser.find_element("id", "explore-part").text
@@ -206,7 +205,7 @@ def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_
     )
     runs = [record]
     assert {where.of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
-    found = opened(browser, tmp_path / "page.html", page.html(runs, [], explore=True))
+    found = opened(browser, tmp_path / "page.html", with_ceilings(runs))
     assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]
     assert browser.execute_script("return data.laws[+inputs.device.value][0].peak") > 0  # it starts with a prediction
     assert "RPC server is not predicted" in browser.find_element("id", "explore-note").text
@@ -230,7 +229,7 @@ def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(bro
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s)
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s)
         assert (shown["prefill"]["expected"] is None) == (own.learned is None) and shown["prefill"]["low"]
-        several = candidates._on_device(model, settings, device, row, 4, own).tpot_s  # what lab board has
+        several = prediction.for_users(row, settings, 4, device, own).tpot_s
         assert (together["decode"]["low"], together["decode"]["high"]) == pytest.approx(several, rel=1e-6)
         browser.execute_script("update()")
         assert " to " in browser.find_element("id", "explore-facts").text
@@ -239,21 +238,21 @@ def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(bro
         laws.of_place(model, settings, two, None)
 
 
-def test_the_default_page_has_no_script_and_the_other_allows_one_only(tmp_path: Path) -> None:
+def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(tmp_path: Path) -> None:
     records, best = here()
-    plain, shown = page.html(records, [best]), html()
-    assert "script-src" not in plain and "explore" not in plain
+    for plain in (page.html(records, []), page.html(records, [best], explore=False)):
+        assert "script-src" not in plain and "explore" not in plain
+    shown = html()
     kinds = [one.get("type") for one in Page(shown).named("script")]
     assert kinds == ["application/json", "application/gzip", None]
     (policy,) = [one["content"] or "" for one in Page(shown).named("meta") if "http-equiv" in one]
     assert policy.startswith("default-src 'none'") and policy.count("sha256-") == 1 and "unsafe-eval" not in policy
     assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
-    sample, pages = SAMPLES / "sample-vulkan-lavapipe-smollm2-135m.jsonl", [tmp_path / "a.html", tmp_path / "b.html"]
-    assert run_lab("report", sample, "--explore", "--out", pages[0])[0] == 0
-    status, out, _ = run_lab("explore", sample, "--out", pages[1])
-    assert status == 0 and out.split() == [str(pages[1])]
-    assert pages[0].read_text() == pages[1].read_text() and "mini-lab-laws" in pages[1].read_text()
-    assert run_lab("explore", sample, "--explore")[0] == 1  # it has no such option: it always does
+    sample, out = tmp_path / "a.jsonl", tmp_path / "a.html"
+    results.append(sample, *[one for one in records if one.run.is_timed][:2], best)
+    for options in ([], ["--no-explore"]):
+        assert run_lab("report", sample, "--out", out, *options)[0] == 0
+        assert ("mini-lab-laws" in out.read_text()) == (not options)
 
 
 def test_without_a_plain_run_there_is_nothing_to_explore() -> None:
@@ -264,7 +263,7 @@ def test_without_a_plain_run_there_is_nothing_to_explore() -> None:
 def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     own = [one for one in here()[0] if one.run.is_timed][:2]
     hostile = [dataclasses.replace(evil(one), settings=one.settings) for one in own]
-    text = page.html(hostile, [], explore=True)
+    text = with_ceilings(hostile)
     known = opened(browser, tmp_path / "page.html", text)
     assert "<script>alert(1)" in known["devices"][0]["name"] and "<img" in known["models"][0]
     assert "<img" not in text and text.count("<script>") == 1

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import random
-import re
-import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.show import text_board
-from lab.why import candidates, datasheet, learning, prediction, probing, step_kernels
+from lab.show import text_predict
+from lab.why import datasheet, learning, prediction, probing, step_kernels
 from lab.why.learning import Case, Costs, Point
 from lab.why.where import Where
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
@@ -282,11 +280,11 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=threads, n_threads_batch=threads)
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
     results.append(tmp_path / "runs.jsonl", record)
-    answer = prediction.predictions("512", 6, "big", results=tmp_path)
-    assert answer.memory_bytes == 3 * 10**9
-    assert "1 run of" in answer.basis
+    (row,) = prediction.predict("512", 6, "big", "here", results=tmp_path)
+    assert row.memory_bytes == 3 * 10**9
+    assert "1 run of" in row.basis
     with pytest.raises(LabError, match="not been measured"):
-        prediction.predictions("512", 6, "big", results=tmp_path, n_gpu_layers=0)
+        prediction.predict("512", 6, "big", "here", results=tmp_path, n_gpu_layers=0)
 
 
 # Devices that nobody here has
@@ -347,24 +345,6 @@ def test_prefills_share_of_textbook_requests() -> None:
     assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
 
 
-@pytest.mark.parametrize("devices", ["Apple", "rtx4090,M4 Max"])
-def test_several_devices_are_for_the_board(devices: str) -> None:
-    n = len(datasheet.names_of(devices))
-    code, out, err = run_lab("predict", "-d", devices, "-m", "llama-3.2-1b", "-p", "10,1k", "-n", 20, "--json")
-    assert code == 1 and not out and f"--device {devices} names {n}." in err
-    (command,) = re.findall("Compare them for one prompt length: lab (.*)", err)
-    assert command.endswith("-p 1000 -n 20")
-    code, out, _ = run_lab(*shlex.split(command), "--json", "--no-plot")
-    assert code == 0 and {row["name"] for row in json.loads(out)["rows"]} == set(datasheet.names_of(devices))
-    with pytest.raises(LabError, match=rf"is a group of {n} devices"):
-        lab.predict("100", 10, "llama-3.2-1b", device=devices)
-
-
-def test_the_help_names_the_kinds() -> None:
-    words = " ".join(run_lab("board", "--help")[1].split())
-    assert f"Only this kind: {', '.join(datasheet.kinds()[:-1])} or {datasheet.kinds()[-1]}." in words
-
-
 def test_predicting_elsewhere(tmp_path: Path) -> None:
     code, out, err = run_lab("predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path)
     assert code == 0, err
@@ -376,7 +356,7 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
     assert "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b: Q4_0 prefill 2,137.5 to 2,407.7" in basis
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
-    assert "not been measured" in run_lab("predict", "--results", tmp_path)[2]
+    assert "not been measured" in run_lab("predict", "-d", "here", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
     assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
 
@@ -461,8 +441,7 @@ def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
     assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())
-    board = candidates.board(["llama-3.2-1b:Q8_0"], 512, 6, devices=["geforce", "laptop-ddr5"], results=tmp_path)
-    table = text_board.section(board)
+    table = text_predict.ranking(lab.predict("512", 6, "llama-3.2-1b:Q8_0", "geforce,laptop-ddr5", results=tmp_path))
     notes = {row[0]: row[-1] for row in table.cells if row[-1]}
     assert notes == {"rtx-4090": "from its runs", "laptop-ddr5": "memory size unknown"}
     (tmp_path / "none").mkdir()

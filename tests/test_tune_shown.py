@@ -21,10 +21,8 @@ from lab.core.record import FAILED, Record, Steps, Tuning
 from lab.drawing import canvas
 from lab.experiments import tuning
 from lab.models import catalog
-from lab.runner import machine
-from lab.show import board_page, console, plot_trial, text_tune
+from lab.show import console, plot_trial, text_tune
 from lab.show.section import Section
-from lab.why import candidates
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
 
 DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"
@@ -313,15 +311,6 @@ def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp
             saved(tmp_path, [dataclasses.replace(record, settings=_with(n_threads=1 + i).settings)])
     code, out, _ = run_lab("compare", "--no-plot", tmp_path)
     assert code == 0 and "n_threads" in out and OFF not in out and out.count("against the base") == 1
-
-
-def test_a_board_lists_no_settings_that_were_only_tried() -> None:
-    label = machine.label(MACHINE, SETTINGS)
-    tried = session()
-    plain = [dataclasses.replace(one, run=dataclasses.replace(one.run, tuning=None)) for one in tried]
-    assert list(board_page.measured_rows(tried)) == [] and list(board_page.measured_rows(plain))
-    assert candidates._measured(tried, MODEL, label, N_PROMPT) is None
-    assert candidates._measured(plain, MODEL, label, N_PROMPT) is not None
 
 
 FASTER = "lab tune found faster settings for 20 + 301 tokens on this machine: --flash-attn off, 1.81 times as fast."

@@ -35,7 +35,7 @@ COMMANDS = [
         *(str(path) for path in SAMPLES if "to-compare" in path.name or "sample-smollm2" in path.name),
     ),
     ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090"),
-    ("board", "--no-plot", "-m", "llama-3.2-3b", "-d", "apple"),
+    ("predict", "-m", "llama-3.2-3b", "-d", "apple"),
     ("models",),
 ]
 

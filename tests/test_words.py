@@ -67,7 +67,7 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pyt
             run_lab(command, sample, *(["--no-plot"] if command == "explain" else []))
     run_lab("compare", "--no-plot", *SAMPLES[:2])
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4")
-    run_lab("board", "-m", "llama-3.2-3b", "-d", "laptop", "--no-plot")
+    run_lab("predict", "-m", "llama-3.2-3b", "-d", "laptop")
     found = {word for head in heads for word in re.findall(r"\b[A-Z][A-Z0-9]+\b", head)} - UNITS - COMMON
     assert {"TTFT", "TPOT", "E2E"} <= found
     known = {term.name for term in terms.terms()}

@@ -27,7 +27,7 @@ GROUPS = {
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
         *("goal", "allow-lossy", "serve", "attention"),
     ),
-    "Filters and costs": ("source", "kind", "memory", "at-least", "prices", "watts", "kwh"),
+    "Filters and costs": ("all", "memory", "at-least", "prices"),
     "Number of runs": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
         *("sessions", "pause", "budget"),
@@ -43,8 +43,8 @@ GROUPS = {
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
-        *("out", "report", "explore", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
-        *("ceilings", "force", "format", "as", "table", "check", "save"),
+        *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
+        *("ceilings", "force", "format", "as", "table", "save"),
     ),
 }
 """Every option of every command but --help, without its dashes."""

@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from lab.cli import running
-from lab.cli.choosing import board, print_published, published
 from lab.cli.comparing import compare, export, import_
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict, words
@@ -31,8 +29,8 @@ from lab.experiments.known import EXPERIMENTS
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report", "explore"),
-    "Compare and choose": ("compare", "predict", "tune", "board", "published"),
+    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
+    "Compare and choose": ("compare", "predict", "tune"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load"),
     "Files": ("models", "export", "import"),
@@ -125,11 +123,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         trace_views,
     )
     from lab.show.section import Section, print_sections
-    from lab.why.published import read
 
-    if all(Path(name).suffix == ".csv" for name in results):
-        print_published([row for name in results for row in read(Path(name))], as_json)
-        return
     reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
     records = list(reading.records)
     if placement:
@@ -188,18 +182,17 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
 @click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
-@click.option("--explore", is_flag=True, help="Add sliders that predict other requests, users and devices.")
-def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, explore: bool) -> None:
+@click.option("--no-explore", is_flag=True, help="Leave out the sliders that predict other requests and devices.")
+def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, no_explore: bool) -> None:
     """Write results as one HTML page with the raw data inside.
 
     \b
       lab report results/FILE.jsonl
       lab report results/ --out report.html
-      lab report results/FILE.jsonl --explore
 
-    The page contains the data and needs no network and no script, so you can mail it or put it on any server. lab show
-    and lab compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited
-    each phase. With --explore it has a script of its own, which predicts as lab predict does.
+    The page contains the data and needs no network, so you can mail it or put it on any server. lab show and lab
+    compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each
+    phase, and has sliders for prompts, answers, users and devices, which predict as lab predict does.
     """
     from lab.show import page
 
@@ -214,22 +207,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     others = running.nearby(results, reading.records).records
     known = running.ceilings_of(reading, ceilings)
     measured = [*reading.measured, *reading.traces]
-    click.echo(page.report(path, measured, known, at_least, others, explore))
-
-
-@lab.command(params=[option for option in report.params if option.name != "explore"])
-@click.pass_context
-def explore(ctx: click.Context, /, **asked: Any) -> None:
-    """Write results as a page with sliders: other requests, users and devices.
-
-    \b
-      lab explore results/FILE.jsonl
-      lab explore results/FILE.jsonl --out explore.html
-
-    Same as lab report --explore. The sliders compute as lab predict does, with the settings of the runs. They need at
-    least one run of lab measure; for the machine itself also its ceilings (lab ceilings).
-    """
-    ctx.invoke(report, explore=True, **asked)
+    click.echo(page.report(path, measured, known, at_least, others, not no_explore))
 
 
 @lab.command()
@@ -289,8 +267,6 @@ for command in (
     explain,
     predict,
     trace,
-    board,
-    published,
     doctor,
     words,
     export,

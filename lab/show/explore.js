@@ -84,7 +84,7 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
 }
 
 // A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted. A cached part is not
-// computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (candidates.py).
+// computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (prediction.for_users).
 function datasheetPhase(law, shape, phase, length, cached, users) {
   const bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12, arithmetic = work => peak ? work.flops / peak : 0;
   const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users), isShare = law.shares && law.shares[phase];
@@ -111,12 +111,12 @@ function datasheetPhase(law, shape, phase, length, cached, users) {
   const bound = users > 1 ? least(all) : limit;
   if (isShare) {
     const [slow, fast] = law.shares[phase];
-    return {limit: bound, expected: null, low: slower * limit / fast, high: slower * limit / slow, beyond: true, by};
+    return {limit: bound, expected: null, low: Math.max(bound, slower * limit / fast), high: slower * limit / slow, beyond: true, by};
   }
-  const [, , fast, slow, variance] = law[phase], one = time(work, extra), expected = slower * one;
+  const [, , fast, slow, variance] = law[phase], one = time(work, extra), expected = Math.max(bound, slower * one);
   if (cached) return {limit: bound, expected, low: null, high: null, beyond: true, by};
   const [low, high] = [fast, slow].map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more))));
-  return {limit: bound, expected, low: slower * Math.max(least(work), one / low), high: expected * high, beyond: true, by};
+  return {limit: bound, expected, low: Math.max(bound, slower * Math.max(least(work), one / low)), high: slower * one * high, beyond: true, by};
 }
 
 // What a request takes. A prompt with a cached part has no range: the runs behind it have none. A step of several users has

@@ -32,15 +32,15 @@ from lab.show import (
     lesson_server,
     levers,
     page,
-    text_board,
     text_compare,
+    text_predict,
     text_results,
     text_why,
 )
 from lab.show.section import print_sections
 from lab.why import advice, datasheet, probing, roofline, step_kernels, where
-from lab.why.candidates import Candidate
 from lab.why.datasheet import Device
+from lab.why.prediction import Prediction
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ class Shown:
 
 
 def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
-    """Write plain runs as `lab explore` does, a page with sliders. Returns it for display below the cell.
+    """Write plain runs as `lab report` does, a page with sliders. Returns it for display below the cell.
 
     Jupyter shows files of its own folder only, so `path` is relative and without "..".
     """
-    written = page.report(path, _timed(records), [ceilings], explore=True)
+    written = page.report(path, _timed(records), [ceilings])
     print(f"The page is also in the file {written}. You can open it in a browser.")
     return Shown(path)
 
@@ -216,9 +216,9 @@ def kv_bytes(model: Model, kind: str = "f16") -> float:
     return n_bytes
 
 
-def show_board(candidates: Sequence[Candidate]) -> None:
-    """Print the table of `lab.board` on devices of models/devices.toml, as the command does."""
-    print_sections([text_board.section(candidates, has_here=False)], console.console())
+def show_ranking(predictions: Sequence[Prediction]) -> None:
+    """Print the table of `lab.predict` on several devices, as the command does."""
+    print_sections([text_predict.ranking(predictions)], console.console())
 
 
 def device(name: str) -> Device:

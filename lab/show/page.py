@@ -1,9 +1,9 @@
 """A report: results as one HTML page, a chapter for each kind of result, with the records themselves.
 
-The chapters (page_chapters.py) are sections; the template page.html.jinja writes them. The page needs no network and no
-script, and its records can be read back. Records come from outside, so the template escapes all values; only the lab's
-own drawings are inserted unescaped. A page to explore also has the laws behind predictions (lab/why/laws.py) and a
-script that computes with them (explore.js); the content security policy allows no other.
+The chapters (page_chapters.py) are sections; the template page.html.jinja writes them. The page needs no network, and
+its records can be read back. Records come from outside, so the template escapes all values; only the lab's own drawings
+are inserted unescaped. If ceilings explain its runs, it has sliders: the laws behind predictions (lab/why/laws.py) and
+a script that computes with them (explore.js); the content security policy allows no other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,15 @@ def report(
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    explore: bool = False,
+    explore: bool = True,
 ) -> Path:
     """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
     `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
-    they show how much sessions vary. Claims are judged again. `explore` adds a part with sliders that predicts other
-    requests. LabError if it cannot be written.
+    they show how much sessions vary. Claims are judged again. If ceilings explain plain runs,
+    the page has sliders that predict other requests, unless `explore` is False. LabError if it cannot be written.
     """
     path = Path(path)
     text = html(records, ceilings, at_least, others, explore)
@@ -62,7 +63,7 @@ def html(
     known: Sequence[Ceilings],
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    explore: bool = False,
+    explore: bool = True,
 ) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     if not records:
@@ -101,9 +102,14 @@ def html(
     chapters = [*kinds, *compared, *page_chapters.whys(timed, known), *page_chapters.failed(rest, alone)]
     chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
     firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()
+    used = [best for first in firsts if (best := probing.known(known, where.of_record(first)))]
+    sliders = None
+    if explore and used:
+        with suppress(LabError):  # no plain run of a known model
+            sliders = laws.laws(timed, known, others)
     return _render(
         records,
-        [best for first in firsts if (best := probing.known(known, where.of_record(first)))],
+        used,
         title=_title(kinds, [timed, answered] if is_all else [], good),
         dates=_dates(good),
         lead=[*lead, *faster],
@@ -111,7 +117,7 @@ def html(
         contents=[] if lead else chapters,
         gist=_gist,
         chapters=chapters,
-        laws=laws.laws(timed, known, others) if explore else None,
+        laws=sliders,
         script=script("explore.js"),
     )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -18,7 +16,6 @@ from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, 
 from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.checkup import BROKEN, LOOK, Checkup
-from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
 
 
@@ -276,40 +273,6 @@ def _gains_of(lever: Lever | ExperimentLever) -> str:
         if gain
     ]
     return f"{lever.change}: {', '.join(gains)}"
-
-
-PREDICTED: tuple[tuple[str, Callable[[Any], str]], ...] = (
-    ("prefill s\nlimit", lambda row: UNKNOWN if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s)),
-    ("prefill s\nexpected", lambda row: _span(row.prefill_s)),
-    ("TPOT ms\nlimit", lambda row: wording.digits(1e3 * row.tpot_limit_s)),
-    ("TPOT ms\nexpected", lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))),
-    ("tokens/s\nexpected", lambda row: _span((1 / row.tpot_s[1], 1 / row.tpot_s[0]))),
-    ("E2E s\nexpected", lambda row: _span(row.e2e_s)),
-)
-"""The columns of times; empty if the model does not fit into memory."""
-
-
-def _time(row: Prediction, show: Callable[[Any], str]) -> str:
-    return UNKNOWN if row.misfit else show(row)
-
-
-def print_predictions(answer: Predictions, out: Console) -> None:
-    """Prints for each length the limits, the expected ranges and the memory, then their basis."""
-    model = answer.model
-    columns: Columns = (
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        *((heading, partial(_time, show=show)) for heading, show in PREDICTED),
-        ("memory\nGB", lambda row: wording.digits(answer.needed[row.n_prompt] / 1e9)),
-        ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
-    )
-    beyond = [f"{row.n_prompt:,} tokens: {sentence}." for row in answer.rows for sentence in row.beyond]
-    label = f"{model.name} {model.quantization or ''} on {answer.where}"
-    table = tabled(columns, answer.rows, keep_all=True)
-    print_section(Section(label, **table, sentences=[*beyond, answer.basis]), out)
-
-
-def _span(ends: tuple[float, float]) -> str:
-    return "-" if ends[0] != ends[0] else f"{wording.digits(ends[0])}-{wording.digits(ends[1])}"
 
 
 def print_checkup(checkup: Checkup, out: Console) -> None:

@@ -143,7 +143,7 @@ def find_device(name: str) -> Device:
         f"There is no device named {name!r}.",
         f"Did you mean {' or '.join(close[:3])}?"
         if close
-        else f"lab board shows all names, and lab board --device KIND those of a kind: {', '.join(kinds())}.",
+        else f"lab predict --all shows all names, and lab predict --device KIND those of a kind: {', '.join(kinds())}.",
     )
 
 

@@ -1,36 +1,54 @@
-"""Predicts a model's times: on this machine from its kernels' ceilings, on another device from its datasheet.
+"""Predicts requests: on this machine from its kernels' ceilings, on other devices from their datasheets.
 
 On this machine the expected time is fitted to earlier runs (lab/why/learning.py). The range around it comes from the
 errors of predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the
-theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet; the share of it that is assumed is
-stated with its source.
+theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from
+what others published (lab/why/published.py).
 
-`basis_here` and `basis_of` describe the basis of a prediction, `beyond` where it extrapolates.
+Several users decode together in one step, which reads the weights once and each user's cache: its time is that of a
+single user's step times the ratio of their predicted times (by steps where the kernels were measured, elsewhere by the
+law of published rates).
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+from lab.analysis import table
 from lab.analysis.wording import digits
 from lab.core import cost, memory, shown
 from lab.core import results as results_files
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
+from lab.core.request import Slo
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
+from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import check_lengths, make_plan, parse_lengths
 from lab.runner.plan_needs import memory_for
 from lab.why import datasheet, learning, probing, published, roofline, step_kernels, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
 from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Step, Uncertainty
+from lab.why.step_prediction import StepPrediction
+
+HERE = "this machine"
+MOST_TOKENS = 10_000_000
+"""The longest context that can be predicted."""
+
+NEAR = 0.05
+"""Runs whose prompt length differs by at most this share of the wanted one count as the same request."""
+
+WITHIN = 0.90
+"""The share of requests that a range is to hold."""
 
 TOO_FAST = 1.1
 """Runs faster than their kernels' ceilings by this factor show that the ceilings are too low."""
@@ -100,109 +118,281 @@ def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
     return [f"{case.phase} extrapolates {beyond}: range widened to {ends}"]
 
 
-MOST_TOKENS = 10_000_000
-"""The longest context that can be predicted."""
+Span = tuple[float, float]
+"""The ends of a range."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A run of n_prompt and n_gen tokens in seconds: the theoretical limit, and the expected range.
+    """A request on a device, in seconds: the theoretical limit, the expected value if there is one, and the range (NaN:
+    not known).
 
-    On this machine also the single expected value inside the range; a datasheet gives none. `beyond` says how it
-    extrapolates.
+    `is_measured`: the range is that of runs on this machine. `beyond` says how it extrapolates. `chance`: the
+    probability that it keeps the limits, where some were given.
     """
 
+    model: Model
     n_prompt: int
     n_gen: int
     prefill_limit_s: float | None
-    prefill_s: tuple[float, float]
+    prefill_s: Span
     tpot_limit_s: float
-    tpot_s: tuple[float, float]
+    tpot_s: Span
     prefill_expected_s: float | None = None
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
     rests_on: str | None = None  # for a device of the datasheets: what was measured on it; None: nothing
     doubts: tuple[str, ...] = ()  # some of core/shown.py
     misfit: str | None = None  # what is missing if it does not fit into memory: then no times are shown
+    needed_bytes: int = 0
+    memory_bytes: float | None = None
+    users: int = 1
+    name: str = HERE
+    about: str = HERE
+    basis: str = ""
+    is_measured: bool = False
+    chance: float | None = None
+    price: float | None = None
 
     @property
-    def e2e_s(self) -> tuple[float, float]:
-        low, high = (
-            prefill + (self.n_gen - 1) * tpot for prefill, tpot in zip(self.prefill_s, self.tpot_s, strict=True)
-        )
+    def e2e_s(self) -> Span:
+        """Seconds of the whole request."""
+        low, high = (a + (self.n_gen - 1) * b for a, b in zip(self.prefill_s, self.tpot_s, strict=True))
         return low, high
 
+    @property
+    def tps(self) -> Span:
+        """Tokens per second of each user."""
+        return 1 / self.tpot_s[1], 1 / self.tpot_s[0]
 
-@dataclass(frozen=True)
-class Predictions:
-    """Predictions for a model on one device, with the bytes that each length needs, its memory, and the basis."""
-
-    model: Model
-    where: str
-    rows: list[Prediction]
-    needed: dict[int, int]
-    memory_bytes: float | None
-    basis: str
+    @property
+    def is_known(self) -> bool:
+        """Whether it fits and has times of both phases."""
+        return not self.misfit and self.e2e_s[0] == self.e2e_s[0]
 
 
 def predict(
-    prompt_len: str | Sequence[int] = "10,1000,10000",
+    prompt_len: str | Sequence[int] = "1000",
     gen: int = 200,
     model: str = catalog.DEFAULT,
     device: str | None = None,
     *,
+    users: int = 1,
+    slo: Slo | None = None,
+    prices: Mapping[str, float] | None = None,
     results: str | Path = "results",
     **settings: Any,
 ) -> list[Prediction]:
-    """Predicts the times of requests: a Prediction for each prompt length, with `gen` tokens generated.
+    """Predicts the times of requests on devices, a Prediction each: for each prompt length the fastest first.
 
         lab.predict("1000", 200, "llama-3.2-3b", device="rtx-4090")[0].tpot_s
+        lab.predict("8000", 300, "llama-3.1-8b:Q4_K_M")[:5]  # the fastest devices
 
-    Without `device` it predicts for this machine, from the ceilings and runs in the folder `results`; else for a device
-    of models/devices.toml, from its datasheet. `model` is a SPEC; its file is not needed. LabError for an unknown name,
-    and if ceilings or runs are missing.
+    Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such a request in the
+    folder `results`, otherwise by its ceilings and runs there. `device` names some devices or kinds, or "here". `model`
+    is a SPEC; its file is not needed. Several devices and models with commas. The answers of `users` are decoded
+    together. LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
-    return predictions(prompt_len, gen, model, device, results, **settings).rows
-
-
-def predictions(
-    prompt_len: str | Sequence[int],
-    gen: int,
-    model: str,
-    device: str | None = None,
-    results: str | Path = "results",
-    **settings: Any,
-) -> Predictions:
-    """The results of `predict` with the memory needed and the basis."""
     lengths = checked_lengths(prompt_len, gen)
-    chosen = datasheet.find_device(device) if device else None
-    plan = plan_for(model, settings)
-    needed = {n: memory_bytes(plan.model, plan.settings, n + gen) for n in lengths}
-    folder = Path(results)
-    if chosen:
-        own = datasheet.find(chosen, *kept(folder), plan.model, plan.settings)
-        rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
-        basis = " ".join(filter(None, [basis_of(chosen, own), published.measured(chosen, plan.model)]))
-        rows = [with_misfit(row, plan.model, plan.settings, chosen.memory_bytes) for row in rows]
-        return Predictions(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
-    place = where.of(plan.machine, plan.model, plan.settings)
-    records, known = kept(folder)
-    best = probing.need(known, place, False, "this machine")
-    learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
-    rows = [here(plan.model, plan.settings, best, learned, n, gen) for n in lengths]
-    basis = " ".join([basis_here(learned), *probing.doubt_words(best)])
-    available = memory_for(plan)
-    rows = [with_misfit(row, plan.model, plan.settings, available) for row in rows]
-    return Predictions(plan.model, "this machine", rows, needed, available, basis)
+    if users < 1:
+        raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
+    names = None if device is None else parts(device)
+    kept_here, rows = kept(Path(results)), list[Prediction]()
+    for spec in parts(model):
+        plan = plan_for(spec, settings)
+        rows += _on_devices(plan, lengths, gen, users, names, kept_here)
+        if names is None or HERE in names:
+            rows += _on_this(plan, lengths, gen, users, kept_here, is_ranked=names is None)
+    rated = [
+        dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
+        for row in rows
+    ]
+    return sorted(rated, key=lambda row: (lengths.index(row.n_prompt), *_order(row)))
 
 
-def with_misfit(row: Prediction, model: Model, settings: Settings, available: float | None) -> Prediction:
-    """The prediction; if its context does not fit into the available bytes, `misfit` names what would fit."""
-    n_ctx = row.n_prompt + row.n_gen
-    need = memory_bytes(model, settings, n_ctx)
+def parts(text: str) -> list[str]:
+    """The parts of a list with commas; "here" is this machine."""
+    return [HERE if part.strip().lower() == "here" else part.strip() for part in text.split(",") if part.strip()]
+
+
+def ranks(device: str | None) -> bool:
+    """Whether to rank devices: without any, or with a kind of them."""
+    return device is None or any(name != HERE and datasheet.names_of(name) for name in parts(device))
+
+
+def _order(row: Prediction) -> tuple[bool, float]:
+    middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
+    return bool(row.misfit), math.inf if middle != middle else middle
+
+
+def _on_devices(
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, names: Sequence[str] | None, kept_here: Kept
+) -> list[Prediction]:
+    """The rows of these devices of the datasheets, of all without names."""
+    others = ["all"] if names is None else [name for name in names if name != HERE]
+    chosen = [name for other in others for name in datasheet.names_of(other) or [datasheet.find_device(other).name]]
+    rows = []
+    for device in map(datasheet.find_device, dict.fromkeys(chosen)):
+        own = datasheet.find(device, *kept_here, plan.model, plan.settings)
+        basis = " ".join(filter(None, [basis_of(device, own), published.measured(device, plan.model)]))
+        for n in lengths:
+            row = on_device(plan.model, plan.settings, device, own, n, n_gen)
+            row = for_users(row, plan.settings, users, device, own)
+            row = dataclasses.replace(row, name=device.name, about=device.about, basis=basis)
+            rows.append(with_memory(row, plan.settings, device.memory_bytes))
+    return rows
+
+
+def _on_this(
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, kept_here: Kept, is_ranked: bool
+) -> list[Prediction]:
+    """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
+    records, known = kept_here
+    measured = {n: row for n in lengths if (row := _measured(plan, n, n_gen, users, records))} if is_ranked else {}
+    rows, missing = [*measured.values()], [n for n in lengths if n not in measured]
+    if not missing:
+        return rows
+    try:
+        ceilings = probing.need(known, where.of(plan.machine, plan.model, plan.settings), False, HERE)
+        learned = learning.learn(records, ceilings, learning.offload_of(plan.model, plan.settings))
+        predicted = [here(plan.model, plan.settings, ceilings, learned, n, n_gen) for n in missing]
+    except LabError:
+        if is_ranked:  # the table says how to get them
+            return rows
+        raise
+    own = Own(plan.settings, ceilings, learned)
+    basis = " ".join([basis_here(learned), *probing.doubt_words(ceilings)])
+    for row in predicted:
+        row = dataclasses.replace(for_users(row, plan.settings, users, None, own), basis=basis)
+        rows.append(with_memory(row, plan.settings, memory_for(plan)))
+    return rows
+
+
+def _measured(plan: Plan, n_prompt: int, n_gen: int, users: int, records: Sequence[Record]) -> Prediction | None:
+    """What this machine measured of such a request, in the setup of most runs; None where it did not."""
+    label, model = machine.label(plan.machine, plan.settings), plan.model
+    same = [
+        record
+        for record in records
+        if record.run.is_timed
+        and record.run.lever is None
+        and record.run.tuning is None  # settings that were tried
+        and record.run.totals is None  # imported: measured on somebody else's machine
+        and (record.model.name, record.model.quantization) == (model.name, model.quantization)
+        and machine.label(record.machine, record.settings) == label
+        and abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
+    ]
+    if not same or users > 1:
+        return None
+    summary = table.summary(table.runs(same))
+    if not len(summary):
+        return None
+    row = summary.loc[summary.repeats.idxmax()].to_dict()
+    figures = [table.shown_in(row, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
+    ttft, tpot = (
+        (one.value, one.value) if one.low is None or one.high is None else (one.low, one.high) for one in figures
+    )
+    found = Prediction(model, n_prompt, n_gen, None, ttft, math.nan, tpot, doubts=row["doubts"], is_measured=True)
+    return with_memory(found, plan.settings, None)
+
+
+def for_users(
+    row: Prediction, settings: Settings, users: int, device: Device | None = None, own: Own | None = None
+) -> Prediction:
+    """The prediction of one user's request, for several users whose answers are decoded together."""
+    if users == 1:
+        return row
+    model, past = row.model, row.n_prompt + max(0, row.n_gen - 2) // 2
+    others, kinds = [(1, past)] * (users - 1), (settings.type_k, settings.type_v)
+    one_step, step = cost.step(model, 1, past, 1, *kinds), cost.step(model, 1, past, users, *kinds, others)
+    if one_step is None or step is None:
+        raise step_kernels.not_known(model)
+    one: float | None = None
+    many: float | None = None
+    if own and own.ceilings:
+        fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
+        steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
+        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
+        best = roofline.roof(own.ceilings, where.layers(own.ceilings.machine, model, own.settings))
+        limit_s = max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
+    else:
+        assert device is not None
+        works = [
+            published.Work(each.n_bytes, each.flops if device.peak_tflops else 0.0, model.n_layer or 0, 0.0)
+            for each in (one_step, step)
+        ]
+        one, many = (work.least_s(device) for work in works)
+        limit_s = many or math.nan
+        case = published.case_for(model, settings, device, DECODE, past)
+        if row.tpot_expected_s is not None and case is not None:  # not from shares of the limit, which runs gave
+            known = published.learned()[DECODE]
+            one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
+    slower = many / one if one and many else math.nan
+    return dataclasses.replace(
+        row,
+        users=users,
+        tpot_s=(max(limit_s, slower * row.tpot_s[0]), slower * row.tpot_s[1]),
+        tpot_limit_s=limit_s,
+        tpot_expected_s=row.tpot_expected_s and max(limit_s, slower * row.tpot_expected_s),
+    )
+
+
+def chance(row: Prediction, slo: Slo) -> float:
+    """The probability that a row keeps all limits, taking its ranges for those of logarithms of normal errors."""
+    if row.misfit:
+        return 0.0
+    limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
+    return min((_below(span, limit) for span, limit in limits if limit is not None), default=1.0)
+
+
+def _below(span: Span, limit: float) -> float:
+    low, high = span
+    if low != low:
+        return math.nan
+    if low >= high:
+        return float(low <= limit)
+    middle = (math.log(low) + math.log(high)) / 2
+    deviation = (math.log(high) - math.log(low)) / 2 / NormalDist().inv_cdf((1 + WITHIN) / 2)
+    return NormalDist(middle, deviation).cdf(math.log(limit))
+
+
+def read_prices(path: str | Path) -> dict[str, float]:
+    """Prices of devices from a CSV file with the columns device and price.
+
+    LabError for a file that cannot be read, a missing column, an unknown device, or a price that is not a number.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise LabError(f"The prices in {path} cannot be read: {problem}.", "Give a CSV file.") from None
+    if not {"device", "price"} <= set(rows[0] if rows else ()):
+        raise LabError(f"{path} needs the columns device and price.", "The first line: device,price")
+    prices = {}
+    for number, row in enumerate(rows, 2):
+        (name,) = parts(row["device"] or "") or [""]
+        try:
+            price = float(row["price"] or "")
+        except ValueError:
+            price = math.nan
+        if not price >= 0:
+            what = f"Line {number} of {path}: the price {row['price']!r} is not a number."
+            raise LabError(what, "Write it as 1599 or 1599.00, or leave the line out.")
+        prices[name if name == HERE else datasheet.find_device(name).name] = price
+    return prices
+
+
+def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
+    """The prediction with the bytes it needs and has; if they do not suffice, `misfit` names what would fit."""
+    n_ctx, model = row.n_prompt + row.n_gen, row.model
+    need = memory_bytes(model, settings, n_ctx, row.users)
+    row = dataclasses.replace(row, needed_bytes=need, memory_bytes=available)
     if available is None or need <= available:
         return row
-    entry, over = catalog.entries().get(model.name), f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
+    over = f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
+    if row.users > 1:
+        return dataclasses.replace(row, misfit=f"{over} for {row.users} users")
+    entry = catalog.entries().get(model.name)
     smaller = shapes.by_quantization(entry) if entry else {}
     sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
     fitting = [name for name, size in sizes.items() if size <= available]
@@ -212,7 +402,11 @@ def with_misfit(row: Prediction, model: Model, settings: Settings, available: fl
     return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
-def kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
+Kept = tuple[list[Record], list[Ceilings]]
+"""What was measured: runs, and ceilings."""
+
+
+def kept(folder: Path) -> Kept:
     """The records and the ceilings in a folder; none if it does not exist."""
     if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
         return [], []
@@ -256,6 +450,7 @@ def here(
         doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
         doubts.append([shown.ABOVE] if too_low else [])
     return Prediction(
+        model,
         n_prompt,
         n_gen,
         limits[PREFILL],
@@ -283,24 +478,6 @@ def on_device(
     return dataclasses.replace(row, rests_on=own.rests_on)
 
 
-def on_devices(
-    model: Model,
-    settings: Settings,
-    n_prompt: int,
-    n_gen: int,
-    names: Sequence[str] = (),
-    records: Sequence[Record] = (),
-    known: Sequence[Ceilings] = (),
-) -> list[tuple[Device, Prediction]]:
-    """A run on these devices, without `names` on every known one."""
-    rows = []
-    for device in map(datasheet.find_device, names) if names else datasheet.devices().values():
-        own = datasheet.find(device, records, known, model, settings)
-        row = on_device(model, settings, device, own, n_prompt, n_gen)
-        rows.append((device, with_misfit(row, model, settings, device.memory_bytes)))
-    return rows
-
-
 def elsewhere(
     model: Model,
     settings: Settings,
@@ -323,6 +500,7 @@ def elsewhere(
     (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
     ranges = (prefill_s[0], prefill_s[1]), (tpot_s[0], tpot_s[1])
     return Prediction(
+        model,
         n_prompt,
         n_gen,
         least[0],

@@ -29,7 +29,8 @@ from lab.core import results
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import OK, Ceilings, Record
 from lab.process.wire import ATTENTION
-from lab.show import console, text_why
+from lab.show import console, text_predict
+from lab.show.section import print_section
 from lab.why import learning, prediction, probing
 from tests.conftest import run_lab
 
@@ -143,7 +144,7 @@ def predicted(lines: Lines) -> str:
     basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
-        text_why.print_predictions(prediction.Predictions(model, "it", rows, {1000: 1, 60_000: 1}, None, basis), out)
+        print_section(text_predict.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out)
     return printed.get()
 
 

@@ -57,7 +57,7 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for path in map(str, ENGINE):
         yield ("explain", path)
         yield ("explain", "--json", path)
-        yield ("predict", "--results", path, "-m", "llama-3.2-3b")
+        yield ("predict", "--results", path, "-m", "llama-3.2-3b", "-d", "here")
     epyc, xeon, other = (f"results/sample-{name}.jsonl" for name in NAMES)
     for pair in ((epyc, xeon), (epyc, other), (xeon, other, epyc), ("results",)):
         yield ("compare", "--no-plot", *pair)
@@ -65,8 +65,8 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     yield ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090", "-p", "10,1000")
     yield ("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "--json")
     for kind in ("apple", "laptop", "desktop"):
-        yield ("board", "--no-plot", "-m", "llama-3.2-3b", "-d", kind)
-        yield ("board", "--no-plot", "-m", "phi-3-mini", "-d", kind, "--json")
+        yield ("predict", "-m", "llama-3.2-3b", "-d", kind)
+        yield ("predict", "-m", "phi-3-mini", "-d", kind, "--json")
     for kind in ("md", "csv", "json", "jsonl"):
         yield ("export", epyc, "--as", kind)
     yield from (("models", *rest) for rest in ((), ("--json",), ("info", "llama-3.2-3b")))

@@ -21,6 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.why.serving import Answer, Arrival, Law
+
 from lab.analysis import load_figures, load_shares, loads
 from lab.analysis.load_figures import e2e_s, ttft_s
 from lab.core import request_times as times
@@ -32,7 +34,6 @@ from lab.runner import loading
 from lab.runner.load_plan import Window, make_plan
 from lab.runner.servers import Server, connect, prompt_text
 from lab.why import serving
-from lab.why.serving import Answer, Arrival, Law
 from tests.servers import wheel_server
 
 MIXES = (64, 16), (16, 64)
