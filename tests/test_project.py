@@ -129,7 +129,7 @@ def test_third_party_libraries_are_imported_in_one_place(file: str) -> None:
 def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
     text = (PACKAGE / f"{file}.py").read_text()
     assert ast.get_docstring(ast.parse(text))
-    assert text.count("\n") <= 500
+    assert text.count("\n") <= 900
 
 
 @pytest.mark.parametrize("wing", WINGS[:-1])

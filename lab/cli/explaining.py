@@ -219,8 +219,8 @@ def predict(
     """Predict a model's speed: which device suits it, and why.
 
     \b
-      lab predict -m llama-3.1-8b -p 8k -n 300     # the fastest devices, and this machine
-      lab predict -m llama-3.1-8b -d rtx-4090,m4   # these devices, explained
+      lab predict -m llama-3.1-8b -p 8k -n 300     # the fastest devices
+      lab predict -m llama-3.1-8b -d rtx-4090,m4   # these, explained
       lab predict -m llama-3.2-3b:Q4_0 -d here     # this machine, explained
 
     Needs no model file: a name of the list is enough, several with commas. Without --device, or with a kind of devices,
