@@ -26,7 +26,7 @@ N_POSITIONS = 512
 """Positions of attention if the probe has none."""
 
 NARROW, N_NARROW = 1.02, 4
-"""A kernel is timed no further when so many of its passes took at most this many times as long as the best."""
+"""A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the best."""
 
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types of llama.cpp's KV cache."""

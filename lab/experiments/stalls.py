@@ -496,6 +496,7 @@ EXPERIMENT = Experiment(
     about="""Measure how long a new prompt interrupts running answers.
 
     \b
+      lab stall --prompt-len 4096
       lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
 
     Each chunk shares a step with one token of each stream. In the last row the prompt is prefilled all at once while
