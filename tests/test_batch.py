@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.analysis import comparison, table
-from lab.core import lever_figures, memory, results
+from lab.core import cost, lever_figures, memory, results
 from lab.core import script as scripts
 from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
@@ -128,6 +128,19 @@ def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
     (row,) = batching.rows([make_record(batch_run(4))], prediction)
     assert row.expected_s == pytest.approx(times[1])
     assert "Prediction error of step times: median" in " ".join(batching.sentences([row], prediction))
+
+
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_at_the_ridge_arithmetic_takes_as_long_as_traffic(is_unified: bool) -> None:
+    settings = dataclasses.replace(SETTINGS, kv_unified=is_unified)
+    prediction = StepPrediction(dataclasses.replace(MODEL, n_params=None), settings, KERNELS, learning.fit([]), 0)
+    best, over = roofline.roof(KERNELS), list[float]()
+    for n in range(1, 9):  # what arithmetic takes beyond the traffic: a parabola of n
+        step = cost.step(MODEL, 1, 402, n, others=[(1, 402)] * (n - 1), is_unified=is_unified)
+        assert step
+        over.append(step.flops / best.gflops - step.n_bytes / best.gbps)
+    truth = max(np.roots(np.trim_zeros(np.round(np.polyfit(range(1, 9), over, 2), 6), "f")))
+    assert batching.ridge(prediction, 400, 5) == pytest.approx(truth, rel=1e-3) and truth > 1
 
 
 def test_a_sentence_names_numbers_that_lose() -> None:

@@ -191,6 +191,21 @@ def test_sequences_in_a_step_share_the_weights_but_not_the_cache() -> None:
     assert mixed.kv_written_bytes == pytest.approx(prompt.kv_written_bytes * 258 / 256)
 
 
+def test_in_one_cache_attention_runs_over_the_positions_of_all() -> None:
+    alone, apart, together = (
+        cost.step(LLAMA, 1, 99, n, others=[(1, 99)] * (n - 1), is_unified=unified)
+        for n, unified in ((1, True), (4, False), (4, True))
+    )
+    assert alone and apart and together
+    a_pair = 4 * LLAMA.n_layer * LLAMA.n_head * 128  # type: ignore[operator]
+    assert [one.attention_flops / a_pair for one in (alone, apart, together)] == [100, 4 * 100, 4 * 400]
+    assert together.n_bytes == apart.n_bytes and together.layer_flops == apart.layer_flops
+    gemma = of_catalog("gemma-3-1b")
+    seen = cost.attended(gemma, 1, 9_999, [(1, 9_999)]), cost.attended(gemma, 1, 9_999)
+    for both, own in zip(*seen, strict=True):  # type: ignore[arg-type]
+        assert both.n_pairs == 2 * own.n_pairs == 2 * (512 if own.heads.window else 10_000)
+
+
 def test_moving_a_cache_reads_and_writes_what_its_positions_left() -> None:
     moved = cost.move(LLAMA, 1000)
     assert moved is not None and (moved.flops, moved.n_bytes) == (0, 2 * 1000 * 114_688)

@@ -1,6 +1,7 @@
 """Layers on several devices: whose ceilings count for what. Exact on made-up devices, and once on a real server."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,6 +205,18 @@ def test_caches_and_experts_on_the_cpu_need_its_ceilings() -> None:
     assert parts is not None
     assert parts.by_device[None].attention_s == pytest.approx(attention_s("CPU", 16, 1, 511))
     assert parts.by_device["CUDA0"].attention_s == 0 and parts.by_device[None].layers_s == 0
+
+
+def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
+    seconds = {}
+    for name, unified in itertools.product(("CUDA0", None), (False, True)):
+        settings = dataclasses.replace(WIDE, n_gpu_layers=17 if name else 0, kv_unified=unified)
+        place = where.Where(BOTH, (name,))
+        known = probing.need(KNOWN, place, False, "this")
+        parts = step_kernels.parts(BIG, settings, known, 1, 511, 3, [(1, 511)] * 2)
+        seconds[name, unified] = parts.total.attention_s
+    assert seconds["CUDA0", True] == pytest.approx(3 * seconds["CUDA0", False])
+    assert seconds[None, True] == pytest.approx(seconds[None, False])  # flash attention of the CPU skips what is masked
 
 
 # Which ceilings are those of a device

@@ -24,8 +24,22 @@ from lab.core.shape import ATTENTION, BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 Span = tuple[int, int]
 """n_tokens and n_past of a sequence in a step."""
 
-NEVER_SKIPS = ("gpt-oss",)
-"""Architectures that run the last layer's feed-forward for every token (llama.cpp's src/models)."""
+NEVER_SKIPS = (
+    *(
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek4",
+        "gemma3n",
+        "gemma4",
+        "glm5-next",
+        "gpt-oss",
+        "hy_v3",
+        "hy_v4",
+        "kimi-k3",
+    ),
+    *("nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+)
+"""Architectures that run the last layer's feed-forward for every token (tests/bench/last_layer.py reads llama.cpp)."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +128,11 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
     return work
 
 
-def attended(model: Model, n_tokens: int, n_past: int) -> list[Attended] | None:
+def attended(model: Model, n_tokens: int, n_past: int, beside: Sequence[Span] = ()) -> list[Attended] | None:
     """The attention of a step, layers of a kind together; None where the heads are not known.
 
-    The i-th token after n_past sees n_past + i positions, but never more than the layer's window.
+    The i-th token after n_past sees n_past + i positions, but never more than the layer's window. `beside` are other
+    sequences in the same cache: attention runs over their positions too and masks them.
     """
     layers = shape.heads(model)
     if layers is None:
@@ -127,7 +142,8 @@ def attended(model: Model, n_tokens: int, n_past: int) -> list[Attended] | None:
         window = heads.window or n_past + n_tokens
         n_growing = min(n_tokens, max(0, window - n_past))  # tokens that still see everything
         pairs = n_growing * n_past + n_growing * (n_growing + 1) / 2 + (n_tokens - n_growing) * window
-        parts.append(Attended(heads, pairs, min(n_past + n_tokens, window + n_tokens - 1)))
+        masked = sum(min(past + n, (heads.window or past + n) + n - 1) for n, past in beside)
+        parts.append(Attended(heads, pairs + n_tokens * masked, min(n_past + n_tokens, window + n_tokens - 1)))
     return parts
 
 
@@ -152,10 +168,13 @@ def step(
     type_k: str = "f16",
     type_v: str = "f16",
     others: Sequence[Span] = (),
+    is_unified: bool = False,
 ) -> StepCost | None:
     """The cost of one step: `n_tokens` tokens after `n_past`; `n_outputs` of all its tokens get logits.
 
     `others` are further sequences in the step: they share the reading of the weights, and each reads its own cache.
+    With `is_unified` all share one cache: attention computes every token with every position, before it masks those of
+    other sequences.
 
     FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
     token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
@@ -165,7 +184,9 @@ def step(
     """
     spans = [(n_tokens, n_past), *others]
     n_all = sum(n for n, _ in spans)
-    work, parts = products(model, n_all, n_outputs), [attended(model, *span) for span in spans]
+    beside = [[*spans[:i], *spans[i + 1 :]] if is_unified else [] for i in range(len(spans))]
+    work = products(model, n_all, n_outputs)
+    parts = [attended(model, *span, rest) for span, rest in zip(spans, beside, strict=True)]
     per_head = bytes_per_head(model, type_k, type_v)
     layers = [part for layers in parts for part in layers or ()]
     if work is None or None in parts or per_head is None:

@@ -55,9 +55,33 @@ def load(path: Path, asked: Settings) -> Loaded:
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise load_error(path)
+    if reason := _no_generator(model):
+        lib.llama_model_free(model)
+        raise LabError(
+            f"{path.name} {reason}, so it has no prefill and decode to measure.",
+            "Use a model that generates text token by token: lab models",
+        )
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
     return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *model_params.placed(), alive)
+
+
+def _no_generator(model: Any) -> str | None:
+    """What a model is instead of one that decodes token by token; None if it does that."""
+    lib, value = llama_cpp(), ctypes.create_string_buffer(256)
+
+    def header(key: str) -> str:
+        n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
+        return value.value.decode(errors="replace") if n >= 0 else ""
+
+    arch = header("general.architecture")
+    if lib.llama_model_is_diffusion(model):
+        return "is a diffusion model, which computes all tokens of an answer together, again and again"
+    if lib.llama_model_has_encoder(model):
+        return "has an encoder, which reads the whole prompt apart from the decoder"
+    if header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false":
+        return "is an embedding model, which turns a text into a vector and generates nothing"
+    return None
 
 
 def load_error(path: Path) -> LabError:
@@ -233,6 +257,12 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise load_error(path)
+    if reason := _no_generator(model):
+        lib.llama_model_free(model)
+        raise LabError(
+            f"{path.name} {reason}, so it has no prefill and decode to measure.",
+            "Use a model that generates text token by token: lab models",
+        )
     vocab = lib.llama_model_get_vocab(model)
     tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
     ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
@@ -255,7 +285,9 @@ def _type_id(name: str) -> int:
 
 
 def _flash_attn_resolved(asked: Settings) -> str | None:
-    """Whether flash attention is on. llama.cpp has no function for this, but logs its automatic choice."""
+    """Whether flash attention is on. llama.cpp has no function for this, but logs what it chooses or forces."""
+    if native.log_says("flash_attn is not compatible"):  # Grok
+        return "off"
     if asked.flash_attn != "auto":
         return asked.flash_attn
     if native.log_says("Flash Attention enabled") or native.log_says("enabling flash_attn"):

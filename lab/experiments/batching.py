@@ -215,19 +215,26 @@ def knee(measured: Sequence[Row]) -> float | None:
 def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
     """The number of sequences at which arithmetic takes as long as memory traffic, from the ceilings.
 
-    This is the machine's ridge (FLOPs per byte) over the FLOPs that a sequence adds per byte of weights. None if the
-    model's cost is unknown.
+    The weights are read once for all sequences; each adds FLOPs, and its own cache to the bytes. In one cache for all
+    (`kv_unified`) attention computes every pair of sequences. None if the model's cost is unknown, or if each sequence
+    adds more traffic than arithmetic.
     """
     settings, n_past = prediction.settings, n_prompt + n_gen // 2
     types = settings.type_k, settings.type_v
     one = cost.step(prediction.model, 1, n_past, 1, *types)
-    two = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
-    if one is None or two is None:
+    two, unified = (
+        cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)], shared) for shared in (False, True)
+    )
+    if one is None or two is None or unified is None:
         return None
     best = roofline.roof(prediction.ceilings)
-    traffic_s, arithmetic_s = one.n_bytes / best.gbps, (two.flops - one.flops) / best.gflops
-    more_traffic_s = (two.n_bytes - one.n_bytes) / best.gbps
-    return traffic_s / (arithmetic_s - more_traffic_s) if arithmetic_s > more_traffic_s else None
+    arithmetic_s, more_traffic_s = (two.flops - one.flops) / best.gflops, (two.n_bytes - one.n_bytes) / best.gbps
+    weights_s, each_s = one.n_bytes / best.gbps - more_traffic_s, arithmetic_s - more_traffic_s
+    if not settings.kv_unified:
+        return weights_s / each_s if each_s > 0 else None
+    pair_s = (unified.flops - two.flops) / 2 / best.gflops  # a token with another sequence's positions
+    each_s -= pair_s
+    return (math.sqrt(each_s**2 + 4 * pair_s * weights_s) - each_s) / (2 * pair_s)  # n each_s + n^2 pair_s = weights_s
 
 
 def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> list[str]:

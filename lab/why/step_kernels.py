@@ -152,8 +152,11 @@ def parts(
                 )
                 seconds[target][product.is_head] += share * product.n_bytes * seconds_per_byte
     for name, share in step.attention_shares():
+        # The CPU's flash attention skips masked positions.
+        is_whole = settings.kv_unified and (name is not None or settings.flash_attn_resolved == "off")
         for (n, past), times in spans.items():
-            seconds[name][2] += share * times * _attention_s(step, name, n, past)
+            beside = [*(spans - Counter([(n, past)])).elements()] if is_whole else []
+            seconds[name][2] += share * times * _attention_s(step, name, n, past, beside)
     return Parts({name: Kernels(*times) for name, times in seconds.items()}, step.between_s(n_outputs, uploaded))
 
 
@@ -245,12 +248,12 @@ def _by_count(layers: Sequence[str | None]) -> list[tuple[str | None, float]]:
     return [(name, n / len(layers)) for name, n in Counter(layers).items()]
 
 
-def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int) -> float:
-    """Attention of one sequence in all layers, if one device did it."""
+def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int, beside: Sequence[cost.Span]) -> float:
+    """Attention of one sequence in all layers, if one device did it, with the positions of others `beside` it."""
     model, kind, is_flash = step.model, step.settings.type_k.upper(), step.settings.flash_attn_resolved != "off"
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     seconds = 0.0
-    for part in cost.attended(model, n_tokens, n_past) or ():
+    for part in cost.attended(model, n_tokens, n_past, beside) or ():
         flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
         seconds += flops * attention_s_per_flop(
             step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions, is_flash
