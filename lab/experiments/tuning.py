@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 import re
 import shlex
@@ -66,7 +67,10 @@ FOR_CONFIRMATION = 0.5
 """Share of the budget that is kept for the confirmation."""
 
 FEWEST_TRIED = 3
-"""Choices that are tried even if the budget is too small for them, and then for the confirmation."""
+"""Choices that are tried even if less than FOR_CONFIRMATION is left then."""
+
+OVER_BUDGET = 0.1
+"""Share by which the budget may be exceeded, because times are estimated."""
 
 MOST_CONFIRMED = 12
 """Blocks of the confirmation. Their number is fixed before they begin: adding blocks until a gain shows finds noise."""
@@ -360,7 +364,8 @@ class _Tuning:
         self.search.cut(plan.shares)
         self.chance = random.Random(plan.default.seed)
         self.model = plan.default.model
-        self.run_s = 0.0  # of the slowest run so far, with its engine's start
+        self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
+        self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
         self.n_blocks = 0
         self.winner: Choice = ()
         self.is_confirmed = False
@@ -370,47 +375,83 @@ class _Tuning:
         """What is left of the budget."""
         return self.plan.budget_s - (self.clock() - self.started)
 
+    def block_s(self, choice: Choice) -> float:
+        """The expected seconds of a block of the confirmation."""
+        return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
+
     def search_settings(self) -> Iterator[Record]:
         """Blocks of the search, until the best choice is known or the budget of the search is spent."""
-        keep_s = FOR_CONFIRMATION * self.plan.budget_s
         why = f"the best settings are known to within {percent(KNOWN_WITHIN)}"
+        n_tried = 0
         while wanted := self.search.next_block():
-            if self.n_blocks and self.left_s - keep_s < 2 * self.run_s:
+            if self.n_blocks and not self._can_try(n_tried, 2):
                 why = "its part of the budget is spent"
                 break
             for n, choice in enumerate(wanted):
-                if n > FEWEST_TRIED and self.left_s - keep_s < self.run_s:
+                if n and not self._can_try(n_tried, 1):
                     break
                 yield from self._one(choice)
+                n_tried += bool(choice)
+                if self.n_blocks == n == 0:
+                    self._warn_of_budget()
             self.n_blocks += 1
         words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
         self.watch(progress.Status(words, note=words))
         self.winner = self.search.best()
 
+    def _can_try(self, n_tried: int, n_runs: int) -> bool:
+        """Whether the budget allows more runs of the search beside the confirmation, which has half of it or more."""
+        fewest_s = FEWEST_CONFIRMED * self.block_s(())
+        if self.plan.budget_s < fewest_s:  # nothing can be confirmed
+            fewest_s = 0.0
+        keep_s = fewest_s if n_tried < FEWEST_TRIED else max(fewest_s, FOR_CONFIRMATION * self.plan.budget_s)
+        return self.left_s - keep_s >= n_runs * self.run_s
+
+    def _warn_of_budget(self) -> None:
+        """Say after the run of the default if the budget is too small to confirm anything."""
+        needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
+        if needed_s > self.plan.budget_s:
+            words = (
+                f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a request "
+                f"takes about {progress.duration(self.whole_s[()])}. Give at least "
+                f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
+            )
+            self.watch(progress.Status(words, note=words))
+
     def _one(self, choice: Choice) -> Iterator[Record]:
         """One run of one choice in an engine of its own."""
-        begun = self.clock()
+        begun, done = self.clock(), None
         try:
             for record in self._block({variant(choice, self.plan.default): choice}, SEARCH, n_turns=1):
                 if record.run.error:
                     self.search.drop(choice, record.run.error)
                 elif not record.run.warmup and (one := timing(record, choice)):
                     self.search.learn([one])
+                    done = one
                 yield record
         except LabError as problem:  # the plan is impossible
             self.search.drop(choice, str(problem))
         if not choice and () in self.search.dropped:
             raise LabError(f"The default cannot be measured: {self.search.dropped[()]}", "Try it alone: lab measure")
-        self.run_s = max(self.run_s, self.clock() - begun)
+        run_s = self.clock() - begun
+        self.run_s = max(self.run_s, run_s)
+        if done:
+            n_gen = self.plan.default.cases[0].n_gen
+            more_s = max(0, n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
+            self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), run_s + more_s)
 
     def confirm(self) -> Iterator[Record]:
-        """The winner and the default side by side, until the gain is known well, or the budget is spent."""
+        """The winner and the default side by side, in as many blocks as the budget allows, if these are enough."""
         if not self.winner:
+            return
+        n_affordable = int((self.left_s + OVER_BUDGET / 2 * self.plan.budget_s) / self.block_s(self.winner))
+        if n_affordable < FEWEST_CONFIRMED:
             return
         both: dict[str, Choice] = {DEFAULT: (), variant(self.winner, self.plan.default): self.winner}
         records: list[Record] = []
-        n_affordable = int(self.left_s / (2 * self.run_s))
-        for _ in range(min(MOST_CONFIRMED, max(FEWEST_CONFIRMED, n_affordable))):
+        for _ in range(min(MOST_CONFIRMED, n_affordable)):
+            if self.left_s + OVER_BUDGET * self.plan.budget_s < self.block_s(self.winner):
+                break  # the machine has become slower
             for record in self._block(both, CONFIRM, n_turns=1):
                 records.append(record)
                 yield record
@@ -423,8 +464,9 @@ class _Tuning:
     def measure_lengths(self) -> Iterator[Record]:
         """A sweep of both, from which the lengths follow for which the winner is faster."""
         case = self.plan.default.cases[0]
-        needed_s = 4 * self.run_s
-        if not self.is_confirmed or case.lever or case.n_prompt < 8 or case.n_gen < 2 or self.left_s < needed_s:
+        if not self.is_confirmed or case.lever or case.n_prompt < 8 or case.n_gen < 2:
+            return
+        if self.left_s < 2 * self.block_s(self.winner):
             return
         yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS, n_turns=1)
 

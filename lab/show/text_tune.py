@@ -228,10 +228,10 @@ def sentences(one: Tuned) -> list[str]:
         if not one.is_recommended:
             return [
                 f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
-                f"above {percent(AT_LEAST)}. There it is {_pace(one.gain)} ({_sure(one.gain)})."
+                f"above {percent(AT_LEAST)}. There it is {_pace(one.gain)} ({_sure(one.gain)}).{_visible(one)}"
             ]
         gain = f"{_pace(one.gain)} for {aim(one)} ({_sure(one.gain)}, from {blocks} measured after the choice)"
-        return [f"{name} is {gain}{_limit(one)}.", *_phases(one)]
+        return [f"{name} is {gain}{_limit(one)}.{_visible(one)}", *_phases(one)]
     best = next((row for row in others if row.variant == won), next(iter(others), None))
     if best is None or best.ratio is None:
         return ["No other setting was measured, so nothing is recommended."]
@@ -244,6 +244,14 @@ def sentences(one: Tuned) -> list[str]:
         f"({_pace(gain_there)}, {_sure(gain_there)}), but {why}. The gain of a search is too optimistic, because the "
         "search chose the settings with the shortest times. Run lab tune again with a larger --budget."
     ]
+
+
+def _visible(one: Tuned) -> str:
+    """Which gains the confirmation could have seen, unless the gain is clearly one of them."""
+    if one.gain is None or one.visible is None or one.gain.estimate >= one.visible:
+        return ""
+    found = f" Such blocks find a gain of {digits(one.visible)} times in 4 of 5 sessions"
+    return f"{found}; smaller ones are found less often, and then look larger than they are."
 
 
 def _limit(one: Tuned) -> str:
@@ -362,6 +370,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "winner": won,
         "changes_output": tuning.is_lossy(one.choice),
         **_as_fields("gain", one.gain),
+        "gain_visible": one.visible,
         "n_blocks_confirmed": one.n_confirmed,
         **times,
         "tried": [
