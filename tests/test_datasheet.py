@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
+from lab.models import devices
 from lab.why import datasheet
 
 ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
@@ -19,7 +20,7 @@ WHOLE = {"about": "a", "gbps": 100, "source": "b"}
 def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
     names = [name for entries in ENTRIES.values() for name in entries]
     assert len(names) == len(set(names)) == len(datasheet.devices())
-    assert not set(names) & {*ENTRIES, datasheet.ALL}
+    assert not set(names) & {*ENTRIES, devices.ALL}
     assert datasheet.kinds() == tuple(ENTRIES) and datasheet.names_of("all") == tuple(names)
     assert all(datasheet.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
     abouts = [device.about for device in datasheet.devices().values()]
@@ -124,7 +125,7 @@ def test_no_two_devices_answer_to_one_name() -> None:
     by_key: dict[str, set[str]] = {}
     for device in datasheet.devices().values():
         for name in (device.name, *device.aliases):
-            by_key.setdefault(datasheet._key(name), set()).add(device.name)
+            by_key.setdefault(devices._key(name), set()).add(device.name)
     assert all(len(names) == 1 for names in by_key.values()) and "" not in by_key
     assert not set(by_key) & set(datasheet.kinds())
 
@@ -141,7 +142,7 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     assert datasheet.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
     assert datasheet.find_device("raspberry-pi-5").peak_tflops is None
     known = {device.architecture for device in datasheet.devices().values() if device.fp32}
-    assert known <= set(datasheet.PEAK_OVER_FP32)
+    assert known <= set(devices.PEAK_OVER_FP32)
     for device in datasheet.devices().values():
         assert device.peak_tflops is None or 10 <= 1e3 * device.peak_tflops / device.gbps <= 1_000, device.name
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown
-from lab.core.record import Rate, Record
+from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
 from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
@@ -17,7 +17,7 @@ from lab.why import advice, plain_read, probing, roofline, step_kernels
 from lab.why.advice import Lever
 from lab.why.where import Where
 from tests.bench import doubt
-from tests.conftest import MACHINE, exact_steps, make_record, make_run
+from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
 
@@ -234,3 +234,34 @@ def test_pictures_draw_disturbed_runs_hollow() -> None:
     for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
         for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):
             assert ("disturbed runs (hollow)" in ax.get_legend_handles_labels()[1]) == is_hollow
+
+
+@pytest.mark.parametrize(("decode_ms", "is_possible"), [(10.0, True), (0.5, False)])
+def test_a_run_faster_than_the_weights_can_be_read_is_doubted_in_tables_pages_and_comparisons(
+    decode_ms: float, is_possible: bool, tmp_path: Path
+) -> None:
+    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 4 * 10**9}, n_bytes=4 * 10**9)
+    here = dataclasses.replace(MACHINE, devices=(Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * 10**9),))
+    of = {"model": model, "machine": here, "settings": dataclasses.replace(SETTINGS, n_gpu_layers=99)}
+    for session, ms in (("a", decode_ms), ("b", 10.0)):
+        runs = [make_run(10, 10, i, prefill_ms=20.0, decode_ms=ms) for i in range(6)]
+        results.save(tmp_path / f"{session}.jsonl", *[make_record(run, session=session, **of) for run in runs])
+    words = "faster than this device can read its weights, by 7.94x in all 6 runs"
+    run_lab("report", tmp_path / "a.jsonl", "-o", tmp_path / "a.html")
+    shown_there = [run_lab("show", tmp_path / "a.jsonl")[1], (tmp_path / "a.html").read_text()]
+    shown_there.append(run_lab("compare", "--no-plot", tmp_path / "a.jsonl", tmp_path / "b.jsonl")[1])
+    for text in shown_there:
+        assert (words in " ".join(text.split())) != is_possible
+        assert "other programs disturbed" not in text
+    assert ("unclear" in shown_there[2]) != is_possible and ("6!!" in shown_there[0]) != is_possible
+
+
+def test_an_imported_row_is_doubted_by_the_model_that_its_file_name_means() -> None:
+    totals = Totals(decode_ns=10 * 10**6)
+    run = make_run(0, 11, totals=totals, steps=Steps())
+    here = dataclasses.replace(MACHINE, devices=(Device("GPU0", "Apple M1", "gpu"),))
+    unknown = dataclasses.replace(MODEL, tensor_bytes={}, n_layer=None)
+    for name, is_possible in (("Llama-3.1-8B-Instruct-Q4_0", False), ("another-8B-Q4_0", True)):
+        model = dataclasses.replace(unknown, name=name)
+        record = make_record(run, model=model, machine=here, settings=dataclasses.replace(SETTINGS, n_gpu_layers=99))
+        assert (disturbances.TOO_FAST in disturbances.disturbances(record)) != is_possible

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.analysis import wording
+from lab.analysis import possible, wording
 from lab.core import stats
 from lab.core.lists import plural
 from lab.core.noise import Noise
@@ -134,8 +134,9 @@ GPU_OTHERS = Cause(
     "other processes used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
 )
 CLOCK = Cause("the clock jumped by {} s", (), "{:.3g}".format)
+TOO_FAST = Cause("faster than this device can read its weights, by {}", (), "{:.3g}x".format)
 
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK)
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK, TOO_FAST)
 """All known causes, in the order of reports."""
 
 
@@ -143,6 +144,8 @@ def disturbances(record: Record) -> dict[Cause, float]:
     """What disturbed a run: each cause with its amount, in the unit of its words."""
     noise, jump_s = record.run.noise, _clock_jump_s(record)
     amounts = {CLOCK: jump_s} if jump_s else {}
+    if (reading := possible.of_bandwidth(record)) > possible.MARGIN:
+        amounts[TOO_FAST] = reading
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
         return amounts
     for cause in CAUSES:

@@ -186,8 +186,8 @@ def imported(records: Sequence[Record]) -> list[str]:
 
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures, with the command to measure it again."""
-    cases = _repeats(records)
-    sentences = []
+    watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
+    cases, sentences = _repeats(watched), list[str]()
     for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
         command = reproduce.command([record for record in records if record.session == session])
         sentences.append(
