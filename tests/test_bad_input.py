@@ -186,7 +186,7 @@ def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     results.append(path, make_record())
     whole = path.read_bytes()
-    path.write_bytes(whole + whole.replace(b'"schema":2', b'"schema":7') + whole[:300])
+    path.write_bytes(whole + whole.replace(b'"schema":3', b'"schema":7') + whole[:300])
     code, out, err = run_lab("show", path)
     assert code == 0 and "tiny" in out
     assert "schema 7" in err and "the line is truncated" in err

@@ -424,7 +424,7 @@ def test_the_command_says_how_long_it_takes_and_what_ctrl_c_leaves(
 def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path) -> None:
     path = probing.save(FAST, tmp_path)
     with path.open("a") as file:
-        file.write('{"schema": 1, "rates": 5}\n')
+        file.write('{"schema": 3, "rates": 5}\n')
     sentences = list[str]()
     assert len(probing.kept(tmp_path, sentences.append)) == 1
     assert len(sentences) == 1 and path.name in sentences[0]

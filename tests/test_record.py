@@ -32,7 +32,7 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
 def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
     results.append(tmp_path / "a.jsonl", make_record())
     line = json.loads((tmp_path / "a.jsonl").read_text())
-    assert line["schema"] == 2
+    assert line["schema"] == 3
     assert {"session", "machine", "model", "settings", "run"} <= set(line)
     assert set(line["run"]["steps"]) == {
         *("kind", "n_tokens", "n_past", "start_ns", "ready_ns", "end_ns"),
@@ -65,7 +65,8 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line[:-20], "the line is truncated"),
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
-        (lambda line: line.replace(b'"schema":2', b'"schema":3'), "schema 3"),
+        (lambda line: line.replace(b'"schema":3', b'"schema":4'), "newer version of the lab (schema 4)"),
+        (lambda line: line.replace(b'"schema":3', b'"schema":2'), "older version of the lab (schema 2, this version"),
         (
             lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'),
             "record.run.n_prompt is text, not a whole number",
@@ -79,8 +80,8 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line.replace(b'"steps":{', b'"steps":[],"_":{'), "record.run.steps is a list, not an object"),
         (lambda line: line.replace(b'"power":null', b'"power":5'), "record.machine.power is a whole number, not text"),
         (lambda line: line.replace(b'"seed":1', b'"seed":1' + b"0" * 5000), "record.settings.seed: integer value out"),
-        (lambda line: line.replace(b',"schema":2', b""), "no schema number"),
-        (lambda line: line.replace(b'"schema":2', b'"schema":true'), "no schema number"),
+        (lambda line: line.replace(b',"schema":3', b""), "no schema number"),
+        (lambda line: line.replace(b'"schema":3', b'"schema":true'), "no schema number"),
         (lambda line: line.replace(b'"session":', b'"x":' + b"[" * 10**5 + b"]" * 10**5 + b',"session":'), "not JSON"),
         (lambda line: line.replace(b'"tiny"', b'"\xff"'), "not JSON"),
         (lambda line: line.replace(b'"n_tokens":[8,', b'"n_tokens":['), "differ in length"),
@@ -115,7 +116,7 @@ def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
     (sentence,) = reading.skipped
     assert sentence.startswith(
         "a.jsonl line 1: colour, machine.devices.x, settings.n_sequences ignored, because this version of the lab does "
-        "not know it in lines of schema 2"
+        "not know it in lines of schema 3"
     )
 
 
@@ -142,8 +143,6 @@ def test_samples_come_back_as_they_are(path: Path) -> None:
     assert not contents.skipped and n_read == len(lines)
     for line in lines:
         kept, whole = json.loads(to_json(parse_line(line.encode() + b"\n"))), json.loads(line)
-        for name in {"n_seq_max", "kv_unified"} & set(kept.get("settings", {})) - set(whole.get("settings", {})):
-            del kept["settings"][name]  # of records of schema 1
         assert _without_nulls(kept) == _without_nulls(whole)
 
 

@@ -215,8 +215,8 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
             "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill
             "n_tokens": columns.n_tokens,
             "n_past": columns.n_past,
-            "n_seq": np.ones(len(start), dtype=int) if columns.n_seq is None else columns.n_seq,
-            "n_outputs": np.nan if columns.n_outputs is None else columns.n_outputs,
+            "n_seq": columns.n_seq,
+            "n_outputs": columns.n_outputs,
             "start_s": start * 1e-9,
             "ready_s": ready * 1e-9,
             "end_s": end * 1e-9,

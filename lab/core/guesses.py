@@ -112,7 +112,7 @@ def step_times(runs: Sequence[Run]) -> StepTimes | None:
         if run.speculation is None or run.speculation.text is not None or run.status != OK:
             continue
         steps = run.steps
-        columns = zip(steps.kind, steps.n_tokens, steps.n_outputs or (), steps.start_ns, steps.end_ns, strict=True)
+        columns = zip(steps.kind, steps.n_tokens, steps.n_outputs, steps.start_ns, steps.end_ns, strict=True)
         for kind, n_tokens, n_outputs, start, end in columns:
             if n_outputs and kind in (DECODE, VERIFY):
                 target.setdefault(n_tokens, []).append((end - start) / 1e9)

@@ -1,7 +1,7 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type checked.
 
-A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it), so that older and
-newer lines can be read. Files may come from anyone: reading removes control characters from every string.
+A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it). Files may come from
+anyone: reading removes control characters from every string.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def parse_line(line: bytes) -> Line:
     if type(head.schema) is not int or head.schema < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
     if head.schema > SCHEMA:
-        raise ValueError(f"it has schema {head.schema}, and this lab reads up to {SCHEMA}; update mini-lab to read it")
+        raise ValueError(f"it was written by a newer version of the lab (schema {head.schema}): update mini-lab")
+    if head.schema < SCHEMA:
+        raise ValueError(
+            f"it was written by an older version of the lab (schema {head.schema}, this version reads {SCHEMA}): "
+            "measure again, or read it with that version"
+        )
     parsed: Line
     if head.rates is not None:
         parsed = _decode(Ceilings, line, "ceilings")

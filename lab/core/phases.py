@@ -29,7 +29,7 @@ def by_length(run: Run) -> tuple[Run, ...]:
     if run.every is None or not run.steps.kind:
         return (run,)
     steps = run.steps
-    columns = steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, steps.end_ns
+    columns = [getattr(steps, name) for name in _Step._fields]
     rows = [_Step(*row) for row in zip(*columns, strict=True) if row[0] != FORGET]
     chunks = [index for index, row in enumerate(rows) if row.kind == PREFILL]
     lengths: list[Run] = []
@@ -42,7 +42,7 @@ def by_length(run: Run) -> tuple[Run, ...]:
         if n_prompt % run.every == 0 or after == len(rows):
             of_length = Steps(*zip(*prompt, *moved, strict=True))
             lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=of_length, token_ids=()))
-        prompt.append(moved[0]._replace(end_ns=moved[0].ready_ns))
+        prompt.append(moved[0]._replace(end_ns=moved[0].ready_ns, n_outputs=0))
     return tuple(lengths)
 
 
@@ -53,9 +53,11 @@ class _Step(NamedTuple):
     start_ns: int
     ready_ns: int
     end_ns: int
+    n_seq: int
+    n_outputs: int
 
     def moved(self, by_ns: int) -> _Step:
-        start_ns, ready_ns, end_ns = (stamp + by_ns for stamp in self[3:])
+        start_ns, ready_ns, end_ns = (stamp + by_ns for stamp in self[3:6])
         return self._replace(start_ns=start_ns, ready_ns=ready_ns, end_ns=end_ns)
 
 

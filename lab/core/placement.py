@@ -143,7 +143,7 @@ def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
 def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     """The name of the device that holds a buffer of llama.cpp's log.
 
-    In older records only the buffer's name tells: RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped,
+    If ggml did not say, the buffer's name tells: RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped,
     AMX and a GPU driver's CUDA_Host belong to the CPU.
     """
     return buffer.device or _device_by_name(buffer.name, devices)

@@ -15,9 +15,8 @@ from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.traced import Attention, TokenTrace
 
-SCHEMA = 2
-"""Version of a line. 1: lab 0.1.0. 2: several sequences (`n_seq` and `n_outputs` of steps, more kinds of steps,
-`n_seq_max` and `kv_unified` of settings, the experiments of runs: `batch` to `speculation`)."""
+SCHEMA = 3
+"""Version of a line. It rises when the fields change, and the lab reads no other version."""
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -63,7 +62,7 @@ class Model:
     n_params: int | None = None
     description: str | None = None  # by llama.cpp
     n_expert_used: int | None = None  # experts that process a token
-    matrices: tuple[Matrix, ...] | None = None  # from the table of tensors; None in records of older versions
+    matrices: tuple[Matrix, ...] | None = None  # from the table of tensors
     windows: tuple[int, ...] | None = None  # by layer: positions that a token attends to (0: all); None: no windows
     heads: tuple[int, ...] | None = None  # by layer, if they differ
     heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
@@ -142,7 +141,7 @@ class Buffer:
     """Memory that llama.cpp allocated. `part` is model, KV, RS (of recurrent layers), compute or output.
 
     `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0, or RPC0[HOST:PORT] (device 0 of that server).
-    `device` is the name of the buffer's device; None in older records, or if ggml does not say.
+    `device` is the name of the buffer's device; None if ggml does not say.
     """
 
     part: str
@@ -175,12 +174,12 @@ class Steps:
     start_ns: tuple[int, ...] = ()
     ready_ns: tuple[int, ...] = ()
     end_ns: tuple[int, ...] = ()
-    n_seq: tuple[int, ...] | None = None  # None in records of schema 1, which have one sequence
-    n_outputs: tuple[int, ...] | None = None  # None in records of schema 1
+    n_seq: tuple[int, ...] = ()
+    n_outputs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        lengths = {name: len(column) for name, column in columns.items() if column is not None}
+        lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of steps differ in length: {lengths}")
 
@@ -225,7 +224,7 @@ class Run:
     block: int | None = None  # of `lab ab` and `lab tune`: runs of one block were measured side by side
     variant: str | None = None  # of `lab ab` and `lab tune`: the compared settings, in the user's words
     totals: Totals | None = None  # imported, without steps
-    engine: int | None = None  # number of the engine's start in its session; None in older records
+    engine: int | None = None  # number of the engine's start in its session; None if unknown
     batch: Batch | None = None
     prefix: Prefix | None = None
     stall: Stall | None = None
@@ -236,7 +235,7 @@ class Run:
     part: str | None = None  # of `lab claims`: the measurement that this run belongs to
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
-    placement: Placement | None = None  # None in older records
+    placement: Placement | None = None  # None if unknown
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
     attention: Attention | None = None  # of `lab trace --attention`
@@ -298,7 +297,7 @@ class Rate:
     flops: int
     times_ns: tuple[int, ...]
     n_head_kv: int | None = None  # of attention
-    n_positions: int | None = None  # of attention: length of the context; None in files of older versions
+    n_positions: int | None = None  # of attention: length of the context
     n_expert: int | None = None  # of mul_mat_id: matrices; every token uses n_expert_used
     n_expert_used: int | None = None
 
@@ -316,7 +315,7 @@ class Ceilings:
     on_gpu: bool  # not the CPU
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
-    device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
+    device: str | None = None  # by llama.cpp's name; None: the CPU
     others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
     missing: tuple[Rate, ...] | None = None

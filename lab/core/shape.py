@@ -1,8 +1,6 @@
 """A model's parts: its weight matrices, the heads of its layers, and each layer's attention window.
 
-All counts of FLOPs, bytes and memory come from these. A file's header has a table of all tensors. Records of older
-versions have only the bytes of each type; for them the matrices are estimated from the widths, with the shape of the
-feed-forward.
+All counts of FLOPs, bytes and memory come from these.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def _part(name: str) -> str:
 
 def matrices(model: Model) -> tuple[Matrix, ...] | None:
     """The weight matrices of a model; None if it has parts, types or sizes that the lab cannot count."""
-    known = model.matrices if model.matrices is not None else _from_widths(model)
+    known = model.matrices
     if known is None or model.uncounted or any(m.part == OTHER or m.type not in BLOCKS for m in known):
         return None
     if not any(m.part == EMBEDDING for m in known) or any(min(m.n, m.rows, m.columns, m.n_expert) <= 0 for m in known):
@@ -105,45 +103,3 @@ def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:
     """
     n = matrix.n_expert
     return n * (1 - (1 - min(1.0, n_used / n)) ** n_tokens)
-
-
-def type_of(model: Model, n_bytes: int, named: str | None) -> str:
-    """The type of a tensor of `n_bytes`: `named`, or the type with exactly these bytes, or the most used one."""
-    if named in model.tensor_bytes:
-        return named
-    exact = [kind for kind, size in model.tensor_bytes.items() if size == n_bytes]
-    return exact[0] if exact else max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
-
-
-def _from_widths(model: Model) -> tuple[Matrix, ...] | None:
-    """Matrices for a record without a table of tensors; those of the layers have the feed-forward's shape.
-
-    None for mixtures of experts, because the bytes of the experts are unknown.
-    """
-    widths = (model.n_layer, model.n_embd, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
-    if not model.tensor_bytes or not model.tensor_bytes.keys() <= BLOCKS.keys() or model.n_expert:
-        return None
-    if not all(widths) or model.embedding_bytes is None:
-        return None
-    n_layer, n_embd, n_head, n_head_kv, head_dim, n_vocab = (width or 0 for width in widths)
-    kind = type_of(model, model.embedding_bytes, model.embedding_type)
-    worked_out = [Matrix(EMBEDDING, kind, n_vocab, n_embd, 1)]
-    if not model.tied_embeddings:
-        worked_out.append(
-            Matrix(OUTPUT, type_of(model, model.output_bytes or 0, model.output_type), n_vocab, n_embd, 1)
-        )
-    left = dict(model.tensor_bytes)
-    for matrix in worked_out:
-        left[matrix.type] = max(0, left[matrix.type] - round(matrix.n_bytes))
-    n_weights = {kind: n_bytes / BLOCKS[kind][1] * BLOCKS[kind][0] for kind, n_bytes in left.items()}
-    total = sum(n_weights.values())
-    if total <= 0:
-        return None
-    share = min(1.0, 2 * n_layer * n_embd * head_dim * (n_head + n_head_kv) / total)
-    rows = model.n_ff or 4 * n_embd
-    for kind, n in n_weights.items():
-        parts = ((ATTENTION, share), (FEED_FORWARD, 1 - share))
-        worked_out += [
-            Matrix(part, kind, rows, n_embd, part_share * n / rows / n_embd) for part, part_share in parts if n
-        ]
-    return tuple(worked_out)

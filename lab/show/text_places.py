@@ -68,7 +68,7 @@ def plan_table(planned: Sequence[dict[str, Any]]) -> Grid:
 def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The placement of each setup by llama.cpp, for its largest run: devices with layers, and bytes by part.
 
-    `devices` is None if the records do not contain it (older versions, imported results).
+    `devices` is None if the records do not contain it.
     """
     placed = []
     for label, part in table.setups(table.runs(records)) if records else ():
@@ -108,7 +108,7 @@ def print_recorded(placed: Sequence[dict[str, Any]], out: Console) -> None:
     for setup in placed:
         out.print(f"\n{setup['setup']}: placement reported by llama.cpp", highlight=False)
         if setup["devices"] is None:
-            out.print("not recorded (an older version of the lab, or another tool)")
+            out.print("not recorded")
             continue
         parts = [part for part in PARTS if part != "RS" or any(row["bytes"].get(part) for row in setup["devices"])]
         grid = Grid("device", "layers", *(f"{PARTS[part]} MB" for part in parts), "in")

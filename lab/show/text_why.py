@@ -23,7 +23,7 @@ def of_ceilings(ceilings: Ceilings) -> Section:
     """The kernels' best rates, and the ridge of the roofline."""
     days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
-    label = where.device_label(ceilings.machine, where.measured_on(ceilings))
+    label = where.device_label(ceilings.machine, ceilings.device)
     columns: Columns = (
         ("kernel", lambda rate: rate.op),
         ("type", lambda rate: rate.type),
@@ -50,7 +50,7 @@ def of_ceilings(ceilings: Ceilings) -> Section:
 
 def of_copies(ceilings: Ceilings) -> list[str]:
     """Sentences on copies to and from a device, and on the unknown caches of one behind a server."""
-    name, sentences, words = where.measured_on(ceilings), list[str](), list[str]()
+    name, sentences, words = ceilings.device, list[str](), list[str]()
     for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
         copies = sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes)
         if copies:

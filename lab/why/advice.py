@@ -141,7 +141,7 @@ def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceil
         for rate in ceilings.rates
         if rate.op in ops
         and (ceilings.on_gpu or rate.n_threads == settings.n_threads)
-        and (model.matrices is None or (rate.rows, rate.columns) in shapes)
+        and (rate.rows, rate.columns) in shapes
     }
     return sorted((kinds - {main}) & BLOCKS.keys())
 

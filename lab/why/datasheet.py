@@ -152,7 +152,7 @@ def _places(device: Device, own: Sequence[Record], known: Sequence[Ceilings]) ->
     """Where the device was measured: first the places of its runs, the latest first."""
     places = [where.of_record(record) for record in reversed(own)]
     for ceilings in reversed(known):
-        name = where.measured_on(ceilings)
+        name = ceilings.device
         if _recognised(where.device(ceilings.machine, name)) == device:
             places.append(Where(ceilings.machine, (name,)))
     unique: list[Where] = []

@@ -261,7 +261,7 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
 def _is_on(record: Record, ceilings: Ceilings) -> bool:
     """Whether a run was made on the devices of the ceilings."""
     parts = where.each_device(ceilings)
-    of_ceilings = Where(ceilings.machine, tuple(where.measured_on(one) for one in parts))
+    of_ceilings = Where(ceilings.machine, tuple(one.device for one in parts))
     is_same = where.same_devices(where.of_record(record), of_ceilings)
     return is_same and all(where.repacks_alike(one, record.settings.repack) for one in parts)
 

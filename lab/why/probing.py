@@ -234,7 +234,7 @@ def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
 
 def save(ceilings: Ceilings, folder: Path) -> Path:
     """Append to this machine's file of ceilings in `folder`."""
-    label = places.device_label(ceilings.machine, places.measured_on(ceilings)).partition(",")[0]
+    label = places.device_label(ceilings.machine, ceilings.device).partition(",")[0]
     path = folder / f"ceilings-{machine.slug(label)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +275,7 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
     if force and alike and not fitting:
         last = alike[-1]
         here = last.machine
-        fitting = [old for old in alike if _is_of(old, Where(here, repack=where.repack), places.measured_on(last))]
+        fitting = [old for old in alike if _is_of(old, Where(here, repack=where.repack), last.device)]
     if not fitting:
         return None
     best: dict[tuple[object, ...], Rate] = {}
@@ -301,7 +301,7 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
     sentences = []
     for one in places.each_device(ceilings):
-        label, n = places.label(places.measured_on(one)), len(one.missing or ())
+        label, n = places.label(one.device), len(one.missing or ())
         if one.disturbed:
             sentences.append(
                 f"While the ceilings of {label} were measured, {one.disturbed}. Some can be too low, so the lab names "
@@ -316,7 +316,7 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
 
 
 def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
-    own = places.identity(ceilings.machine, places.measured_on(ceilings))
+    own = places.identity(ceilings.machine, ceilings.device)
     is_same = places.same(ceilings.machine, where.machine)
     alike = is_same and places.repacks_alike(ceilings, where.repack)
     return alike and own == places.identity(where.machine, name)
@@ -336,7 +336,7 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
         raise LabError(f"The ceilings of {what} without repacking have not been measured.", f"{HINT} --no-repack")
     if others:
         other = others[-1]
-        label = places.device_label(other.machine, places.measured_on(other))
+        label = places.device_label(other.machine, other.device)
         raise LabError(
             f"The known ceilings are of another machine or build ({label}, "
             f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",

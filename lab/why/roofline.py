@@ -112,7 +112,7 @@ class Explained:
 
 def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
     """The best of all probes. With `layers` on several devices, weighted by their shares of the layers."""
-    best = {where.measured_on(one): _roof(one) for one in where.each_device(ceilings)}
+    best = {one.device: _roof(one) for one in where.each_device(ceilings)}
     if len(best) == 1 or not layers or not set(layers) <= set(best):
         return _roof(ceilings)
     counts = Counter(layers)

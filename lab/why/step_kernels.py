@@ -132,7 +132,7 @@ def parts(
     work = cost.products(model, n_all, n_outputs)
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         raise not_known(model)
-    by_device = {where.measured_on(one): one for one in where.each_device(ceilings)}
+    by_device = {one.device: one for one in where.each_device(ceilings)}
     if len(by_device) == 1:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
@@ -310,7 +310,6 @@ def attention_points(
             f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
             f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()}{_option(ceilings, n_threads)}",
         )
-    rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
     _check_measured(ceilings, rates[0], nearest, n_tokens)
     return {n: {rate.n_positions or 0: rate_of([rate])[1] for rate in alike} for n, alike in nearest.items()}
@@ -347,9 +346,7 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
 
 
 def _on(ceilings: Ceilings, n_threads: int) -> str:
-    return (
-        f"on {where.label(where.measured_on(ceilings))}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
-    )
+    return f"on {where.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
 
 
 def _option(ceilings: Ceilings, n_threads: int) -> str:

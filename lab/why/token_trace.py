@@ -137,7 +137,7 @@ def phase(
     by_place = grouped(empty, itemgetter(0))
     stops_ns = {device: statistics.median(ns for _, ns in alike) for device, alike in by_place.items()}
     usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
-    by_device = {places.label(places.measured_on(one)): one for one in places.each_device(ceilings)} if ceilings else {}
+    by_device = {places.label(one.device): one for one in places.each_device(ceilings)} if ceilings else {}
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
     parts, copied, layer = list[Part](), set[str](), None
     for node, ns in zip(steps.nodes, times, strict=True):

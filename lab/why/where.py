@@ -83,13 +83,6 @@ def device_label(here: Machine, name: str | None) -> str:
     return machine.named(here, () if known is None else (known,))
 
 
-def measured_on(ceilings: Ceilings) -> str | None:
-    """The device that ceilings are of. Files of older versions say only that it was a GPU: then it is the first."""
-    if ceilings.device is not None or not ceilings.on_gpu:
-        return ceilings.device
-    return next((one.name for one in machine.accelerators(ceilings.machine.devices)), "GPU")
-
-
 def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
     """The ceilings of the first device, then those of the others."""
     return ceilings, *(ceilings.others or ())

@@ -108,6 +108,8 @@ def record(number: int, i: int) -> Record:
         start_ns,
         ready_ns,
         end_ns,
+        (1,) * N_STEPS,
+        (0,) * (n_prefill - 1) + (1,) * n_gen,
     )
     tokens = tuple(chance.randrange(49152) for _ in range(n_gen))
     run = dataclasses.replace(make_run(n_prompt, n_gen, i // 4), steps=steps, token_ids=tokens)
