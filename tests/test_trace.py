@@ -53,6 +53,26 @@ def test_the_cost_of_a_stop_is_that_of_a_view_and_is_taken_off() -> None:
     assert slower.off == pytest.approx(-0.1)
 
 
+def test_threads_that_start_at_every_stop_are_taken_off_what_uses_them() -> None:
+    there = dataclasses.replace(Q, buffer="CUDA0")
+    planted = dataclasses.replace(steps(EMBEDDING, Q, VIEW, there, untraced_us=9), threads_ns=1500)
+    phase = token_trace.phase("decode", planted, MODEL, SETTINGS)
+    took = {(part.operation, part.device): 1e6 * part.seconds for part in phase.parts}
+    assert took["embedding", "CPU"] == pytest.approx(2) and took["Q", "CPU"] == pytest.approx(0.5)
+    assert took["Q", "CUDA0"] == pytest.approx(3) and phase.threads_s == pytest.approx(1.5e-6)
+    assert "each stop on CPU and 1.50 us for the start and end of the CPU's threads," in told(phase)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_the_start_and_end_of_threads_are_timed(mini: Path, n_threads: int) -> None:
+    settings = dataclasses.replace(SETTINGS, n_threads=n_threads, n_threads_batch=n_threads)
+    with Worker() as worker:
+        worker.load(mini, settings)
+        worker.new_context(settings)
+        both = worker.trace([5, 6, 7], 1, 1)
+    assert [one.threads_ns > 0 for one in (both.prefill, both.decode)] == [n_threads == 2] * 2
+
+
 def test_without_a_view_nothing_is_taken_off() -> None:
     phase = token_trace.phase("decode", steps(Q), MODEL, SETTINGS)
     assert phase.stops_s == {} and phase.parts[0].seconds == pytest.approx(3e-6)

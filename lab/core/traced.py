@@ -43,6 +43,7 @@ class Phase:
     untraced_s: float  # the same step without stops, and without sampling
     n_stops: int  # in each step
     n_steps: int
+    threads_s: float | None = None  # the start and end of the CPU's threads, taken off too; None for one thread
 
     def __post_init__(self) -> None:
         if not (0 < self.untraced_s < math.inf and 0 < self.total_s < math.inf):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -222,13 +223,16 @@ def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, .
     """
     work()
     times: list[int] = []
-    deadline = time.monotonic() + seconds
-    while not times or time.monotonic() < deadline:
+    best, n_near, deadline = sys.maxsize, 0, time.monotonic() + seconds
+    while not times or (time.monotonic() < deadline and n_near < N_NARROW):
         start = time.perf_counter_ns()
         work()
         times.append(max(1, time.perf_counter_ns() - start - off_ns))
-        if sum(ns <= NARROW * min(times) for ns in times) >= N_NARROW:
-            break
+        if times[-1] < best:
+            best = times[-1]
+            n_near = sum(ns <= NARROW * best for ns in times)
+        else:
+            n_near += times[-1] <= NARROW * best
     return tuple(times)
 
 

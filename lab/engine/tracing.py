@@ -3,28 +3,32 @@
 llama.cpp passes a callback on to ggml's scheduler (ggml-backend.cpp, ggml_backend_sched_compute_splits). The scheduler
 asks before each operation whether somebody wants its result; if so, it computes up to it, waits for it, and calls
 again. Two stamps around each operation are its time and the cost of a stop. Operations that compute nothing (views)
-show this cost. The same steps run in turns on a second context without a callback. An RPC server does not say when an
-operation has ended, so there a stop reads a byte of the result: the server answers after it has computed.
+show this cost, but on one thread: that the CPU's threads start and end at each stop is timed apart, on a product so
+small that there is nothing to compute. The same steps run in turns on a second context without a callback. An RPC
+server does not say when an operation has ended, so there a stop reads a byte of the result: the server answers after it
+has computed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import math
 import re
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lab.core.traced import Looks
-from lab.engine import llama
+from lab.engine import kernels, llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits
 from lab.errors import LabError
-from lab.process.wire import Node, Operand, StepTrace, Trace
+from lab.process.wire import MUL_MAT, Node, Operand, Probe, StepTrace, Trace
 
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
@@ -85,12 +89,33 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
         llama.free_context(stops.context)
     assert len(warm) == n_gen + 1
 
-    def of(steps: slice, nodes: tuple[Node, ...], n_tokens: int, n_past: int) -> StepTrace:
+    def of(steps: slice, nodes: tuple[Node, ...], n_tokens: int, n_past: int, n_threads: int) -> StepTrace:
         own = [step for one in traced for step in one[steps]]
         plain = [step for one in untraced for step in one[steps]]
-        return _step_trace(nodes, [stamps for stamps, _, _ in own], plain, n_tokens, n_past)
+        seen = _step_trace(nodes, [stamps for stamps, _, _ in own], plain, n_tokens, n_past)
+        return dataclasses.replace(seen, threads_ns=_threads_ns(n_threads))
 
-    return Trace(of(slice(0, 1), prefill_nodes, len(tokens), 0), of(slice(1, None), decode_nodes, 1, len(tokens)))
+    settings = context.settings
+    return Trace(
+        of(slice(0, 1), prefill_nodes, len(tokens), 0, settings.n_threads_batch),
+        of(slice(1, None), decode_nodes, 1, len(tokens), settings.n_threads),
+    )
+
+
+def _threads_ns(n_threads: int) -> int:
+    """Nanoseconds in which the CPU's threads start and end around an operation that stands alone.
+
+    That is what one tiny product takes beyond the second of two in a graph, with all threads less the same with one.
+    """
+
+    def alone_ns(n: int) -> float:
+        tiny = Probe(MUL_MAT, "F32", 64, 32, None, 1, 2 * 64 * 32 * 4, n, None, 0.05, repack=False)
+        two, one = (kernels.run(dataclasses.replace(tiny, n_bytes=tiny.n_bytes // part)).times_ns for part in (1, 2))
+        return 2 * statistics.median(one) - statistics.median(two)
+
+    more_ns = alone_ns(n_threads) - alone_ns(1) if n_threads > 1 else 0
+    kernels.release()
+    return max(0, round(more_ns))
 
 
 _Step = tuple[list[int], int, tuple[Node, ...]]

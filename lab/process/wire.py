@@ -136,7 +136,8 @@ class StepTrace:
     """The operations of steps of one shape, and nanoseconds of each step.
 
     `outside_ns`: before the first operation and after the last one. `untraced_ns`: the same steps without stops.
-    `choosing_ns`: choosing the next token from the logits.
+    `choosing_ns`: choosing the next token from the logits. `threads_ns`: the start and end of the CPU's threads, which
+    a stop adds to each operation that uses several.
     """
 
     n_tokens: int
@@ -145,6 +146,7 @@ class StepTrace:
     outside_ns: tuple[int, ...]
     untraced_ns: tuple[int, ...]
     choosing_ns: tuple[int, ...]
+    threads_ns: int = 0
 
 
 @dataclass(frozen=True)

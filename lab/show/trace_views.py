@@ -190,7 +190,8 @@ def sentences(traced: TokenTrace) -> list[str]:
 def _off(phase: Phase) -> str:
     """How far the sum is from the step without stops."""
     costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
-    taken = f"less {costs}, " if costs else ""
+    threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
+    taken = f"less {costs}{threads}, " if costs else ""
     side = "more" if phase.off >= 0 else "less"
     return (
         f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "

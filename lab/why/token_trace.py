@@ -1,9 +1,9 @@
 """One token's way: what each operation of each layer takes of a prefill and of a decode step.
 
 The engine stops after every operation (engine/tracing.py). A stop costs time, which operations that compute nothing
-(views) show: that is taken off every other operation. Then the sum of all operations must be the time of the same step
-without stops; `Phase.off` says how far it is from that. Bytes and FLOPs follow from the tensors' shapes and types. The
-ceiling of an operation is that of its kernel (lab ceilings).
+(views) show, and the CPU's threads start and end at each: that is taken off every other operation. Then the sum of all
+operations must be the time of the same step without stops; `Phase.off` says how far it is from that. Bytes and FLOPs
+follow from the tensors' shapes and types. The ceiling of an operation is that of its kernel (lab ceilings).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
 from lab.why import probing, step_kernels
 from lab.why import where as places
+
+ON_ONE_THREAD = ("GET_ROWS", "SET_ROWS", "SCALE")
+"""Operations that the CPU never shares among threads (ggml_get_n_tasks of ggml-cpu.c)."""
 
 EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 """Operations of ggml that only look at a tensor in another way."""
@@ -150,7 +153,8 @@ def phase(
             parts.append(Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s))
         if node.op in EMPTY:
             continue
-        seconds, flops = (ns - stops_ns.get(device, 0)) / 1e9, flops_of(node)
+        threads_ns = steps.threads_ns if device == "CPU" and node.op not in ON_ONE_THREAD else 0
+        seconds, flops = (ns - stops_ns.get(device, 0) - threads_ns) / 1e9, flops_of(node)
         least_s = _least_s(node, steps, model, by_device.get(device), n_threads)
         read = bytes_of(node)
         held_s = 0.0 if least_s is None else seconds
@@ -166,6 +170,7 @@ def phase(
         statistics.median(steps.untraced_ns) / 1e9,
         len(steps.nodes),
         len(steps.outside_ns),
+        steps.threads_ns / 1e9 or None,
     )
 
 
