@@ -406,9 +406,8 @@ def draw(
 ) -> None:
     """The gap before each token of the streams over the time since the new prompt came, a panel for each chunk.
 
-    A point is a token of a run; the line is the run with the median longest gap, each step as wide as the wait. The
-    vertical line is the new request's first token. Of more than 4 chunks it draws the smallest, the largest and two
-    between.
+    A point is a token of a run; the line is the median of each token, each step as wide as the wait. The vertical line
+    is the new request's first token. Of more than 4 chunks it draws the smallest, the largest and two between.
     """
     known = [(record, run.stall, one) for record in records if (one := gaps.of(run := record.run)) and run.stall]
     chunks = sorted({lever.chunk for _, lever, _ in known}, key=lambda chunk: (chunk is None, chunk or 0))
@@ -446,12 +445,13 @@ def draw(
 def _draw_line(ax: Axes, name: str, runs: Sequence[tuple[Gaps, Record]], style: dict[str, Any]) -> None:
     tokens = [(at, 1e3 * gap, record) for run, record in runs for at, gap in zip(run.ends_s, run.gaps_s, strict=True)]
     canvas.runs(ax, tokens, **style, ms=3.5, alpha=0.5)
-    middle, _ = sorted(runs, key=lambda run: max(run[0].during_s))[(len(runs) - 1) // 2]
-    gaps_ms = [1e3 * gap for gap in middle.gaps_s]
-    began = middle.ends_s[0] - middle.gaps_s[0]
-    colour = style["color"]
-    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, label=name)
-    ax.axvline(middle.newcomer_s, color=colour, ls=":", lw=1.2)
+    gaps_s, ends_s = (
+        [statistics.median(token) for token in zip(*(getattr(run, which) for run, _ in runs), strict=False)]
+        for which in ("gaps_s", "ends_s")
+    )
+    heights, colour = [1e3 * gap for gap in gaps_s], style["color"]
+    ax.step([ends_s[0] - gaps_s[0], *ends_s], [heights[0], *heights], where="pre", color=colour, lw=1.6, label=name)
+    ax.axvline(statistics.median(run.newcomer_s for run, _ in runs), color=colour, ls=":", lw=1.2)
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
@@ -468,7 +468,7 @@ TABLE = Table(
     question="How long does a long prompt stop running answers?",
     title="a long prompt beside running answers; medians over runs, their range below; lost: throughput lost by mixing",
     caption="The gap before each token of the streams, over the time since the prompt came; a panel for each chunk. "
-    "Points are tokens of all runs, the line is the run with the median longest gap.",
+    "Points are tokens of all runs, the line is the median of each token.",
     columns=(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("streams", lambda row: f"{row.n_streams:,}"),

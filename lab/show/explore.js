@@ -78,7 +78,7 @@ function measuredPhase(law, shape, phase, length, steps, users, cached) {
 
 function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofline._limit
   if (seconds - kernels > data.shares[0] * seconds) return "overhead";
-  if (attention > data.shares[1] * seconds) return "attention";
+  if (attention > data.shares[1] * kernels) return "attention";
   if (kernels > data.shares[2] * Math.max(arithmetic, traffic)) return "the kernel";
   return arithmetic > traffic ? "arithmetic" : "memory traffic";
 }

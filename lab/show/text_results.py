@@ -11,7 +11,7 @@ from rich.console import Console
 from lab.analysis import disturbances, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import lever_figures, phases, shown, stats
-from lab.core.lists import grouped, plural
+from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.runner.cases import Plan
@@ -50,7 +50,7 @@ MEANINGS = (
 def sections(records: Sequence[Record]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians with intervals or ranges.
 
-    Notes of rows say what disturbed their runs, and which lengths exceed the model's training length.
+    Notes of rows say what disturbed their runs; a note below says which lengths exceed the model's training length.
     """
     made = []
     rows = table.runs(records)
@@ -68,8 +68,12 @@ def sections(records: Sequence[Record]) -> list[Section]:
                     label,
                     heading(part),
                     **tabled(_columns(part), part.to_dict("records")),
-                    row_notes=[_notes(n, n_gen, measured[n], is_sweep) for n in part.n_prompt],
-                    notes=[*([MEANINGS] if part.tpot_ms.notna().any() else []), *_energy(part)],
+                    row_notes=[[] if is_sweep else list(filter(None, [doubts(measured[n])])) for n in part.n_prompt],
+                    notes=[
+                        *_beyond(int(n_gen), measured),
+                        *([MEANINGS] if part.tpot_ms.notna().any() else []),
+                        *_energy(part),
+                    ],
                     warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
                     sentences=findings(part),
                 )
@@ -104,13 +108,16 @@ def figure(row: Mapping[str, Any], name: str) -> str:
     return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
 
 
-def _notes(n_prompt: int, n_gen: int, measured: Sequence[Record], is_sweep: bool) -> list[str]:
-    doubt = "" if is_sweep else doubts(measured)
-    trained = measured[0].model.n_ctx_train
-    if trained is None or n_prompt + n_gen <= trained:
-        return [doubt] if doubt else []
-    beyond = f"prompt and answer exceed the model's training length of {trained:,}: timing is valid, the text is not."
-    return [*([doubt] if doubt else []), beyond]
+def _beyond(n_gen: int, measured: Mapping[int, Sequence[Record]]) -> list[str]:
+    """A note on lengths that the model was not trained for: it is no doubt about their times."""
+    trained = {n: own[0].model.n_ctx_train for n, own in measured.items()}
+    known = [(n, length) for n, length in trained.items() if length is not None and n + n_gen > length]
+    names = join_and([f"{n:,}" for n, _ in known])
+    return [
+        f"{names} prompt tokens: prompt and answer exceed the model's training length of {length:,}: timing is valid, "
+        "the text is not."
+        for _, length in known[:1]
+    ]
 
 
 def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:

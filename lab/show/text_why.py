@@ -240,8 +240,6 @@ TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again
 def advice_of(lever: Lever | ExperimentLever) -> str:
     """A sentence on a change: its predicted gain, and the command to try it."""
     how = f" Try: {lever.command}" if lever.command else ""
-    if isinstance(lever, Lever) and not lever.is_promised:
-        return f"Possible change: {lever.change}; no prediction, because its attention was not probed.{how}"
     return f"Predicted for {_gains_of(lever)}.{how}"
 
 

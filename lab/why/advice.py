@@ -40,10 +40,7 @@ SMALL_CACHE = "q8_0"
 
 @dataclass(frozen=True)
 class Lever:
-    """A change, its predicted speed-up of each phase, and the command that tries it.
-
-    Without factors the change is possible, but its gain cannot be predicted from the probes.
-    """
+    """A change, its predicted speed-up of each phase, and the command that tries it."""
 
     change: str
     prefill_gain: float | None  # at the longest prompt, of prefill_at tokens
@@ -55,10 +52,6 @@ class Lever:
     @property
     def best(self) -> float:
         return max(self.prefill_gain or 0.0, self.decode_gain or 0.0)
-
-    @property
-    def is_promised(self) -> bool:
-        return self.best > 0
 
 
 def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> list[Lever]:
@@ -108,28 +101,22 @@ def _flash_attention(rows: Sequence[Explained], record: Record, ceilings: Ceilin
 
 
 def _small_cache(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
-    """A KV cache in SMALL_CACHE if attention limits decode; without a factor if its attention was not probed.
+    """A KV cache in SMALL_CACHE if attention limits decode, its own was probed, and it gains: unpacking costs time.
 
     llama.cpp packs values only with flash attention, and only heads whose size is a multiple of a block.
     """
     model, settings = record.model, record.settings
     is_limited = any(row.limit == roofline.ATTENTION and row.phase == "decode" for row in rows)
     is_packed = not {settings.type_k.upper(), settings.type_v.upper()} <= set(UNPACKED)
-    if not is_limited or is_packed or not model.head_dim or model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]:
+    is_possible = model.head_dim and not model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]
+    if not is_limited or is_packed or not is_possible or settings.flash_attn_resolved == "off":
         return None
-    options = {"--cache-type-k": (settings.type_k, SMALL_CACHE)}
-    words = f"{SMALL_CACHE} keys in the KV cache instead of {settings.type_k}"
-    changed = None
-    if settings.flash_attn_resolved != "off":
-        options["--cache-type-v"] = settings.type_v, SMALL_CACHE
-        words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys((settings.type_k, settings.type_v)))}"
-        changed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
+    options = {"--cache-type-k": (settings.type_k, SMALL_CACHE), "--cache-type-v": (settings.type_v, SMALL_CACHE)}
+    words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys((settings.type_k, settings.type_v)))}"
+    changed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
     command = _command(rows, record, options)
-    lever = changed and _lever(words, rows, record, ceilings, model, changed, command, at_longest=True)
-    if not lever:
-        longest = max(row.n_prompt for row in rows)
-        return Lever(words, None, None, longest, longest, command)
-    return lever if lever.best >= LEAST_GAIN else None
+    lever = _lever(words, rows, record, ceilings, model, changed, command, at_longest=True)
+    return lever if lever and lever.best >= LEAST_GAIN else None
 
 
 def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceilings: Ceilings, main: str) -> list[str]:

@@ -4,8 +4,8 @@ A phase's least time is the sum of its kernels at their ceilings: every weight t
 attention over its positions. Measured time beyond that is overhead (norms, softmax, threads that wait for each other,
 small matrices that do not fill a core). Below are the two classical roofs: arithmetic (FLOPs over the machine's best
 FLOP/s) and memory traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is a separate
-limit if it takes most of the time. Williams, Waterman & Patterson, "Roofline" (2009). With layers on several devices,
-each has its own kernels, and the copies between them take time too (step_kernels.py).
+limit if it takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009). With layers on several
+devices, each has its own kernels, and the copies between them take time too (step_kernels.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OVERHEAD_SHARE = 0.5
 """A phase that spends more than this share outside its kernels is limited by overhead."""
 
 ATTENTION_SHARE = 0.5
-"""A phase that spends more than this share in attention is limited by attention."""
+"""A phase whose kernels spend more than this share in attention is limited by attention."""
 
 BEYOND = 1.005
 """A phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts."""
@@ -221,7 +221,7 @@ def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings) -> Explaine
 def _limit(measured_s: float, kernels_s: float, attention_s: float, arithmetic_s: float, traffic_s: float) -> str:
     if measured_s - kernels_s > OVERHEAD_SHARE * measured_s:
         return OVERHEAD
-    if attention_s > ATTENTION_SHARE * measured_s:
+    if attention_s > ATTENTION_SHARE * kernels_s:
         return ATTENTION
     if kernels_s > KERNEL_FACTOR * max(arithmetic_s, traffic_s):
         return KERNEL
