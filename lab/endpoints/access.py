@@ -7,14 +7,16 @@ an Access contains none of them, and every string from a server passes `masked` 
 from __future__ import annotations
 
 import base64
+import html
 import ipaddress
 import json
 import os
 import re
 import socket
 import string
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,8 +37,8 @@ GREETING_S = 2.0
 LONGEST_S = 86_400.0
 """Maximum of --timeout."""
 
-MOST_ANSWER_BYTES = 10_000_000
-"""Maximum bytes of an answer that is not streamed."""
+MOST_ANSWER_BYTES = 3_000_000
+"""Maximum bytes of an answer that is not streamed. Its JSON takes up to 60 times the memory."""
 
 PIECE = 8
 """Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
@@ -155,16 +157,19 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
 def masked(text: str, asked: Access) -> str:
     """`text` with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
 
-    Finds it in upper or lower case, plain, in JSON or URL encoding, or as a part of base64 text.
+    Finds it in upper or lower case, plain, spaced, backwards, as hexadecimal digits, in JSON, URL or HTML encoding, or
+    as a part of base64 text.
     """
-    values = [part for _, value in all_headers(asked) for part in re.split(r"[\s=;,]+", value)]
-    credentials = asked.credentials or ""
-    pieces = _pieces((*values, key(asked) or "", credentials, *credentials.split(":", 1)))
+    values = [value for _, value in all_headers(asked)]
+    for value in [value for value in values if value.lower().startswith("basic ")]:
+        with suppress(ValueError):  # not base64
+            values.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
+    values += [key(asked) or "", asked.credentials or ""]
+    parts = [part for value in values for part in re.split(r"[\s=;,:\"']+", value)]
+    pattern = _pattern((*values, *parts))
     plain, covered = text.translate(_LOWER), bytearray(len(text))
-    for n, of_length in pieces.items():
-        for i in range(len(plain) - n + 1):
-            if plain[i : i + n] in of_length:
-                covered[i : i + n] = b"*" * n
+    for found in pattern.finditer(plain) if pattern else ():
+        covered[found.start() : found.end(1)] = b"*" * len(found[1])
     if not any(covered):
         return text
     runs = groupby(range(len(text)), key=covered.__getitem__)
@@ -172,26 +177,36 @@ def masked(text: str, asked: Access) -> str:
 
 
 @lru_cache(maxsize=8)
-def _pieces(secrets: tuple[str, ...]) -> dict[int, set[str]]:
-    """The strings that `masked` looks for, in lower case, by length."""
-    pieces: dict[int, set[str]] = {}
+def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Matches, also overlapping, the strings that `masked` looks for, in lower case; None without secrets."""
+    found = set[str]()
     for secret in secrets:
         if len(secret) > 3 and secret.lower() not in _NO_SECRETS:
-            for form in _forms(secret):
-                n = min(PIECE, len(form))
-                pieces.setdefault(n, set()).update(form[i : i + n] for i in range(len(form) - n + 1))
-    return pieces
+            starts = range(max(1, len(secret) - PIECE + 1))
+            found.update(form for i in starts for form in _forms(secret[i : i + PIECE]))
+            for text in _in_base64(secret):
+                found.update(text[i : i + PIECE] for i in range(max(1, len(text) - PIECE + 1)))
+    longest_first = sorted({form.translate(_LOWER) for form in found}, key=len, reverse=True)
+    return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if longest_first else None
 
 
-def _forms(secret: str) -> set[str]:
-    """The encodings of a secret, in lower case."""
+def _forms(piece: str) -> Iterator[str]:
+    """The encodings of a piece of a secret, letter by letter."""
+    data = piece.encode()
+    yield from (piece, piece[::-1], " ".join(piece), json.dumps(piece)[1:-1], quote(piece, safe=""))
+    yield from (data.hex(), data.hex(" "), data.hex(":"), "".join(f"%{byte:02x}" for byte in data))
+    yield from ("".join(form.format(ord(letter)) for letter in piece) for form in ("&#{};", "&#x{:x};", "\\u{:04x}"))
+    yield html.escape(piece)
+
+
+def _in_base64(secret: str) -> Iterator[str]:
+    """A secret as a part of base64 text, without the letters that it shares with its neighbours."""
     data = secret.encode()
-    forms = {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), "".join(f"%{byte:02x}" for byte in data)}
-    for n in range(3):  # bytes before it in the same group of three; without characters shared with other bytes
+    for n in range(3):  # bytes before it in the same group of three
         whole = base64.b64encode(bytes(n) + data).decode().rstrip("=")
         inside = whole[(0, 2, 3)[n] : len(whole) if (n + len(data)) % 3 == 0 else -1]
-        forms |= {inside, inside.translate(str.maketrans("+/", "-_"))} if len(inside) > 3 else set()
-    return {form.translate(_LOWER) for form in forms}
+        if len(inside) > 3:
+            yield from (inside, inside.translate(str.maketrans("+/", "-_")))
 
 
 def hidden(text: str, asked: Access) -> str:
@@ -218,32 +233,53 @@ def is_loopback(asked: Access) -> bool:
 
 
 def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
-    """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception."""
+    """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception.
+
+    One deadline holds for the whole exchange: a timer ends the connection, because httpx limits single reads only.
+    """
     import httpx2
 
     has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
     timeout_s = min(timeout_s, asked.timeout_s)
+    peers: list[socket.socket] = []
+
+    def trace(event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            peers.append(info["return_value"].get_extra_info("socket"))
+
+    def hang_up() -> None:
+        for peer in peers:
+            with suppress(OSError):  # it has ended, or is wrapped by the next one
+                peer.shutdown(socket.SHUT_RDWR)
+
+    late = JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
+    timer, until, text = threading.Timer(timeout_s, hang_up), time.monotonic() + timeout_s, bytearray()
+    timer.daemon = True
+    timer.start()
+    headers = [*all_headers(asked), ("Accept-Encoding", "identity")]
     try:
         with (
-            httpx2.Client(timeout=timeout_s, headers=all_headers(asked), trust_env=False, verify=has_tls) as client,
-            client.stream("GET" if body is None else "POST", url, json=body) as response,
+            httpx2.Client(timeout=timeout_s, headers=headers, trust_env=False, verify=has_tls) as client,
+            client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": trace}) as response,
         ):
-            text, until = b"", time.monotonic() + timeout_s
-            for part in response.iter_bytes():
+            for part in response.iter_raw():
                 text += part
-                if time.monotonic() > until:
-                    return JsonReply(response.status_code, None, f"no complete answer within {timeout_s:g} s")
                 if len(text) > MOST_ANSWER_BYTES:
                     return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
     except httpx2.TimeoutException:
         return JsonReply(None, None, f"no answer within {timeout_s:g} s")
     except (httpx2.RemoteProtocolError, httpx2.ReadError):
-        return JsonReply(None, None, hidden(_not_http(url), asked))
+        return late if time.monotonic() >= until else JsonReply(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
         words = re.sub(r"^\[Errno -?\d+\] ", "", str(problem))
-        return JsonReply(None, None, hidden(words, asked) or type(problem).__name__)
-    headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # decoded
-    return read_json(text, response.status_code, headers, asked)
+        return (
+            late if time.monotonic() >= until else JsonReply(None, None, hidden(words, asked) or type(problem).__name__)
+        )
+    finally:
+        timer.cancel()
+    if time.monotonic() >= until:  # a body without a length ends with its connection
+        return late
+    return read_json(bytes(text), response.status_code, response.headers, asked)
 
 
 def _not_http(url: str) -> str:

@@ -17,16 +17,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from lab.endpoints.send_plan import SendPlan
+from lab.endpoints.send_plan import PIECE_BYTES, SendPlan
 
 HELD_S = 0.5
 """After this time without new bytes, held bytes are parsed before the end of the answer."""
 
-MOST_HELD = 1 << 20
-"""Held bytes beyond which parsing begins before the end of the answer."""
-
-MOST_WAITING = 1 << 22
-"""Unparsed bytes beyond which the client pauses the server."""
+MOST_HELD, MOST_HELD_BY_ALL = 1 << 21, 1 << 24
+"""Held memory of one answer, and of all in flight, beyond which parsing begins before the end. Beyond twice that the
+client pauses the server."""
 
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
@@ -168,12 +166,16 @@ class Incoming:
         self.started_at = utc_now()
         self.connection.begin(self)
 
+    @property
+    def _most_held(self) -> int:
+        return min(MOST_HELD, MOST_HELD_BY_ALL // self.plan.n_at_once)
+
     # the connection's side
 
     def add(self, ns: int, data: bytes) -> None:
         self.last_ns = ns
         self._waiting.append((ns, data))
-        self._n_waiting += len(data)
+        self._n_waiting += len(data) + PIECE_BYTES
         if self.first_ns is None:
             self.first_ns = ns
             head, end, _ = data.partition(b"\r\n\r\n")
@@ -190,12 +192,12 @@ class Incoming:
             self._is_open, self._is_whole = False, True
             self.connection.free(self)
             self.over.set()
-        if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
+        if not self._is_held or is_whole or self._n_waiting > self._most_held:
             self._release()
         if self._n_events > self.most_events and self._is_open:
             self.lose(Endless(f"more than {self.most_events:,} events arrived"))
             self.connection.abort(self)
-        if self._n_waiting > MOST_WAITING and not self._is_paused:
+        if self._n_waiting > 2 * self._most_held and not self._is_paused:
             self._is_paused = True
             self.connection.pause(True)
 
@@ -234,8 +236,8 @@ class Incoming:
                 raise ConnectionError(str(self._problem))
             return 0, b""
         ns, data = self._waiting.popleft()
-        self._n_waiting -= len(data)
-        if self._is_paused and self._n_waiting < MOST_WAITING // 2:
+        self._n_waiting -= len(data) + PIECE_BYTES
+        if self._is_paused and self._n_waiting < self._most_held:
             self._is_paused = False
             self.connection.pause(False)
         return ns, data

@@ -16,7 +16,15 @@ from lab.core.request import Events, Request
 from lab.endpoints.access import Access, all_headers, hidden, read_json
 from lab.endpoints.connection import Arrivals, Connection, Endless, Incoming, Stalled, TimedOut, Turn, connect, utc_now
 from lab.endpoints.formats import Piece, Stream, StreamReader
-from lab.endpoints.send_plan import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, SendPlan
+from lab.endpoints.send_plan import (
+    LINES_PER_TOKEN,
+    MOST_ANSWER_BYTES,
+    MOST_LINE_BYTES,
+    PIECE_BYTES,
+    SPARE_LINES,
+    Ask,
+    SendPlan,
+)
 
 CONNECT_S = 10.0
 GRACE_S = 10.0
@@ -45,6 +53,7 @@ class Target:
     arrivals: Arrivals
     turn: Turn
     certificates: ssl.SSLContext | None
+    n_kept: int = 0  # bytes in memory of the answers in flight
     hangs_up: bool = False  # whether the server closed a connection after an answer without announcing it
 
 
@@ -119,7 +128,9 @@ class _Exchange:
     problem: _Failure | None = None
     pieces: list[Piece] = field(default_factory=list)
     n_bytes: int = 0
+    n_kept: int = 0  # as in Target, of this answer
     n_line: int = 0  # bytes since the last end of a line
+    n_lines: int = 0
     http_status: int | None = None
     is_stream: bool = False
 
@@ -188,14 +199,24 @@ class _Exchange:
 
     def _add(self, ns: int, data: bytes) -> None:
         """Keep bytes of the body. Raises _Failure for too many."""
-        self.pieces.append((ns, data))
+        if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
+            self.pieces[-1][1].extend(data)
+        else:
+            self.pieces.append((ns, bytearray(data)))
+            self.n_kept += PIECE_BYTES
+            self.to.n_kept += PIECE_BYTES
         self.n_bytes += len(data)
+        self.n_kept += len(data)
+        self.to.n_kept += len(data)
+        self.n_lines += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
             raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
-        if self.n_bytes > MOST_ANSWER_BYTES:
+        if self.to.n_kept > MOST_ANSWER_BYTES:
             raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+        if self.plan.path is None and self.n_lines > LINES_PER_TOKEN * self.ask.asked.n_gen + SPARE_LINES:
+            raise _Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
 
     def is_lost_unread(self, failure: _Failure) -> bool:
         """Whether the connection ended at once and without an answer."""
@@ -268,6 +289,7 @@ async def exchange(
     except _Failure as failure:
         own.problem = failure
     await own.parse()
+    to.n_kept -= own.n_kept
     if own.answer and own.problem:
         own.answer.end(is_reusable=False)
     return own.request(start_ns, scheduled_ns), own.stream.text if own.stream else ""
@@ -303,4 +325,4 @@ async def rehearse() -> None:
     http.receive_data(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n")
     head, body = http.next_event(), http.next_event()
     assert isinstance(head, h11.Response) and isinstance(body, h11.Data)
-    await _parsed([(0, bytes(body.data))], 0, Turn())
+    await _parsed([(0, bytearray(body.data))], 0, Turn())

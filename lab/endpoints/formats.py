@@ -84,7 +84,10 @@ def error_in(parsed: dict[str, Any]) -> str | None:
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) and message else json.dumps(error)
+    try:
+        return message if isinstance(message, str) and message else json.dumps(error)
+    except RecursionError:
+        return "an error without a message"
 
 
 def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None) -> Usage | None:
@@ -137,22 +140,18 @@ def n_items(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def as_text(value: Any) -> str:
-    """Content: text, or a list of parts with text."""
-    if isinstance(value, list):
-        return "".join(as_text(as_dict(part).get("text")) for part in value)
-    return value if isinstance(value, str) else ""
-
-
-def thoughts(value: Any) -> str:
-    """The reasoning in content that is a list of parts (Mistral's)."""
-    return "".join(as_text(as_dict(part).get("thinking")) for part in value) if isinstance(value, list) else ""
+def as_text(value: Any, name: str = "text") -> str:
+    """Content: text, or a list of parts with text (in Mistral's reasoning those are lists of such parts, too)."""
+    parts = [as_dict(part).get(name) for part in value] if isinstance(value, list) else [value]
+    inner = [as_dict(one).get("text") for part in parts if isinstance(part, list) for one in part]
+    return "".join(part for part in (*parts, *inner) if isinstance(part, str))
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
     """The reasoning in a message, or in the delta of a stream."""
     fields = "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
-    return fields + thoughts(message.get("content"))
+    content = message.get("content")
+    return fields + (as_text(content, "thinking") if isinstance(content, list) else "")
 
 
 def text_of(choice: dict[str, Any]) -> str:
@@ -167,13 +166,16 @@ def n_logprobs(value: Any) -> int | None:
     return n_items(as_dict(value).get("tokens")) if content is None else content
 
 
-Piece = tuple[int, bytes]
+Piece = tuple[int, bytes | bytearray]
 """When bytes of an answer's body arrived, and the bytes."""
 
 _COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
 """The sources of an event's token count, the best first, and whether each is a running total."""
 
 _FIELDS = ("event", "data", "id", "retry")
+
+MOST_REASON = 100
+"""Letters of a finish reason that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +282,7 @@ class StreamReader:
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
-            self._fail(kinds.WRONG_JSON, f"an event is not a JSON object: {data}")
+            self._fail(kinds.WRONG_JSON, f"an event is not a JSON object: {data[:300]}")
             return self._add(kinds.ERROR, ns, n_bytes)
         message = error_in(chunk)
         if message is not None or name == "error":
@@ -295,7 +297,7 @@ class StreamReader:
             self._usage = usage  # Ollama sends zeros in each chunk of a completion
         self._timings = timings or self._timings
         if isinstance(choice.get("finish_reason"), str):
-            self._finish_reason = choice["finish_reason"]
+            self._finish_reason = choice["finish_reason"][:MOST_REASON]
         counts = {
             "token ids": n_items(choice.get("token_ids")),
             "usage": as_count(usage.get("completion_tokens")),

@@ -17,11 +17,17 @@ SEPARATOR = "\t"
 
 TIMEOUT_S = 600.0
 STALL_S = 60.0
-MOST_LINE_BYTES = 10_000_000
-"""Maximum bytes of a line of a stream."""
+MOST_LINE_BYTES = 1_000_000
+"""Maximum bytes of a line of a stream. Its JSON takes up to 30 times the memory."""
 
 MOST_ANSWER_BYTES = 64_000_000
-"""Maximum bytes of an answer."""
+"""Maximum bytes of all answers in flight together."""
+
+LINES_PER_TOKEN, SPARE_LINES = 20, 20_000
+"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
+
+PIECE_BYTES = 300
+"""What the parts of an answer that arrived together take in memory, besides their bytes."""
 
 
 def fresh_nonce(rng: random.Random) -> str:
