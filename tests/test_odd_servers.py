@@ -72,10 +72,12 @@ def written(secret: str) -> list[str]:
     data = secret.encode()
     coded = [base64.b64encode(before + data + b"more").decode() for before in (b"", b"x", b"xy")]
     escaped = "".join(f"%{byte:02X}" for byte in data)
-    return [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), escaped, json.dumps(secret)[1:-1]]
+    plain = [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), escaped, json.dumps(secret)[1:-1]]
+    entities = ("".join(f"&#{ord(letter)};" for letter in secret), "".join(f"&#x{ord(letter):x};" for letter in secret))
+    return [*plain, data.hex(), data.hex(" "), secret[::-1], " ".join(secret), *entities]
 
 
-@pytest.mark.parametrize("way", range(9))
+@pytest.mark.parametrize("way", range(15))
 def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
     asked = access("http://me:pass%20word@127.0.0.1:1", "THE_KEY", ["X-Team: another-secret"])
@@ -86,6 +88,9 @@ def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.
         pieces = [text[7:-6][i : i + 8].lower() for i in range(len(text) - 20)]
         assert sum(piece in shown.lower() for piece in pieces) <= 2  # letters of what stands around it in base64
     assert hidden("me, pass word", asked) == "me, ***"
+    basic = f"Authorization: Basic {base64.b64encode(b'joe:pass-9876').decode()}"
+    others = access("http://127.0.0.1:1", None, [basic, 'X-Key: "pw12"', "X-Team: id:zz19q"])
+    assert hidden("joe, pass-9876, pw12, zz19q", others) == "joe, ***, ***, ***"
     assert hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked) == "it begins with *** and ends with ***"
     assert masked("no\nsecret \x1b", asked) == "no\nsecret \x1b"
 

@@ -160,13 +160,14 @@ def masked(text: str, asked: Access) -> str:
     Finds it in upper or lower case, plain, spaced, backwards, as hexadecimal digits, in JSON, URL or HTML encoding, or
     as a part of base64 text.
     """
-    values = [value for _, value in all_headers(asked)]
-    for value in [value for value in values if value.lower().startswith("basic ")]:
-        with suppress(ValueError):  # not base64
-            values.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
-    values += [key(asked) or "", asked.credentials or ""]
-    parts = [part for value in values for part in re.split(r"[\s=;,:\"']+", value)]
-    pattern = _pattern((*values, *parts))
+    values, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
+    for value in values:
+        if value.lower().startswith("basic "):
+            with suppress(ValueError):  # not base64
+                whole.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
+    whole += [part for one in whole for part in one.split(":", 1)]
+    words = [word for value in (*values, *whole) for word in re.split(r"[\s=;,]+", value)]
+    pattern = _pattern((*whole, *words, *(part for word in words for part in re.split(r"[:\"']+", word))))
     plain, covered = text.translate(_LOWER), bytearray(len(text))
     for found in pattern.finditer(plain) if pattern else ():
         covered[found.start() : found.end(1)] = b"*" * len(found[1])

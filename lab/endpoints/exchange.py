@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from lab.endpoints.send_plan import (
 )
 
 CONNECT_S = 10.0
-GRACE_S = 10.0
+GRACE_S = 3.0
 """Additional time for reading the bytes that arrived before the timeout."""
 
 HUNG_UP_S = 1.0
@@ -126,7 +127,7 @@ class _Exchange:
     answer: Incoming | None = None
     stream: Stream | None = None
     problem: _Failure | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[tuple[int, bytearray]] = field(default_factory=list)
     n_bytes: int = 0
     n_kept: int = 0  # as in Target, of this answer
     n_line: int = 0  # bytes since the last end of a line
@@ -215,7 +216,7 @@ class _Exchange:
             raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
         if self.to.n_kept > MOST_ANSWER_BYTES:
             raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
-        if self.plan.path is None and self.n_lines > LINES_PER_TOKEN * self.ask.asked.n_gen + SPARE_LINES:
+        if self.n_lines > LINES_PER_TOKEN * self.ask.asked.n_gen + SPARE_LINES:
             raise _Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
 
     def is_lost_unread(self, failure: _Failure) -> bool:
@@ -255,7 +256,7 @@ class _Exchange:
             failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
             status=FAILED if problem else OK,
             failure=problem.failure if problem else None,
-            error=hidden(problem.error, self.to.access)[:300] if problem else None,
+            error=hidden(problem.error[:3000], self.to.access)[:300] if problem else None,
             http_status=self.http_status,
             finish_reason=hidden(stream.finish_reason, self.to.access) if stream and stream.finish_reason else None,
             events=stream.events if stream else Events(),
@@ -310,7 +311,7 @@ def _may_be_stream(headers: dict[str, str]) -> bool:
     return headers.get("content-encoding", "identity") == "identity" and "json" not in kind and "html" not in kind
 
 
-async def _parsed(pieces: list[Piece], sent_ns: int, turn: Turn) -> Stream:
+async def _parsed(pieces: Sequence[Piece], sent_ns: int, turn: Turn) -> Stream:
     """Parse the events, one in each turn."""
     reader = StreamReader(sent_ns)
     for _ in reader.read(pieces):

@@ -334,7 +334,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
 
     Adds an empty line of 0 bytes at the end, because some servers omit the last one.
     """
-    begun: list[bytes] = []
+    begun: list[bytes | bytearray] = []
     n_before = 0  # skipped bytes that count with the next line: a byte order mark, or the LF of a split CR LF
     ns, last = 0, b""
     for i, (ns, data) in enumerate(pieces):
@@ -348,7 +348,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
                 yield ns, whole, n_before + len(whole)
                 begun.clear()
                 n_before = 0
-        last = data[-1:] or last
+        last = bytes(data[-1:]) or last
     if rest := b"".join(begun):
         yield ns, rest, len(rest)
     yield ns, b"", 0

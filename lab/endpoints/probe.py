@@ -92,7 +92,7 @@ def probe(
     if listed.status in (401, 403) or (model is None and not has_list):
         answered = listed.error or "200, JSON without `data`"
         raise LabError(f"{access.url}/models lists no models. Its answer: {answered}", _hint(access, listed.status))
-    own_names = tuple(str(entry["id"]) for entry in _entries(listed.raw) if "id" in entry)
+    own_names = tuple(one for entry in _entries(listed.raw) if len(one := str(entry.get("id", ""))) in range(1, 500))
     models = tuple(hidden(name, access) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, access))
     chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
@@ -327,7 +327,7 @@ def _get(access: Access, path: str) -> dict[str, Any] | None:
 
 
 def _string(value: Any) -> str | None:
-    return printable(value) if isinstance(value, str) and value else None
+    return printable(value)[:200] if isinstance(value, str) and value else None
 
 
 def _file_name(value: Any) -> str | None:
