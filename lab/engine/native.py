@@ -13,7 +13,7 @@ import ctypes
 import os
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -162,43 +162,23 @@ def _paths() -> tuple[str, ...]:
 
 
 def enable_keepalive() -> list[str]:
-    """Enable TCP keepalive (tcp(7)) on all connections; returns the peers' addresses, HOST:PORT.
+    """Enable TCP keepalive (tcp(7)) on all connections over IPv4; returns the peers' addresses, HOST:PORT.
 
     Without it llama.cpp waits forever for a machine that lost its power or network; with it the wait ends with an error
     after half a minute. Empty on Windows, where sockets are not files.
     """
+    wanted = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPALIVE": IDLE_S, "TCP_KEEPINTVL": BETWEEN_S, "TCP_KEEPCNT": N_UNANSWERED}
     peers = []
-    for connection in _connections():
-        with connection, contextlib.suppress(OSError):
-            host, port = connection.getpeername()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # macOS has the second
-            for option, value in (
-                (idle, IDLE_S),
-                (getattr(socket, "TCP_KEEPINTVL", None), BETWEEN_S),
-                (getattr(socket, "TCP_KEEPCNT", None), N_UNANSWERED),
-            ):
-                if option is not None:
-                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
-            peers.append(f"{host}:{port}")
-    return peers
-
-
-def _connections() -> Iterator[socket.socket]:
-    """A duplicate handle of each open TCP socket over IPv4."""
-    try:
-        numbers = [int(path.name) for path in Path("/dev/fd").iterdir()]
-    except OSError:
-        return
-    for number in numbers:
-        with contextlib.suppress(OSError):
-            handle = os.dup(number)
+    for path in Path("/dev/fd").glob("*"):
+        with contextlib.suppress(OSError):  # not a socket, or not connected
+            connection = socket.socket(fileno=int(path.name))
             try:
-                connection = socket.socket(fileno=handle)
-            except OSError:  # not a socket
-                os.close(handle)
-                continue
-            if connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM:
-                yield connection
-            else:
-                connection.close()
+                if connection.family == socket.AF_INET:
+                    peers.append("{}:{}".format(*connection.getpeername()))
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for name, value in wanted.items():
+                        if hasattr(socket, name):  # macOS has TCP_KEEPALIVE, Linux TCP_KEEPIDLE
+                            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            finally:
+                connection.detach()
+    return peers

@@ -124,7 +124,8 @@ class _Loop:
             is_loaded, engine.round = True, self.todo[0][0]
             engine.open(possible)
             is_open = True
-            yield from engine.warm_up({case for _, case in self.todo})
+            for run in engine.warm_up({case for _, case in self.todo}):
+                yield engine.settings, run
         except LabError as problem:
             if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
                 raise

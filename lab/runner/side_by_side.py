@@ -204,5 +204,4 @@ def _block(
 def _warm(engine: WarmEngine) -> Iterator[Run]:
     engine.load()
     engine.open(engine.plan.cases)
-    for _, run in engine.warm_up(engine.plan.cases):
-        yield run
+    yield from engine.warm_up(engine.plan.cases)

@@ -113,7 +113,7 @@ class WarmEngine:
             self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
         self._placement = self.worker.placement()
 
-    def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
+    def warm_up(self, cases: Collection[Case]) -> Iterator[Run]:
         """Warm-up runs: on a GPU one for every shape of step of these cases; on a CPU a short run and a full step.
 
         GPU backends compile kernels and record graphs for each shape. On a CPU only the largest step matters, because
@@ -127,14 +127,14 @@ class WarmEngine:
         if self.settings.n_gpu_layers:
             shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
             for case in [*(Case(n, n_gen) for n in sorted(shapes)), *(case for case in cases if case.lever)]:
-                yield self.settings, self.run(case, 0, warmup=True)
+                yield self.run(case, 0, warmup=True)
         else:
             n_step = min(n_ubatch, max(parts))
             short = self.run(Case(min(N_WARMUP_PROMPT, n_step), n_gen), 0, warmup=True)
-            yield self.settings, short
+            yield short
             step_s = (phases.prefill_ns(short) or 0) / 1e9 * n_step / short.n_prompt
             if short.n_prompt < n_step and step_s < FULL_WARMUP_S:
-                yield self.settings, self.run(Case(n_step, 1), 0, warmup=True)
+                yield self.run(Case(n_step, 1), 0, warmup=True)
         self.warm = True
 
     def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
