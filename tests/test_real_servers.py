@@ -47,9 +47,11 @@ from lab.core.request import (
 )
 from lab.core.request_times import figures
 from lab.endpoints import formats
+from lab.endpoints.access import access, all_headers, ask
 from lab.endpoints.probe import LONG
 from lab.endpoints.send_plan import Ask, SendPlan
 from lab.errors import LabError
+from lab.models import catalog
 from lab.runner import own_server
 from lab.runner.servers import Server, connect
 from lab.show import lesson_server
@@ -424,3 +426,17 @@ def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(own_server, "NEEDS", ("fastapi", "no_such_package"))
     with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
         lesson_server.serve()
+
+
+def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
+    import httpx2
+
+    server = own_server.start(catalog.embedded_path(), catalog.DEFAULT, 1)
+    try:
+        assert ask(access(server.url), f"{server.url}/models").status == 401
+        known = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])
+        assert ask(known, f"{server.url}/models").status == 200
+        told = httpx2.get(f"{server.url}/models", headers=dict(all_headers(known)))
+        assert told.status_code == 200 and "access-control-allow-origin" not in told.headers
+    finally:
+        server.end()

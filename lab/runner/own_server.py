@@ -1,12 +1,14 @@
 """A server that the lab starts: llama_cpp.server from llama-cpp-python, with the libraries of the lab's engine.
 
-It processes one request after the other. It reads from a pipe of this process, so it ends when this process ends, even
-after a crash.
+It processes one request after the other, and only requests with its key: other programs of this machine, and pages in
+a browser, get no answer. It reads from a pipe of this process, so it ends when this process ends, even after a crash.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import subprocess
 import tempfile
 import time
@@ -21,14 +23,30 @@ N_CTX = 2048
 START_S, LOOK_S = 120, 0.1
 NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
 _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
-_CHILD = (
-    "import runpy; from lab.process.served import end_with_parent; end_with_parent(); "
-    'runpy.run_module("llama_cpp.server", run_name="__main__")'
-)
+KEY_ENV = "MINI_LAB_SERVER_KEY"
+_CHILD = f"""
+import os, sys
+from lab.process.served import end_with_parent
+end_with_parent()
+from llama_cpp.server import __main__ as server, app
+
+class SameOrigin(app.CORSMiddleware):
+    def __init__(self, app, **_):
+        super().__init__(app)
+
+app.CORSMiddleware = SameOrigin
+sys.argv += ["--api_key", os.environ["{KEY_ENV}"]]
+server.main()
+"""
 
 
 class OwnServer:
-    """A server that was started here, at `url`. It computes with `n_threads` threads."""
+    """A server that was started here, at `url`; its key is in the environment variable `key_env`.
+
+    It computes with `n_threads` threads.
+    """
+
+    key_env = KEY_ENV
 
     def __init__(self, process: subprocess.Popen[bytes], log: tempfile.TemporaryDirectory[str], n_threads: int) -> None:
         self._process, self._log = process, log
@@ -69,6 +87,7 @@ def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: i
         "interrupt_requests": False,
         "verbose": False,
     }
+    os.environ[KEY_ENV] = secrets.token_urlsafe(32)
     log = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
     with (Path(log.name) / "log").open("wb") as file:
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -87,5 +106,5 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
         if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
             return address[1]
         time.sleep(LOOK_S)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").replace(os.environ[KEY_ENV], "***").splitlines()
     raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
