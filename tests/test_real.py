@@ -57,7 +57,11 @@ def test_settings_come_back_resolved(worker: Worker) -> None:
 
 def test_steps_of_a_real_run(worker: Worker) -> None:
     ids = worker.tokenize("A clock that stops is right twice a day. " * 80)[:600]
-    steps, tokens, _ = run(worker, ids, 5)
+    seen: list[Progress] = []
+    outcome = worker.run(scripts.run(ids, 5, 512), seen.append)
+    steps, tokens = outcome.steps, outcome.token_ids
+    assert any(progress.n_prefilled == 0 for progress in seen)
+    assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 5
     assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
     assert steps.n_past == (0, 512, 600, 601, 602, 603)
     stamps = [t for step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True) for t in step]
@@ -86,13 +90,6 @@ def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
     _, tokens, end_at = run(worker, prompt, 60)
     assert len(tokens) == 60
     assert end_at is not None and tokens[end_at] == im_end and im_end not in tokens[:end_at]
-
-
-def test_progress_is_seen_during_a_run(worker: Worker) -> None:
-    seen: list[Progress] = []
-    worker.run(scripts.run(worker.tokenize("word " * 700)[:600], 20, 512), seen.append)
-    assert any(progress.n_prefilled == 0 for progress in seen)
-    assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 20
 
 
 def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker: Worker) -> None:
@@ -175,8 +172,9 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))
 
 
-def test_one_token_has_no_tpot(tmp_path: Path) -> None:
-    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-t", "1", "-o", tmp_path, "--json")
+def test_one_token_has_no_tpot(mini: Path, tmp_path: Path) -> None:
+    how = "-m", mini, "--prompt", "random", "-n", "1", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--json"
+    status, out, _ = run_lab("measure", "-p", "8", *how)
     assert status == 0
     assert json.loads(out)["rows"][0]["tpot_ms"] is None
     assert run_lab("show", tmp_path)[0] == 0
