@@ -170,11 +170,6 @@ class Search:
         choices, draws = self._draws()
         return choices[_simplest(choices, draws)]
 
-    def regret(self) -> float:
-        """By which share the best choice is expected to be slower than the unknown best one."""
-        choices, draws = self._draws()
-        return _regret(draws, _simplest(choices, draws))
-
     def standings(self) -> list[Standing]:
         """What is known of the measured choices, the fastest first."""
         import numpy as np

@@ -30,9 +30,6 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
-DASHES = ((0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 2)))
-"""Line styles of predictions, so that two overlapping lines stay distinguishable."""
-
 MOST_SERIES = 6
 """Series that share axes; more get small multiples."""
 

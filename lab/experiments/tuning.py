@@ -422,7 +422,7 @@ class _Tuning:
         """One run of one choice in an engine of its own."""
         begun, done = self.clock(), None
         try:
-            for record in self._block({variant(choice, self.plan.default): choice}, SEARCH, n_turns=1):
+            for record in self._block({variant(choice, self.plan.default): choice}, SEARCH):
                 if record.run.error:
                     self.search.drop(choice, record.run.error)
                 elif not record.run.warmup and (one := timing(record, choice)):
@@ -452,7 +452,7 @@ class _Tuning:
         for _ in range(min(MOST_CONFIRMED, n_affordable)):
             if self.left_s + OVER_BUDGET * self.plan.budget_s < self.block_s(self.winner):
                 break  # the machine has become slower
-            for record in self._block(both, CONFIRM, n_turns=1):
+            for record in self._block(both, CONFIRM):
                 records.append(record)
                 yield record
                 if record.run.error:
@@ -468,9 +468,9 @@ class _Tuning:
             return
         if self.left_s < 2 * self.block_s(self.winner):
             return
-        yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS, n_turns=1)
+        yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS)
 
-    def _block(self, choices: Mapping[str, Choice], stage: str, n_turns: int) -> Iterator[Record]:
+    def _block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
         plans = {
             name: dataclasses.replace(plan, model=self.model) if plan.file == self.plan.default.file else plan
@@ -480,7 +480,7 @@ class _Tuning:
             self.worker.use(DEFAULT_BACKEND)  # an RPC server serves one client at a time
         if len(plans) > 1:
             side_by_side.check(plans)
-        todo = [(0, case) for plan in plans.values() for case in plan.cases] * n_turns
+        todo = [(0, case) for plan in plans.values() for case in plan.cases]
 
         def show(status: progress.Status) -> None:
             self.watch(
@@ -493,9 +493,7 @@ class _Tuning:
             )
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
-        yield from side_by_side.block(
-            plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, n_turns
-        )
+        yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
         for plan in plans.values():
             if plan.file == self.plan.default.file:
                 self.model = plan.model

@@ -146,7 +146,7 @@ def runs_of(plan: TunePlan, worker: Worker, choices: dict[str, Choice], folder: 
     made: list[Record] = []
     for name, choice in random.Random(block).sample(list(choices.items()), len(choices)):
         with contextlib.suppress(LabError):
-            made += run._block({name: choice}, SEARCH, 1)
+            made += run._block({name: choice}, SEARCH)
     return [record for record in made if record.run.is_timed]
 
 
