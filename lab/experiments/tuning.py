@@ -412,8 +412,8 @@ class _Tuning:
         needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
         if needed_s > self.plan.budget_s:
             words = (
-                f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a request "
-                f"takes about {progress.duration(self.whole_s[()])}. Give at least "
+                f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run of the "
+                f"default takes about {progress.duration(self.whole_s[()])}. Give at least "
                 f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
             )
             self.watch(progress.Status(words, note=words))
