@@ -50,7 +50,7 @@ MEANINGS = (
 def sections(records: Sequence[Record]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians with intervals or ranges.
 
-    Notes of rows say what disturbed their runs; a note below says which lengths exceed the model's training length.
+    Notes of rows say what disturbed their runs; a sentence says which lengths exceed the model's training length.
     """
     made = []
     rows = table.runs(records)
@@ -69,13 +69,9 @@ def sections(records: Sequence[Record]) -> list[Section]:
                     heading(part),
                     **tabled(_columns(part), part.to_dict("records")),
                     row_notes=[[] if is_sweep else list(filter(None, [doubts(measured[n])])) for n in part.n_prompt],
-                    notes=[
-                        *_beyond(int(n_gen), measured),
-                        *([MEANINGS] if part.tpot_ms.notna().any() else []),
-                        *_energy(part),
-                    ],
+                    notes=[*([MEANINGS] if part.tpot_ms.notna().any() else []), *_energy(part)],
                     warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
-                    sentences=findings(part),
+                    sentences=[*findings(part), *_beyond(int(n_gen), measured)],
                 )
             )
     return made
@@ -109,7 +105,7 @@ def figure(row: Mapping[str, Any], name: str) -> str:
 
 
 def _beyond(n_gen: int, measured: Mapping[int, Sequence[Record]]) -> list[str]:
-    """A note on lengths that the model was not trained for: it is no doubt about their times."""
+    """A sentence on lengths that the model was not trained for: it is no doubt about their times."""
     trained = {n: own[0].model.n_ctx_train for n, own in measured.items()}
     known = [(n, length) for n, length in trained.items() if length is not None and n + n_gen > length]
     names = join_and([f"{n:,}" for n, _ in known])
