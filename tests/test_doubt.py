@@ -169,7 +169,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     assert decode.limit == roofline.ATTENTION and "Attention (flash" in " ".join(text_why.verdicts(rows))
     (lever, *_) = advice.levers(rows, record, best)
     assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
-    assert lever.command and '"--flash-attn on" "--flash-attn off"' in lever.command
+    assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
     off = dataclasses.replace(WIDE, flash_attn_resolved="off")
     changed = step_kernels.total(BIG, off, best, 1, 22, 1)
     assert changed and changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts

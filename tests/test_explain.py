@@ -538,6 +538,6 @@ def test_a_levers_command_measures_what_it_promised() -> None:
     (lever, *_) = advice.levers(
         rows, dataclasses.replace(record, settings=WIDE), dataclasses.replace(fewer, rates=quick)
     )
-    assert lever.command and lever.command.startswith('lab ab "--threads 2" "--threads 1" --prompt-len 20 --gen 5 ')
+    assert lever.command and lever.command.startswith("lab ab '--threads 2' '--threads 1' --prompt-len 20 --gen 5 ")
     assert "--threads-batch" not in lever.command
     assert "--ubatch 64 --cache-type-k q8_0" in advice._command(rows, record, {"--threads": (2, 1)})

@@ -45,6 +45,7 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     },
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
+    "shlex": {"core/shell"},  # the one place where commands are made
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"drawing", "experiments", "show"},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from lab.core import shell
 from lab.experiments.known import EXPERIMENTS
 
 MOST_UNGROUPED = 7
@@ -78,7 +78,8 @@ class Command(click.Command):
                 if ctx.get_parameter_source(key) is ParameterSource.DEFAULT_MAP
             ]
             found_for = f" ({about})" if about else ""
-            click.echo(f"Note: --settings {name} stands for {shlex.join(used) or 'nothing here'}{found_for}.", err=True)
+            words = shell.join(*used) or "nothing here"
+            click.echo(f"Note: --settings {name} stands for {words}{found_for}.", err=True)
         return rest
 
     @property

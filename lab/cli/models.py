@@ -10,6 +10,7 @@ import click
 
 from lab.cli.help import Group
 from lab.cli.options import as_json_option
+from lab.core import shell
 
 if TYPE_CHECKING:
     from lab.core.record import Model
@@ -75,7 +76,8 @@ def info(spec: str, as_json: bool) -> None:
     lines = text_setup.describe_model(model, path, *shown, figures["n_ctx_that_fits"])
     if file is None and wanted.entry:
         sizes = {name: _sizes(sized) for name, sized in shapes.by_quantization(wanted.entry).items()}
-        commands = [obtain.how_to_get(wanted), f"lab models make synthetic:{wanted.entry.name}:{model.quantization}"]
+        made = shell.lab("models", "make", f"synthetic:{wanted.entry.name}:{model.quantization}")
+        commands = [obtain.how_to_get(wanted), made]
         figures |= {"by_quantization": sizes, "shape_source": wanted.entry.shape_source, "get": commands}
     if as_json:
         console.print_json({"model": dataclasses.asdict(model), **figures})

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from lab.cli.help import SAVED, Command
+from lab.core import shell
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
@@ -166,14 +167,12 @@ class WithVariants(Command):
 def parse_variant(text: str) -> dict[str, Any]:
     """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
 
-    from lab.runner import as_options
-
     @with_options(*SETTINGS)
     def variant(**_: Any) -> None: ...
 
     command = click.command(cls=Command, add_help_option=False)(variant)
     try:
-        context = command.make_context("variant", as_options.words(text))
+        context = command.make_context("variant", shell.split(text))
     except (click.ClickException, ValueError) as problem:
         message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
         raise LabError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.core import shell
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def hint(details: bool = False, path: Path | None = None, command: str = "show")
     """How to see all lines below a table: by --details, or by a command on a results file; "" if it was given."""
     if details:
         return ""
-    return f"lab {command} --details {shlex.quote(str(path))}" if path else "add --details"
+    return shell.lab(command, "--details", path) if path else "add --details"
 
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -298,9 +298,9 @@ class Output:
             files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others))
         plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
         if out and any_good(plain):
-            ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
-            out.print(f"next     what limited each phase: {ceilings} && lab explain {path}")
-            out.print(f"next     a page to share: lab report {path}")
+            ceilings = shell.lab("ceilings", *_of_engine(plain[0]))
+            out.print(f"next     what limited each phase: {ceilings} && {shell.lab('explain', path)}")
+            out.print(f"next     a page to share: {shell.lab('report', path)}")
         return files
 
 
@@ -401,6 +401,6 @@ def _of_engine(record: Record) -> list[str]:
 
     settings = record.settings
     spec = "FILE" if record.model.source == catalog.FILE else catalog.spec_of(record.model)
-    options = [] if spec == catalog.DEFAULT else ["-m", shlex.quote(spec)]
+    options = [] if spec == catalog.DEFAULT else ["-m", spec]
     options += ["--rpc", ",".join(settings.rpc)] if settings.rpc else []
     return options + (["--lib", "FOLDER"] if settings.lib else [])

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from lab.cli.help import Command
 from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, as_json_rows, collect
+from lab.core import shell
 from lab.core.lists import plural
 from lab.errors import LabError
 
@@ -314,7 +315,7 @@ def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: boo
             lambda: _known(plan, server) | as_json_rows((), requests=records),
         )
     if any_good(records) and not output.as_json:
-        console.console().print(f"next     a page to share: lab report {path}")
+        console.console().print(f"next     a page to share: {shell.lab('report', path)}")
     if problem:
         raise problem
     if text_requests.failures(records):

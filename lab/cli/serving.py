@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.cli.help import Command
+from lab.core import shell
 from lab.core.asked_settings import MAX_THREADS, check_number
 
 if TYPE_CHECKING:
@@ -70,5 +71,5 @@ def _introduce(server: RpcServer, n_threads: int, folder: Path | None) -> None:
         click.echo(f"cache    {folder}")
     click.echo(f"speaks   llama.cpp RPC {server.version} at {server.endpoint}")
     for address in machine.own_addresses() if host == "0.0.0.0" else [host]:
-        click.echo(f"use it   lab measure --rpc {address}:{port}")
+        click.echo(f"use it   {shell.lab('measure', '--rpc', f'{address}:{port}')}")
     click.echo("Press Ctrl-C to stop it.", err=True)

@@ -12,6 +12,7 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.cli.running import Output, collect, introduce, note, runs_in
+from lab.core import shell
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
@@ -102,8 +103,8 @@ def _save(name: str, records: Sequence[Record]) -> None:
     about = f"{text_tune.workload(found)}, {setup_columns.model_label(found.winner)}"
     path = saved_settings.save(name, as_options.asked(found.winner.settings), about)
     model = dict(found.choice).get("model")
-    with_model = f" --model {model}" if model else ""
-    note(f"The settings are saved as {path}: --settings {name}{with_model} uses them.")
+    options = shell.join("--settings", name, *(["--model", model] if model else []))
+    note(f"The settings are saved as {path}: {options} uses them.")
 
 
 def _print_plan(plan: TunePlan, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from lab.core import request as kinds
 from lab.core import request_times as times
+from lab.core import shell
 from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import (
@@ -136,7 +137,7 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     of_that_file = [model for model in models if short_name(model) == asked]
     if len(of_that_file) == 1:
         return of_that_file[0]
-    names = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
+    names = ", ".join(map(shell.join, models[:8])) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
     if asked is not None:
         raise LabError(f"The server has no model {asked}.", f"It has {names}.")
     if len(models) != 1:

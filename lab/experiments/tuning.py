@@ -13,7 +13,6 @@ import itertools
 import math
 import random
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from lab.analysis.tuning import (
 )
 from lab.analysis.tuning_search import KNOWN_WITHIN, Choice, Phase, Search
 from lab.analysis.wording import percent
+from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Record, Settings, Tuning
@@ -284,7 +284,7 @@ def variant(choice: Choice, base: Plan) -> str:
     named = dict(choice)
     if "threads" in named:
         named.setdefault("threads_batch", base.settings.n_threads_batch)
-    return shlex.join(word for name, value in named.items() for word in as_options.option(name, value)) or DEFAULT
+    return shell.join(*(word for name, value in named.items() for word in as_options.option(name, value))) or DEFAULT
 
 
 def tune(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core import shell
 from lab.errors import LabError, printable
 from lab.models import catalog, hub, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
@@ -71,7 +72,7 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
 def how_to_get(spec: Spec) -> str:
     """The command that pulls or makes the model."""
     verb = "make" if spec.source == SYNTHETIC or base_is_here(spec) else "pull"
-    return f"lab models {verb} {spec.text}"
+    return shell.lab("models", verb, spec.text)
 
 
 def remove(spec: Spec) -> int:

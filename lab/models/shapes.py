@@ -16,7 +16,7 @@ from lab.core.shape import BLOCKS, group
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Entry, Shape, Spec
-from lab.models.obtain import base_is_here, locate, obtain
+from lab.models.obtain import base_is_here, how_to_get, locate, obtain
 from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
@@ -50,7 +50,7 @@ def find(worker: Worker, text: str) -> Model:
     file = locate(spec)
     if file is None:
         if spec.entry is None:
-            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
         try:
             return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
         except LabError:

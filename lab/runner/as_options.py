@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from typing import Any
 
 from lab.core.asked_settings import defaults, flag, table
@@ -55,12 +53,3 @@ def option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (tuple, list)):
         return flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
     return flag(name), str(value)
-
-
-def words(text: str) -> list[str]:
-    """Split a command line like a POSIX shell, but on Windows keep backslashes. ValueError for an open quote."""
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    if os.name == "nt":
-        lexer.escape = ""
-    return list(lexer)

@@ -21,6 +21,7 @@ import re
 import sys
 from pathlib import Path
 
+from lab.core import shell
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Build, Libraries
@@ -128,7 +129,7 @@ def folder_of(asked: str | None) -> str | None:
         raise LabError(f"--lib {lib}: no such folder.", "Give the folder that contains libllama, such as build/bin.")
     if not _has_libllama(path):
         below = [name for name in ("bin", "lib", "build/bin", "llama_cpp/lib") if _has_libllama(path / name)]
-        hint = f"Use --lib {Path(lib) / below[0]}" if below else _BUILD
+        hint = f"Use {shell.join('--lib', Path(lib) / below[0])}" if below else _BUILD
         raise LabError(f"--lib {lib}: this folder contains no libllama.", hint)
     _check(path, _sum(_files(path)))
     return str(path)

@@ -8,15 +8,17 @@ and accepts that many for each user in one call (`NewContextParams` in llama/lla
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.core import shell
 from lab.core.asked_settings import defaults, table
 from lab.core.memory import padded
 from lab.core.record import Settings
+from lab.errors import printable
 from lab.runner import as_options
 
 OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
@@ -80,15 +82,15 @@ def command_lines(model: str, settings: Settings, n_prompt: int, n_gen: int, n_u
     n_ctx = padded(n_prompt + n_gen)
     one_user = () if n_users == 1 else (f"{n_users} users at once",)
 
-    def shell(tool: str, column: int, *first: object, n_users: int = 1, also_missing: tuple[str, ...] = ()) -> ToolLine:
+    def line(tool: str, column: int, *first: object, n_users: int = 1, also_missing: tuple[str, ...] = ()) -> ToolLine:
         found, missing = _split(settings, column, n_users)
         words = [word for name, options, value in found for word in _words(name, options, value, column)]
-        return ToolLine(tool, shlex.join([tool, "--model", model, *map(str, first), *words]), also_missing + missing)
+        return ToolLine(tool, shell.join(tool, "--model", model, *first, *words), also_missing + missing)
 
     return [
-        shell("llama-server", LLAMA, "--ctx-size", n_users * n_ctx, "--parallel", n_users, n_users=n_users),
-        shell("llama-cli", LLAMA, "--ctx-size", n_ctx, "--predict", n_gen, also_missing=one_user),
-        shell("llama-bench", BENCH, "--n-prompt", n_prompt, "--n-gen", n_gen, also_missing=one_user),
+        line("llama-server", LLAMA, "--ctx-size", n_users * n_ctx, "--parallel", n_users, n_users=n_users),
+        line("llama-cli", LLAMA, "--ctx-size", n_ctx, "--predict", n_gen, also_missing=one_user),
+        line("llama-bench", BENCH, "--n-prompt", n_prompt, "--n-gen", n_gen, also_missing=one_user),
         _python(model, settings, n_ctx, one_user),
         _modelfile(model, settings, n_ctx, n_users),
         _lab(model, settings, n_prompt, n_gen, n_users),
@@ -113,7 +115,7 @@ def _split(settings: Settings, column: int, n_users: int) -> tuple[list[tuple[st
         if option is not None:
             found.append((name, option, value))
         elif option is None and value != usual[name]:
-            missing.append(shlex.join(as_options.option(lab_names[name], value)))
+            missing.append(shell.join(*as_options.option(lab_names[name], value)))
     return found, tuple(missing)
 
 
@@ -153,11 +155,13 @@ def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...
     found, missing = _split(settings, PYTHON, 1)
 
     def written(name: str, value: Any) -> str:
+        if not re.fullmatch(r"\w+", str(value)):
+            return repr(list(value) if isinstance(value, tuple) else value)
         if name in ("type_k", "type_v"):
             return GGML_TYPE_BF16 if value == "bf16" else f"llama_cpp.GGML_TYPE_{value.upper()}"
         if name == "split_mode":
             return f"llama_cpp.LLAMA_SPLIT_MODE_{value.upper()}"
-        return repr(value == "on" if name == "flash_attn" else list(value) if isinstance(value, tuple) else value)
+        return repr(value == "on" if name == "flash_attn" else value)
 
     keywords = "".join(f", {option}={written(name, value)}" for name, option, value in found)
     text = f"llama_cpp.Llama(model_path={model!r}, n_ctx={n_ctx}{keywords})"
@@ -170,7 +174,7 @@ def _modelfile(model: str, settings: Settings, n_ctx: int, n_users: int) -> Tool
     values = {option: value for _, option, value in found} | {"OLLAMA_NUM_PARALLEL": n_users}
     if "OLLAMA_FLASH_ATTENTION" in values:
         values["OLLAMA_FLASH_ATTENTION"] = int(values["OLLAMA_FLASH_ATTENTION"] == "on")
-    path = model if model.startswith("./") else str(Path(model).absolute())
+    path = printable(model if model.startswith("./") else str(Path(model).absolute()))
     return ToolLine("Ollama", "\n".join(_lines(path, n_ctx, values)), missing)
 
 
@@ -191,4 +195,4 @@ def _lab(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int
     users = [] if n_users == 1 else ["--sequences", str(n_users)]
     lengths = ["--prompt-len", str(n_prompt), "--gen", str(n_gen)]
     name = "measure" if n_users == 1 else "batch"
-    return ToolLine("lab", shlex.join(["lab", name, "--model", model, *users, *lengths, *words]), ())
+    return ToolLine("lab", shell.lab(name, "--model", model, *users, *lengths, *words), ())

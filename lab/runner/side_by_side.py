@@ -12,11 +12,11 @@ import collections
 import contextlib
 import dataclasses
 import random
-import shlex
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from lab.core import shell
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.record import FAILED, OK, Record, Run
 from lab.core.results import save
@@ -52,7 +52,7 @@ def ab(
     """
     named = [
         (
-            shlex.join(word for name, value in settings.items() for word in as_options.option(name, value)),
+            shell.join(*(word for name, value in settings.items() for word in as_options.option(name, value))),
             settings,
         )
         for settings in variants
@@ -91,7 +91,7 @@ def plan(
 
 def _public(words: str, lib: str | None) -> str:
     """The words of a variant with only the end of the library folder's path."""
-    return shlex.join(word.replace(lib, builds.short(lib)) for word in as_options.words(words)) if lib else words
+    return shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words))) if lib else words
 
 
 def check(plans: dict[str, Plan]) -> None:

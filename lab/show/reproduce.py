@@ -7,11 +7,11 @@ value are left out, but for the number of threads: its default is another one on
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from lab.analysis import request_table, tuning
+from lab.core import shell
 from lab.core.levers import Batch
 from lab.core.lists import grouped
 from lab.core.record import Record
@@ -34,10 +34,12 @@ def _by_session(records: Sequence[Any]) -> list[list[Any]]:
     return list(grouped(records, lambda one: one.session).values())
 
 
-def _line(name: str, given: dict[str, object], first: Sequence[str] = (), last: Sequence[Sequence[str]] = ()) -> str:
+def _line(
+    name: str, given: dict[str, object], first: Sequence[Sequence[str]] = (), last: Sequence[Sequence[str]] = ()
+) -> str:
     """A command with options, without those that are None or empty; other words come first, or last."""
     known = [option(key, value) for key, value in given.items() if value not in (None, "", [])]
-    return shlex.join(["lab", name, *first, *(word for words in (*known, *last) for word in words)])
+    return shell.lab(name, *first, *(word for words in (*known, *last) for word in words))
 
 
 def request_command(records: Sequence[RequestRecord]) -> str:
@@ -98,8 +100,7 @@ def command(records: Sequence[Record]) -> str | None:
     if run.block is not None:
         by_name = {record.run.variant or "": options(record) for record in records}
         own = [
-            shlex.join(word for option in by_name[name] if option not in shared for word in option)
-            for name in sorted(by_name)
+            [word for option in by_name[name] if option not in shared for word in option] for name in sorted(by_name)
         ]
         blocks = 1 + max(record.run.block or 0 for record in timed)
         numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})

@@ -13,11 +13,10 @@ listed only if it is predicted to gain and all its kernels have a ceiling.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import guesses, memory, shown
+from lab.core import guesses, memory, shell, shown
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Record, Settings
 from lab.core.shape import ATTENTION, BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices
@@ -139,8 +138,8 @@ def _command(rows: Sequence[Explained], record: Record, changed: Mapping[str, tu
     replaced = {*changed, *(["--threads-batch"] if "--threads" in changed else [])}
     shared = [word for option in options(record) if option[0] not in replaced for word in option]
     sizes = ["--prompt-len", lengths, "--gen", str(max(row.n_gen for row in rows))]
-    old, new = (" ".join(f"{option} {values[i]}" for option, values in changed.items()) for i in (0, 1))
-    return f'lab ab "{old}" "{new}" {shlex.join([*sizes, *shared])}'
+    old, new = ([word for option, values in changed.items() for word in (option, values[i])] for i in (0, 1))
+    return shell.lab("ab", old, new, *sizes, *shared)
 
 
 def _lever(
@@ -368,5 +367,4 @@ def _experiment_command(
 ) -> str:
     """The command of an experiment with the lengths, model and settings of the explained runs, without `but`."""
     shared = [option for option in options(record) if option not in but]
-    words = [str(word) for option in [*sizes.items(), *shared] for word in option]
-    return f"lab {name} {shlex.join(words)}"
+    return shell.lab(name, *(word for option in [*sizes.items(), *shared] for word in option))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import cost
+from lab.core import cost, shell
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.core.shape import ATTENTION as IN_ATTENTION
@@ -270,7 +270,7 @@ def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_token
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
         raise LabError(
             f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} have not been measured here.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)}{_option(ceilings, n_threads)}",
+            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '--types', ','.join(lacking))}",
         )
     by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
     most = max(len(points) for points in by_shape)
@@ -308,7 +308,7 @@ def attention_points(
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()}{_option(ceilings, n_threads)}",
+            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '-ctk', kind.lower())}",
         )
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
     _check_measured(ceilings, rates[0], nearest, n_tokens)
@@ -322,7 +322,7 @@ def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tok
     if is_cut and not min(sizes) <= n_tokens <= max(sizes):
         raise LabError(
             f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
-            f"Measure the rest, with the settings of the runs: lab ceilings{_option(ceilings, one.n_threads)}",
+            f"Measure the rest, with the settings of the runs: {_command(ceilings, one.n_threads)}",
         )
 
 
@@ -349,9 +349,10 @@ def _on(ceilings: Ceilings, n_threads: int) -> str:
     return f"on {where.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
 
 
-def _option(ceilings: Ceilings, n_threads: int) -> str:
-    repack = " --no-repack" if ceilings.repack is False else ""
-    return "" if ceilings.on_gpu else f" --threads {n_threads}{repack}"
+def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
+    """`lab ceilings` with these words, on the same engine."""
+    repack = ["--no-repack"] if ceilings.repack is False else []
+    return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
 
 
 def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
