@@ -354,7 +354,10 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100", "--json")[1])
     assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
-    assert "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b: Q4_0 prefill 2,137.5 to 2,407.7" in basis
+    start = "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b"
+    assert f"{start}: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7" in basis
+    basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q8_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
+    assert f"{start}, in other quantizations than Q8_0: Q4_0 prefill of 512 tokens 2,137.5 to" in basis
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
     assert "not been measured" in run_lab("predict", "-d", "here", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]

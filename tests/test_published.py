@@ -136,3 +136,17 @@ def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
     plain, packed = (published.times(model, own, device, 8000, 100)[DECODE][0] for own in (SETTINGS, small))
     assert packed < 0.85 * plain
+
+
+def test_a_published_row_faster_than_the_weights_can_be_read_is_cited_with_its_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [row for row in published.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
+    doubted = [dataclasses.replace(row, marks=("above-bandwidth",)) for row in rows]
+    left_out = [dataclasses.replace(row, marks=("does-not-fit",)) for row in rows]
+    device, model = datasheet.find_device("rtx-3060"), shapes.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    for given, words in ((rows, "Measured by"), (doubted, "faster than this device can read"), (left_out, "")):
+        monkeypatch.setattr(published, "rows", lambda given=given: tuple(given))
+        cited = published.measured(device, model)
+        assert words in cited and bool(cited) == bool(words)
+        assert ("faster than" in cited) == (given is doubted)

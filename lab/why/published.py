@@ -266,15 +266,38 @@ def basis(device: Device | None = None) -> str:
     )
 
 
-def measured(device: Device, model: Model) -> str | None:
-    """A sentence with what others measured on this device with this model; None where nobody published it."""
-    own = [row for row in rows() if not row.marks and row.device == device.name and row.model == model.name]
-    if not own:
-        return None
-    groups = grouped(own, lambda row: (row.source, row.runtime, row.backend, row.date, row.quantization, row.phase))
+def measured(device: Device, model: Model) -> str:
+    """Sentences with what others measured on this device with this model, first in its quantization; "" for nothing."""
+    own = [row for row in rows() if (row.device, row.model) == (device.name, model.name)]
+    same, other = (
+        [row for row in own if (row.quantization == model.quantization) == is_same and {*row.marks} <= {TOO_FAST}]
+        for is_same in (True, False)
+    )
+    start = f"Measured by others on {device.about}, {model.name}"
+    sentences = [f"{start}: {'; '.join(_cited(same))}."] if same else []
+    if other:
+        words = f"In other quantizations than {model.quantization}"
+        sentences.append(f"{words if same else f'{start}, {words[0].lower()}{words[1:]}'}: {'; '.join(_cited(other))}.")
+    return " ".join(sentences)
+
+
+TOO_FAST = "above-bandwidth"
+"""The mark of a row that is cited with a doubt; other marked rows are not cited."""
+
+
+def _cited(own: list[Row]) -> list[str]:
+    groups = grouped(
+        own,
+        lambda row: (
+            *(row.quantization, row.phase, row.n_prompt if row.phase == PREFILL else None),
+            *(row.source, row.backend, row.runtime, row.date, bool(row.marks)),
+        ),
+    )
     parts = []
-    for (source, runtime, backend, date, quantization, phase), same in groups.items():
-        rates = sorted({round(row.tps, 1) for row in same})
+    for (quantization, phase, n_prompt, source, backend, runtime, date, is_doubted), alike in groups.items():
+        rates = sorted({round(row.tps, 1) for row in alike})
         figures = f"{rates[0]:,g}" + (f" to {rates[-1]:,g}" if len(rates) > 1 else "")
-        parts.append(f"{quantization} {phase} {figures} tokens/s ({source}, {backend} in {runtime}, {date})")
-    return f"Measured by others on {device.about}, {model.name}: {'; '.join(parts)}."
+        of = f" of {n_prompt:,} tokens" if n_prompt else ""
+        doubt = "; faster than this device can read its weights" if is_doubted else ""
+        parts.append(f"{quantization} {phase}{of} {figures} tokens/s ({source}, {backend} in {runtime}, {date}{doubt})")
+    return parts
