@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
 
 from lab.analysis import table, wording
+from lab.core.lists import grouped
 from lab.core.placement import CPU, device_of
-from lab.core.record import Placement, Record
+from lab.core.record import Buffer, Placement, Record
 from lab.runner import machine, plan_needs
 from lab.runner.cases import Plan
 from lab.show.console import Grid
@@ -36,17 +36,16 @@ def rows(plan: Plan) -> list[dict[str, Any]] | None:
     for name in (*(device.name for device in used), CPU):
         room = next(room for room in rooms if name in room.devices)
         place = next((place for place in places or () if place.device == name), None)
-        memory = place.memory if place else None
+        sizes = ("weights_bytes", "kv_cache_bytes", "compute_bytes", "total_bytes")
+        sizes_of = {size: getattr(place.memory, size) if place and place.memory else None for size in sizes}
+        sizes_of["needs_bytes"] = sizes_of.pop("total_bytes")
         planned.append(
             {
                 "device": name,
                 "description": descriptions.get(name),
                 "layers": None if place is None else list(place.layers),
                 "output_layer": plan.model.n_layer,
-                "weights_bytes": memory.weights_bytes if memory else None,
-                "kv_cache_bytes": memory.kv_cache_bytes if memory else None,
-                "compute_bytes": memory.compute_bytes if memory else None,
-                "needs_bytes": memory.total_bytes if memory else None,
+                **sizes_of,
                 "has_bytes": room.n_bytes,
                 "shares": [other for other in room.devices if other != name],
             }
@@ -81,26 +80,23 @@ def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _by_device(placement: Placement, record: Record) -> list[dict[str, Any]]:
     """The layers of each device, the output last, and the bytes of llama.cpp's buffers, by part and by name."""
-    buffers = [(device_of(buffer, record.machine.devices), buffer) for buffer in placement.buffers]
-    names = dict.fromkeys([*placement.layers, *(device for device, _ in buffers)])
-    found = []
-    for name in sorted(names, key=lambda name: name == CPU):
-        own = [buffer for device, buffer in buffers if device == name]
-        by_part, by_name = Counter[str](), Counter[str]()
-        for buffer in own:
-            by_part[buffer.part] += buffer.n_bytes
-            if buffer.part == "model":
-                by_name[buffer.name] += buffer.n_bytes
-        found.append(
-            {
-                "device": name,
-                "layers": [layer for layer, device in enumerate(placement.layers) if device == name],
-                "output_layer": len(placement.layers) - 1,
-                "bytes": dict(by_part),
-                "model_buffers": dict(by_name),
-            }
-        )
-    return found
+    own: dict[str, list[Buffer]] = {name: [] for name in placement.layers}
+    for buffer in placement.buffers:
+        own.setdefault(device_of(buffer, record.machine.devices), []).append(buffer)
+
+    def total(buffers: Sequence[Buffer], by: Callable[[Buffer], str]) -> dict[str, int]:
+        return {name: sum(one.n_bytes for one in alike) for name, alike in grouped(buffers, by).items()}
+
+    return [
+        {
+            "device": name,
+            "layers": [layer for layer, device in enumerate(placement.layers) if device == name],
+            "output_layer": len(placement.layers) - 1,
+            "bytes": total(own[name], lambda one: one.part),
+            "model_buffers": total([one for one in own[name] if one.part == "model"], lambda one: one.name),
+        }
+        for name in sorted(own, key=lambda name: name == CPU)
+    ]
 
 
 def print_recorded(placed: Sequence[dict[str, Any]], out: Console) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -37,7 +37,7 @@ from lab.runner.plan import check_lengths, make_plan, parse_lengths
 from lab.runner.plan_needs import memory_for
 from lab.why import datasheet, learning, probing, published, roofline, step_kernels, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
-from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Step, Uncertainty
+from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Uncertainty
 from lab.why.step_prediction import StepPrediction
 
 HERE = "this machine"
@@ -193,21 +193,34 @@ def predict(
     is a SPEC; its file is not needed. Several devices and models with commas. The answers of `users` are decoded
     together. LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
-    lengths = checked_lengths(prompt_len, gen)
+    lengths = parse_lengths(prompt_len)
+    check_lengths(lengths)
+    if max(lengths) + gen > MOST_TOKENS:
+        raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
     if users < 1:
         raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
-    names = None if device is None else parts(device)
-    kept_here, rows = kept(Path(results)), list[Prediction]()
+    names, measured = parts(device or f"all,{HERE}"), kept(Path(results))
+    others = [name for name in names if name != HERE]
+    chosen = [name for other in others for name in datasheet.names_of(other) or [datasheet.find_device(other).name]]
+    rows = list[Prediction]()
     for spec in parts(model):
         plan = plan_for(spec, settings)
-        rows += _on_devices(plan, lengths, gen, users, names, kept_here)
-        if names is None or HERE in names:
-            rows += _on_this(plan, lengths, gen, users, kept_here, is_ranked=names is None)
+        for one in map(datasheet.find_device, dict.fromkeys(chosen)):
+            rows += _on(one, plan, lengths, gen, users, measured)
+        if HERE in names:
+            rows += _on_this(plan, lengths, gen, users, measured, is_ranked=device is None)
     rated = [
         dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
         for row in rows
     ]
-    return sorted(rated, key=lambda row: (lengths.index(row.n_prompt), *_order(row)))
+
+    def order(row: Prediction) -> tuple[int, bool, float]:
+        middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
+        return lengths.index(row.n_prompt), bool(row.misfit), math.inf if middle != middle else middle
+
+    return sorted(rated, key=order)
 
 
 def parts(text: str) -> list[str]:
@@ -220,26 +233,15 @@ def ranks(device: str | None) -> bool:
     return device is None or any(name != HERE and datasheet.names_of(name) for name in parts(device))
 
 
-def _order(row: Prediction) -> tuple[bool, float]:
-    middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
-    return bool(row.misfit), math.inf if middle != middle else middle
-
-
-def _on_devices(
-    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, names: Sequence[str] | None, kept_here: Kept
-) -> list[Prediction]:
-    """The rows of these devices of the datasheets, of all without names."""
-    others = ["all"] if names is None else [name for name in names if name != HERE]
-    chosen = [name for other in others for name in datasheet.names_of(other) or [datasheet.find_device(other).name]]
+def _on(device: Device, plan: Plan, lengths: Sequence[int], n_gen: int, users: int, known: Kept) -> list[Prediction]:
+    """The rows of a device of the datasheets."""
+    own = datasheet.find(device, *known, plan.model, plan.settings)
+    basis = " ".join(filter(None, [basis_of(device, own), published.measured(device, plan.model)]))
     rows = []
-    for device in map(datasheet.find_device, dict.fromkeys(chosen)):
-        own = datasheet.find(device, *kept_here, plan.model, plan.settings)
-        basis = " ".join(filter(None, [basis_of(device, own), published.measured(device, plan.model)]))
-        for n in lengths:
-            row = on_device(plan.model, plan.settings, device, own, n, n_gen)
-            row = for_users(row, plan.settings, users, device, own)
-            row = dataclasses.replace(row, name=device.name, about=device.about, basis=basis)
-            rows.append(with_memory(row, plan.settings, device.memory_bytes))
+    for n in lengths:
+        row = for_users(on_device(plan.model, plan.settings, device, own, n, n_gen), plan.settings, users, device, own)
+        row = dataclasses.replace(row, name=device.name, about=device.about, basis=basis)
+        rows.append(with_memory(row, plan.settings, device.memory_bytes))
     return rows
 
 
@@ -271,17 +273,15 @@ def _on_this(
 def _measured(plan: Plan, n_prompt: int, n_gen: int, users: int, records: Sequence[Record]) -> Prediction | None:
     """What this machine measured of such a request, in the setup of most runs; None where it did not."""
     label, model = machine.label(plan.machine, plan.settings), plan.model
-    same = [
-        record
-        for record in records
-        if record.run.is_timed
-        and record.run.lever is None
-        and record.run.tuning is None  # settings that were tried
-        and record.run.totals is None  # imported: measured on somebody else's machine
-        and (record.model.name, record.model.quantization) == (model.name, model.quantization)
-        and machine.label(record.machine, record.settings) == label
-        and abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
-    ]
+
+    def is_alike(record: Record) -> bool:
+        run = record.run
+        is_plain = run.is_timed and run.lever is None and run.tuning is None and run.totals is None
+        names = (record.model.name, record.model.quantization), machine.label(record.machine, record.settings)
+        is_near = abs(run.n_prompt - n_prompt) <= NEAR * n_prompt
+        return is_plain and is_near and names == ((model.name, model.quantization), label)
+
+    same = list(filter(is_alike, records))
     if not same or users > 1:
         return None
     summary = table.summary(table.runs(same))
@@ -289,9 +289,7 @@ def _measured(plan: Plan, n_prompt: int, n_gen: int, users: int, records: Sequen
         return None
     row = summary.loc[summary.repeats.idxmax()].to_dict()
     figures = [table.shown_in(row, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
-    ttft, tpot = (
-        (one.value, one.value) if one.low is None or one.high is None else (one.low, one.high) for one in figures
-    )
+    ttft, tpot = ((one.low or one.value, one.high or one.value) for one in figures)
     found = Prediction(model, n_prompt, n_gen, None, ttft, math.nan, tpot, doubts=row["doubts"], is_measured=True)
     return with_memory(found, plan.settings, None)
 
@@ -313,8 +311,7 @@ def for_users(
         fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
         steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
         one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
-        best = roofline.roof(own.ceilings, where.layers(own.ceilings.machine, model, own.settings))
-        limit_s = max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
+        limit_s = _roof(model, own.settings, own.ceilings)(step)
     else:
         assert device is not None
         works = [
@@ -339,21 +336,16 @@ def for_users(
 
 def chance(row: Prediction, slo: Slo) -> float:
     """The probability that a row keeps all limits, taking its ranges for those of logarithms of normal errors."""
-    if row.misfit:
-        return 0.0
+
+    def below(span: Span, limit: float) -> float:
+        low, high = span
+        if not low < high:
+            return math.nan if low != low else float(low <= limit)
+        middle, half = math.log(low * high) / 2, math.log(high / low) / 2
+        return NormalDist(middle, half / NormalDist().inv_cdf((1 + WITHIN) / 2)).cdf(math.log(limit))
+
     limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
-    return min((_below(span, limit) for span, limit in limits if limit is not None), default=1.0)
-
-
-def _below(span: Span, limit: float) -> float:
-    low, high = span
-    if low != low:
-        return math.nan
-    if low >= high:
-        return float(low <= limit)
-    middle = (math.log(low) + math.log(high)) / 2
-    deviation = (math.log(high) - math.log(low)) / 2 / NormalDist().inv_cdf((1 + WITHIN) / 2)
-    return NormalDist(middle, deviation).cdf(math.log(limit))
+    return 0.0 if row.misfit else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
 
 
 def read_prices(path: str | Path) -> dict[str, float]:
@@ -370,7 +362,7 @@ def read_prices(path: str | Path) -> dict[str, float]:
         raise LabError(f"{path} needs the columns device and price.", "The first line: device,price")
     prices = {}
     for number, row in enumerate(rows, 2):
-        (name,) = parts(row["device"] or "") or [""]
+        name = (row["device"] or "").strip()
         try:
             price = float(row["price"] or "")
         except ValueError:
@@ -429,14 +421,14 @@ def here(
     """
     prefill = learning.prompt_steps(n_prompt, settings)
     middle = n_prompt + max(0, n_gen - 2) // 2
-    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
+    kinds, best = (settings.type_k, settings.type_v), _roof(model, settings, ceilings)
     parts_of = learning.step_costs(model, settings, ceilings)
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
         is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
         costs = learning.costs_of(model, steps, parts_of, is_pipeline)
-        limits[phase] = limit = sum(_limit(model, settings, best, step) for step in steps)
+        limits[phase] = limit = sum(best(cost.step(model, *step, *kinds)) for step in steps)
         if learned is None:
             ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
             continue
@@ -449,19 +441,15 @@ def here(
         too_low = errors.fastest(phase) < 1 / TOO_FAST
         doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
         doubts.append([shown.ABOVE] if too_low else [])
-    return Prediction(
-        model,
-        n_prompt,
-        n_gen,
+    times = (
         limits[PREFILL],
         ranges[PREFILL],
         limits[DECODE],
         ranges[DECODE],
         expected.get(PREFILL),
         expected.get(DECODE),
-        tuple(words),
-        doubts=shown.all_of(doubts),
     )
+    return Prediction(model, n_prompt, n_gen, *times, tuple(words), doubts=shown.all_of(doubts))
 
 
 def on_device(
@@ -479,49 +467,21 @@ def on_device(
 
 
 def elsewhere(
-    model: Model,
-    settings: Settings,
-    device: Device,
-    n_prompt: int,
-    n_gen: int,
-    shares: Shares | None = None,
+    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, shares: Shares | None = None
 ) -> Prediction:
     """A run on a device that reaches these shares of its datasheet's figures; for other phases as published runs do."""
     least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
         raise step_kernels.not_known(model)
-    unknown = None, math.nan, math.nan
-    learned: dict[str, tuple[float | None, float, float]] = {PREFILL: unknown}
+    learned: dict[str, tuple[float | None, float, float]] = {PREFILL: (None, math.nan, math.nan)}
     learned |= published.times(model, settings, device, n_prompt, n_gen)
     for phase, limit in zip((PREFILL, DECODE), least, strict=True):
         if shares and limit and phase in shares:
             slow, fast = shares[phase]
             learned[phase] = None, limit / fast, limit / slow
     (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
-    ranges = (prefill_s[0], prefill_s[1]), (tpot_s[0], tpot_s[1])
-    return Prediction(
-        model,
-        n_prompt,
-        n_gen,
-        least[0],
-        ranges[0],
-        least[1],
-        ranges[1],
-        prefill,
-        tpot,
-        doubts=(shown.ASSUMED,) if shares else (),
-    )
-
-
-def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
-    """The prompt lengths. LabError for impossible ones."""
-    lengths = parse_lengths(prompt_len)
-    check_lengths(lengths)
-    if max(lengths) + gen > MOST_TOKENS:
-        raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
-    if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
-    return lengths
+    times = least[0], (prefill_s[0], prefill_s[1]), least[1], (tpot_s[0], tpot_s[1]), prefill, tpot
+    return Prediction(model, n_prompt, n_gen, *times, doubts=(shown.ASSUMED,) if shares else ())
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
@@ -534,8 +494,13 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     return dataclasses.replace(plan, model=shape, settings=chosen)
 
 
-def _limit(model: Model, settings: Settings, best: roofline.Roof, step: Step) -> float:
-    what = cost.step(model, *step, settings.type_k, settings.type_v)
-    if what is None:
-        raise step_kernels.not_known(model)
-    return max(what.n_bytes / best.gbps, what.flops / best.gflops) / 1e9
+def _roof(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[cost.StepCost | None], float]:
+    """The least seconds of a step by these ceilings. LabError for a step of unknown cost."""
+    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
+
+    def least_s(step: cost.StepCost | None) -> float:
+        if step is None:
+            raise step_kernels.not_known(model)
+        return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
+
+    return least_s
