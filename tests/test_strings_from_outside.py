@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from lab.cli import main
 from lab.core import results
 from lab.core.lines import parse_line, to_json
+from lab.core.matrix import Matrix
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
 from lab.core.record import FAILED, Ceilings, Device, Rate, Record, Totals
 from lab.core.traced import Attention, Looks, Part, Phase, TokenTrace
@@ -88,7 +89,7 @@ KEPT: tuple[str, ...] = (
     "started_at",
     "measured_at",
 )
-KEPT += ("tensor_bytes", "embedding_type", "output_type", "uncounted")
+KEPT += ("part", "tensor_bytes", "embedding_type", "output_type", "uncounted")
 """Fields whose words decide what is computed. That they are cleaned is shown above."""
 
 
@@ -98,7 +99,8 @@ def folder(tmp_path: Path) -> Path:
     runs = [make_run(n, 5, repeat, noise=Noise(READING, READING, SAMPLES)) for n in (10, 40) for repeat in (0, 1)]
     for name in "ab":
         for run in [*runs, make_run(status=FAILED)]:
-            model = dataclasses.replace(MODEL, embedding_type="Q4_0")
+            matrices = tuple(Matrix(part, "Q4_0", 64, 64, 1) for part in ("embedding", "attention", "feed_forward"))
+            model = dataclasses.replace(MODEL, embedding_type="Q4_0", matrices=matrices)
             record = poisoned(make_record(run, machine=here, model=model, session=name), KEPT)
             record = dataclasses.replace(record, settings=dataclasses.replace(record.settings, prompt=name + EVIL))
             results.append(tmp_path / f"{name}.jsonl", record)

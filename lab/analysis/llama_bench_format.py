@@ -20,13 +20,16 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.core import phases
-from lab.core.lines import cleaned, to_json
+from lab.core.lines import from_json, to_json
 from lab.core.record import OK, UNKNOWN_THREADS, Device, Machine, Model, Record, Run, Settings, Steps, Totals
 from lab.errors import LabError, printable
 from lab.runner import machine
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = ("md", "csv", "json", "jsonl")
 _COLUMNS = """
@@ -112,9 +115,18 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
         return _markdown(rows)
     import pandas as pd
 
-    plain = pd.DataFrame(rows, columns=COLUMNS, dtype=object).map(_plain)
+    plain = harmless(pd.DataFrame(rows, columns=COLUMNS, dtype=object)).map(_plain)
     text: str = plain.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
     return text
+
+
+def harmless(rows: pd.DataFrame) -> pd.DataFrame:
+    """Texts that a spreadsheet would run as formulas begin with an apostrophe; numbers stay numbers."""
+
+    def quoted(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+    return rows.map(quoted) if len(rows) else rows
 
 
 def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record], list[str]]:
@@ -132,7 +144,7 @@ def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record
     for number, row in enumerate(rows, 1):
         where = f"line {row['line']}" if "line" in row else f"test {number}"
         try:
-            of_the_test = cleaned(tuple(_records(row, path.stem)))
+            of_the_test = [from_json(Record, to_json(one)) for one in _records(row, path.stem)]
         except (KeyError, OverflowError, TypeError, ValueError) as problem:
             skipped.append(f"{where} skipped: it lacks or garbles {printable(str(problem))}")
             continue

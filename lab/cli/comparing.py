@@ -17,7 +17,7 @@ from lab.cli.options import (
     out_option,
 )
 from lab.cli.running import draw, hint, nearby, note, plot_folder, read, without_tuning
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
 
@@ -123,7 +123,7 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
         raise LabError("Requests to servers have no steps.", "Use --table runs: a row is a request.")
     rows = tables.runs(reading.measured) if table == "runs" else tables.steps(reading.records)
     if form == "csv":
-        _write(rows.to_csv(index=False).encode(), out)
+        _write(llama_bench_format.harmless(rows).to_csv(index=False).encode(), out)
         return
     if out is None:
         raise LabError("Parquet is binary and cannot be printed.", "Name a file: --out FILE")
@@ -160,7 +160,7 @@ def import_(files: tuple[str, ...], device: str | None, out: str) -> None:
         target = free_path(Path(out), f"imported-{stem}")
         sessions = (dataclasses.replace(record, session=target.stem) for record in records)
         _write("".join(to_json(record) + "\n" for record in sessions).encode(), str(target))
-        click.echo(f"{target}  {len(records)} samples")
+        click.echo(printable(f"{target}  {len(records)} samples"))
 
 
 def _write(data: bytes, out: str | None) -> None:

@@ -24,7 +24,7 @@ from lab.cli.servers import load, server
 from lab.cli.serving import rpc_server
 from lab.cli.tracing import trace
 from lab.cli.tuning import tune
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.experiments.known import EXPERIMENTS
 
 GROUPS = {
@@ -174,7 +174,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     shown = running.experiments(records, results, reading.ceilings)
     of_claims = running.claim_pictures(running.verdicts_of(records, results, reading.ceilings))
     for path in running.draw(measured, running.plot_folder(results, out), stem, shown, of_claims):
-        click.echo(path)
+        click.echo(printable(str(path)))
 
 
 @lab.command()
@@ -207,7 +207,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     others = running.nearby(results, reading.records).records
     known = running.ceilings_of(reading, ceilings)
     measured = [*reading.measured, *reading.traces]
-    click.echo(page.report(path, measured, known, at_least, others, not no_explore))
+    click.echo(printable(str(page.report(path, measured, known, at_least, others, not no_explore))))
 
 
 @lab.command()

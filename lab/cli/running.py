@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.core import shell
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def without_tuning(reading: Contents) -> Contents:
 
 def note(sentence: str) -> None:
     """Say on stderr what was passed over."""
-    click.echo(f"Note: {sentence}", err=True)
+    click.echo(printable(f"Note: {sentence}"), err=True)
 
 
 def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord], holding: bytes = b"") -> Contents:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lab.core.ranges import check
 from lab.core.record import SCHEMA, Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -35,8 +36,9 @@ def to_json(value: Any) -> str:
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong and where."""
+    """The dataclass that `to_json` wrote, printable and in range. ValueError says what is wrong and where."""
     value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
+    check(value, cls.__name__.lower())
     return value
 
 
@@ -48,7 +50,7 @@ def converted(value: Any, hint: Any) -> Any:
 
 
 def parse_line(line: bytes) -> Line:
-    """A line of a results file (a run, ceilings, or a request) with every string printable.
+    """A line of a results file (a run, ceilings, or a request), every string printable and every value in range.
 
     ValueError says why it cannot be read.
     """
@@ -67,15 +69,17 @@ def parse_line(line: bytes) -> Line:
             f"it was written by an older version of the lab (schema {head.schema}, this version reads {SCHEMA}): "
             "measure again, or read it with that version"
         )
-    parsed: Line
+    cls: type[Line]
     if head.rates is not None:
-        parsed = _decode(Ceilings, line, "ceilings")
+        cls, name = Ceilings, "ceilings"
     elif head.endpoint is not None:
-        parsed = _decode(RequestRecord, line, "request")
+        cls, name = RequestRecord, "request"
     else:
-        parsed = _decode(Record, line, "record")
+        cls, name = Record, "record"
+    parsed: Line = _decode(cls, line, name)
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
+    check(parsed, name)
     return parsed
 
 
@@ -84,7 +88,10 @@ def unknown_fields(line: bytes) -> list[str]:
 
     Reading ignores them, so a renamed field would silently get its default.
     """
-    parsed = json.loads(line)
+    try:
+        parsed = json.loads(line)
+    except RecursionError:  # an unknown field that is nested deeply
+        return []
     cls = Ceilings if parsed.get("rates") is not None else RequestRecord if parsed.get("endpoint") else Record
     return sorted(set(_unknown(cls, parsed)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import errno
 import gc
 import gzip
@@ -31,6 +32,9 @@ from lab.errors import LabError, printable
 PAGE = ".html"
 MOST_UNPACKED = 1 << 30
 """Maximum bytes of a report's records, because a small compressed file could expand without end."""
+
+MOST_LINE = 1 << 25
+"""Maximum bytes of a line."""
 
 MOST_NEARBY = 50_000_000
 """Maximum bytes read of other sessions."""
@@ -160,11 +164,11 @@ def read(paths: Iterable[str | Path]) -> Contents:
     ceilings: list[Ceilings] = []
     requests: list[RequestRecord] = []
     traces: list[Record] = []
-    skipped: list[str] = []
     begin_with_request = False
     known: set[Hashable] = set()
     with _no_garbage_collection():
-        for path in _files(paths):
+        files, skipped = _files(paths)
+        for path in files:
             problems: dict[str, list[int]] = {}
             sessions: set[Hashable] = set()
             for number, line, parsed in _parsed_lines(path):
@@ -204,7 +208,17 @@ def _not_known(path: Path, number: int, unknown: Sequence[str], schema: int) -> 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
     """The number of each non-empty line, the line, and its contents or why it cannot be read."""
     with _open(path) as file:
-        for number, line in enumerate(file, 1):
+        for number in itertools.count(1):
+            line = file.readline(MOST_LINE)
+            if not line:
+                return
+            if len(line) == MOST_LINE:
+                while rest := file.readline(MOST_LINE):
+                    if rest.endswith(b"\n"):
+                        break
+                yield number, b"", f"it has over {MOST_LINE:,} bytes"
+                continue
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if line.isspace():
                 continue
             try:
@@ -273,16 +287,21 @@ def _unpack(path: Path) -> bytes:
     return lines
 
 
-def _files(paths: Iterable[str | Path]) -> list[Path]:
+def _files(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
+    """The results files, and sentences on what is passed over in folders: pipes, devices, folders, dangling links."""
     files: list[Path] = []
+    skipped: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(path.glob("*.jsonl"))
             if not inside:
                 raise LabError(f"The folder {path} has no results file (*.jsonl).", "Make one: lab measure")
-            files += inside
+            files += [file for file in inside if file.is_file()]
+            skipped += [f"{printable(file.name)} skipped: it is not a file" for file in inside if not file.is_file()]
         elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise LabError(f"{path} is not a file.", "Name a results file or a folder with results files.")
         else:
             raise LabError(f"There is no results file {path}.", "List the files: ls results")
-    return files
+    return files, skipped

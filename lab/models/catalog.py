@@ -203,6 +203,8 @@ def _as_path(text: str) -> Path | None:
         hint = f"Name one of its files: {', '.join(inside[:5])}." if inside else "Give the path of a .gguf file."
         raise LabError(f"{text} is a folder, not a model file.", hint)
     if exists and not is_folder:
+        if not path.is_file():
+            raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
         return path
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise LabError(f"There is no model file {text}.", "Check the path, or list the models: lab models")

@@ -53,10 +53,17 @@ EVERY_S = 10
 """Seconds between two lines of progress if the output is not a terminal."""
 
 
+KEPT = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
+
+
 class Terminal(Console):
     """A console that shows only the first lines below a table. `details` says how to see all; "" shows all."""
 
     details = ""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich, but no text (a file's name, a model's) controls the terminal."""
+        super().print(*(printable(one, KEPT) if isinstance(one, str) else one for one in objects), **options)
 
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
@@ -170,7 +177,7 @@ def progress(
             if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
-            stream_to.print(printable(status.text, kept="\n\t\u200c\u200d"), end="")  # joiners: of scripts and emoji
+            stream_to.print(printable(status.text, kept="\n\t\u200c\u200d"), end="")
         elif status.doing.startswith(KERNEL):
             if time.monotonic() - printed_at >= EVERY_S:
                 err.print(f"{status.doing}; about {duration(status.left_s or 0)} left")

@@ -246,7 +246,7 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
 
 def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceilings]:
     """All ceilings that are kept in a folder; `warn` is called with a sentence for each line that cannot be read."""
-    paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
+    paths = sorted(path for path in folder.glob("ceilings-*.jsonl") if path.is_file()) if folder.is_dir() else []
     if not paths:
         return []
     contents = results.read(paths)

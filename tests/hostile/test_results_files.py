@@ -1,0 +1,177 @@
+"""Results files of somebody else: a bad line is named and left out, the others stand, and nothing takes long."""
+
+import csv
+import io
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lab.analysis import comparison, llama_bench_format, table
+from lab.core import cost, memory, results
+from lab.core.lines import to_json
+from lab.core.ranges import MOST_LETTERS
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.show import text_results
+from tests.conftest import make_record, make_run, run_lab
+from tests.test_request import make_request, make_request_record
+
+BOM, CONTROLS = b"\xef\xbb\xbf", "\x1b[2J\u202e\n"
+NUMBERS = (-1, 0, 10**9, 2**63, -(2**63), 10**30, 10**4000, 1e300)
+REFUSED: list[tuple[str, Any, str]] = [
+    # A field of a record, what it becomes, and what is said.
+    ("model.n_layer", 10**9, "record.model.n_layer is 1,000,000,000, and may be 0 to 100,000"),
+    ("settings.n_ubatch", 0, "record.settings.n_ubatch is 0, and may be 1 to"),
+    ("run.n_prompt", -5, "record.run.n_prompt is -5"),
+    ("run.n_prompt", 10**30, "record.run.n_prompt"),
+    ("run.n_prompt", 10**4000, "record.run.n_prompt"),
+    ("run.steps.end_ns", [-1] * 9, "record.run.steps"),
+    ("run.steps.end_ns", [2**63] * 9, "record.run.steps.end_ns is 9,223,372,036,854,775,808"),
+    ("run.steps.start_ns", [10**14] * 9, "a step ends before it begins"),
+    ("settings.tensor_split", [1e300], "record.settings.tensor_split is too large"),
+    ("model.name", "x" * 9_000_000, f"record.model.name has 9,000,000 letters, and may have {MOST_LETTERS:,}"),
+    ("run.token_ids", [1, -(10**12)], "record.run.token_ids is -1,000,000,000,000"),
+    ("machine.os", [[[]]] * 9, "record.machine.os is a list, not text"),
+]
+
+
+def changed(record: Record, field: str, value: Any) -> bytes:
+    """A line of a results file with another value in a field such as run.n_prompt."""
+    line = json.loads(to_json(record))
+    *folders, name = field.split(".")
+    place = line
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    return json.dumps(line).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"), REFUSED, ids=[f"{one[0]} {number}" for number, one in enumerate(REFUSED)]
+)
+def test_a_line_outside_of_the_ranges_is_left_out(tmp_path: Path, field: str, value: Any, said: str) -> None:
+    good = make_record(make_run(20, 7))
+    (tmp_path / "a.jsonl").write_bytes(changed(good, field, value) + to_json(good).encode() + b"\n")
+    reading = results.read([tmp_path])
+    assert reading.records == (good,)
+    assert len(reading.skipped) == 1 and said in reading.skipped[0] and len(reading.skipped[0]) < 300
+
+
+def numbers_of(value: Any, place: str = "") -> list[tuple[str, Any]]:
+    """Every number of a JSON document with its place; columns as a whole."""
+    if isinstance(value, dict):
+        return [found for key, part in value.items() for found in numbers_of(part, f"{place}.{key}" if place else key)]
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        return [(place, value)]
+    return [(place, value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None:
+    sample = next(iter(results.read([Path("results/sample-smollm2-135m-amd-epyc.jsonl")]).records))
+    good = make_record()
+    lines = []
+    for place, value in numbers_of(json.loads(to_json(sample))):
+        for number in NUMBERS:
+            lines.append(changed(sample, place, [number] * len(value) if isinstance(value, list) else number))
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + to_json(good).encode() + b"\n")
+    began = time.process_time()
+    reading = results.read([tmp_path])
+    assert good in reading.records and reading.skipped and len(reading.records) < len(lines) / 2
+    table.summary(table.runs(reading.records))
+    table.steps(reading.records)
+    text_results.sections(reading.records)
+    llama_bench_format.llama_bench_rows(reading.records)
+    comparison.compare([*reading.records, make_record(session="another")])
+    for record in reading.records:
+        cost.step(record.model, 1, 0, 1)
+        memory.kv_bytes_per_position(record.model)
+    code, _, err = run_lab("explain", "--force", "--no-plot", "--ceilings", "results", tmp_path)
+    assert code in (0, 1) and "Traceback" not in err
+    assert time.process_time() - began < 60
+
+
+def test_requests_have_ranges_too(tmp_path: Path) -> None:
+    line = json.loads(to_json(make_request_record(make_request())))
+    for name, value in {"finish_reason": "x" * 9_000_000, "sent_ns": 2**63}.items():
+        broken = {**line, "request": {**line["request"], name: value}}
+        (tmp_path / "a.jsonl").write_text(f"{json.dumps(broken)}\n{json.dumps(line)}\n")
+        reading = results.read([tmp_path])
+        assert len(reading.requests) == 1 and f"request.request.{name}" in reading.skipped[0]
+
+
+@pytest.mark.parametrize("depth", [480, 5_000, 100_000])
+def test_nested_content_is_no_bug(tmp_path: Path, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    good = to_json(make_record())
+    (tmp_path / "a.jsonl").write_text(f'{{"unknown":{nested},{good[1:]}\n{good}\n')
+    assert results.read([tmp_path]).records[-1:] == (make_record(),)
+    for text in (nested, f'{{"a":{nested}}}', f"[{{'build_commit': {nested}}}]"):
+        (tmp_path / "b.json").write_text(text)
+        with pytest.raises(LabError, match=r"b\.json"):
+            llama_bench_format.read_llama_bench(tmp_path / "b.json")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no pipes in folders")
+def test_what_is_no_file_is_passed_over_and_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    os.mkfifo(tmp_path / "ceilings-pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / f"folder{CONTROLS}.jsonl").mkdir()
+    results.append(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
+    assert len(results.read([tmp_path]).skipped) == 5
+    for command in (("show",), ("compare",), ("plot",), ("report",), ("explain", "--force"), ("export",)):
+        _, out, err = run_lab(*command, tmp_path)
+        assert "pipe.jsonl skipped: it is not a file" in err and "Traceback" not in err
+        assert not {"\x1b", "\u202e"} & set(out + err)
+    for name in ("pipe.jsonl", "zero.jsonl"):
+        for command in (("show",), ("models", "info")):
+            code, _, err = run_lab(*command, tmp_path / name)
+            assert code == 1 and "is not a file" in err
+
+
+def test_lines_have_a_length_and_a_byte_order_mark_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = to_json(make_record()).encode() + b"\n"
+    monkeypatch.setattr(results, "MOST_LINE", len(good) + 8)
+    (tmp_path / "a.jsonl").write_bytes(BOM + good + b"x" * 3 * len(good) + b"\n" + good)
+    reading = results.read([tmp_path])
+    assert len(reading.records) == 1
+    assert [sentence.partition(" skipped: ")[2] for sentence in reading.skipped] == [
+        f"it has over {len(good) + 8:,} bytes",
+        "it is a duplicate",
+    ]
+
+
+def test_sessions_that_begin_at_once_have_files_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        paths = list(pool.map(lambda _: results.new_file(tmp_path, "a"), range(300)))
+    assert len(set(paths)) == 300
+
+
+def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
+    for first in "=+-@\t\r":
+        session = f"{first}cmd|calc"
+        results.append(tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session))
+    for options in (("-f", "csv"), ("--as", "csv")):
+        code, out, _ = run_lab("export", tmp_path, *options)
+        assert code == 0
+        for row in csv.reader(io.StringIO(out)):
+            for cell in row:
+                assert cell[:1] not in set("=+@\t\r") and (cell[:1] != "-" or float(cell) < 0)
+    frame = llama_bench_format.harmless(pd.DataFrame({"a": [-1, 2], "b": [-2.5, None], "c": ["-x", "y"]}))
+    assert frame.to_csv(index=False) == "a,b,c\n-1,-2.5,'-x\n2,,y\n"
+
+
+@pytest.mark.parametrize("piece", ["|", "| <", "&#", "Device 0: ", "| a ", "build: abcdef0\n", "[", "1,"])
+def test_a_pasted_text_takes_no_longer_than_a_long_one(tmp_path: Path, piece: str) -> None:
+    (tmp_path / "post.txt").write_text(piece * (3_000_000 // len(piece)))
+    began = time.process_time()
+    with pytest.raises(LabError, match=r"no result that the lab can read|is not JSON"):
+        llama_bench_format.read_llama_bench(tmp_path / "post.txt")
+    assert time.process_time() - began < 5
