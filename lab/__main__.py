@@ -1,5 +1,17 @@
-"""`python -m lab` is the `lab` command."""
+"""The `lab` command, also as `python -m lab`. Ctrl-C while it imports ends it without a traceback too."""
 
-from lab.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    try:
+        from lab.cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """What bad input, full disks, Ctrl-C and sudden death get: a clear message, and nothing measured is lost."""
 
+import errno
 import os
 import signal
 import struct
@@ -18,6 +19,7 @@ from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK
 from lab.errors import LabError
 from lab.experiments.common import numbers
+from lab.process.worker import Worker
 from lab.runner import load_plan
 from lab.runner.plan import parse_lengths
 from tests.conftest import make_record, run_lab, run_process, start_lab
@@ -142,6 +144,32 @@ def test_a_full_results_folder_is_told_and_leaves_no_file(tmp_path: Path) -> Non
         assert not list(tmp_path.iterdir())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the output")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_closed_output_is_no_traceback(tmp_path: Path, options: str) -> None:
+    results.append(tmp_path / "a.jsonl", make_record())
+    command = f"{sys.executable} -m lab show {options} {tmp_path} >&-"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_ctrl_c_while_the_lab_imports_is_no_traceback() -> None:
+    code = "import sys, lab.__main__; sys.modules['click'] = Stop(); lab.__main__.main()"
+    stop = "class Stop:\n    def __getattr__(self, name):\n        raise KeyboardInterrupt\n"
+    ended = subprocess.run([sys.executable, "-c", stop + code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
+def test_a_full_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(LabError, match="Temporary files cannot be written: No space left"):
+        Worker()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -9,6 +9,7 @@ and the child ends too.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import tempfile
@@ -83,7 +84,10 @@ class Worker:
             self._progress_path = Path(self._folder.name) / "progress"
             self._stderr_path = Path(self._folder.name) / "stderr"
             with self._progress_path.open("wb") as file:
-                file.truncate(8 * (FIRST_TOKEN + MAX_TOKENS))
+                size = 8 * (FIRST_TOKEN + MAX_TOKENS)
+                file.truncate(size)
+                if hasattr(os, "posix_fallocate"):  # else a full disk would end a process by a signal, during a run
+                    os.posix_fallocate(file.fileno(), 0, size)
             self._progress = map_int64(self._progress_path)
         except OSError as problem:
             raise LabError(
