@@ -45,7 +45,6 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     },
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
-    "shlex": {"core/shell"},  # the one place where commands are made
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"drawing", "experiments", "show"},
@@ -124,6 +123,10 @@ def test_third_party_libraries_are_imported_in_one_place(file: str) -> None:
     libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {*WINGS, "lab"}
     assert libraries <= IMPORTERS.keys()
     assert all({file, file.split("/", maxsplit=1)[0]} & IMPORTERS[library] for library in libraries), libraries
+
+
+def test_commands_are_quoted_in_one_place() -> None:
+    assert [file for file in FILES if "shlex" in imports(file)] == ["core/shell"]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -69,7 +69,7 @@ def main() -> None:
     Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after Ctrl-C.
     """
     if sys.stdout is None:  # closed by the shell (>&-)
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
