@@ -18,6 +18,7 @@ import pytest
 
 from lab.analysis import disturbances
 from lab.core import script as scripts
+from lab.core.matrix import Matrix
 from lab.core.noise import Noise, NoiseReading
 from lab.core.placement import Tensor
 from lab.core.record import (
@@ -96,6 +97,11 @@ MODEL = Model(
     tied_embeddings=True,
     tensor_bytes={"Q4_0": 10**6},
     embedding_bytes=10**5,
+    matrices=(
+        Matrix("embedding", "Q4_0", 100, 64, 1),
+        Matrix("attention", "Q4_0", 128, 64, 3.0),
+        Matrix("ffn", "Q4_0", 128, 64, 213.23263888888889),
+    ),
 )
 SETTINGS = Settings(
     n_ctx=128,

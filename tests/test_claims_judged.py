@@ -273,7 +273,8 @@ def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_sess
     records, ceilings = Planted().session(claim.parts, n_repeat=1), Planted().ceilings()
     still = [dataclasses.replace(one, run=dataclasses.replace(one.run, steps=stopped(one))) for one in records]
     unknown = [
-        dataclasses.replace(one, model=dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None)) for one in records
+        dataclasses.replace(one, model=dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None, matrices=None))
+        for one in records
     ]
     few = dataclasses.replace(ceilings, rates=ceilings.rates[:2])
     for own, best in ((still, ceilings), (unknown, ceilings), (records[:1], ceilings), (records, few), ([], None)):

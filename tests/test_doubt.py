@@ -9,6 +9,7 @@ import pytest
 
 from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown
+from lab.core.matrix import Matrix
 from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
@@ -239,7 +240,8 @@ def test_pictures_draw_disturbed_runs_hollow() -> None:
 def test_a_run_faster_than_the_weights_can_be_read_is_doubted_in_tables_pages_and_comparisons(
     decode_ms: float, is_possible: bool, tmp_path: Path
 ) -> None:
-    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 4 * 10**9}, n_bytes=4 * 10**9)
+    matrices = (*(MODEL.matrices or ())[:2], Matrix("ffn", "Q4_0", 128, 64, 4e9 / (128 * 64 / 32 * 18)))
+    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 4 * 10**9}, n_bytes=4 * 10**9, matrices=matrices)
     here = dataclasses.replace(MACHINE, devices=(Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * 10**9),))
     of = {"model": model, "machine": here, "settings": dataclasses.replace(SETTINGS, n_gpu_layers=99)}
     for session, ms in (("a", decode_ms), ("b", 10.0)):
@@ -259,7 +261,7 @@ def test_an_imported_row_is_doubted_by_the_model_that_its_file_name_means() -> N
     totals = Totals(decode_ns=10 * 10**6)
     run = make_run(0, 11, totals=totals, steps=Steps())
     here = dataclasses.replace(MACHINE, devices=(Device("GPU0", "Apple M1", "gpu"),))
-    unknown = dataclasses.replace(MODEL, tensor_bytes={}, n_layer=None)
+    unknown = dataclasses.replace(MODEL, tensor_bytes={}, n_layer=None, matrices=None)
     for name, is_possible in (("Llama-3.1-8B-Instruct-Q4_0", False), ("another-8B-Q4_0", True)):
         model = dataclasses.replace(unknown, name=name)
         record = make_record(run, model=model, machine=here, settings=dataclasses.replace(SETTINGS, n_gpu_layers=99))

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from lab.cli import main
 from lab.core import results
 from lab.core.lines import parse_line, to_json
-from lab.core.matrix import Matrix
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
 from lab.core.record import FAILED, Ceilings, Device, Rate, Record, Totals
 from lab.core.traced import Attention, Looks, Part, Phase, TokenTrace
@@ -99,8 +98,7 @@ def folder(tmp_path: Path) -> Path:
     runs = [make_run(n, 5, repeat, noise=Noise(READING, READING, SAMPLES)) for n in (10, 40) for repeat in (0, 1)]
     for name in "ab":
         for run in [*runs, make_run(status=FAILED)]:
-            matrices = tuple(Matrix(part, "Q4_0", 64, 64, 1) for part in ("embedding", "attention", "feed_forward"))
-            model = dataclasses.replace(MODEL, embedding_type="Q4_0", matrices=matrices)
+            model = dataclasses.replace(MODEL, embedding_type="Q4_0")
             record = poisoned(make_record(run, machine=here, model=model, session=name), KEPT)
             record = dataclasses.replace(record, settings=dataclasses.replace(record.settings, prompt=name + EVIL))
             results.append(tmp_path / f"{name}.jsonl", record)
