@@ -16,7 +16,6 @@ from lab.core import cost, lever_figures, memory, results
 from lab.core import script as scripts
 from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
-from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import batching
 from lab.models import catalog
@@ -25,7 +24,7 @@ from lab.process.worker import Worker
 from lab.runner import side_by_side
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, page, plot_runs, reproduce
+from lab.show import levers, reproduce
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -94,11 +93,6 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     assert (four.n_runs, four.expected_s) == (3, None)
 
 
-def test_where_one_was_not_measured_there_is_no_efficiency() -> None:
-    (row,) = batching.rows([make_record(batch_run(4))])
-    assert row.efficiency is None and batching.knee([row]) is None
-
-
 def test_the_knee_lies_between_the_numbers_that_bracket_twice_the_time() -> None:
     times = (1, 10), (2, 7.5), (8, 3.125)  # of a token: a step takes 10, 15 and 25 ms
     rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in times])
@@ -141,13 +135,6 @@ def test_at_the_ridge_arithmetic_takes_as_long_as_traffic(is_unified: bool) -> N
         over.append(step.flops / best.gflops - step.n_bytes / best.gbps)
     truth = max(np.roots(np.trim_zeros(np.round(np.polyfit(range(1, 9), over, 2), 6), "f")))
     assert batching.ridge(prediction, 400, 5) == pytest.approx(truth, rel=1e-3) and truth > 1
-
-
-def test_a_sentence_names_numbers_that_lose() -> None:
-    rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in ((1, 10), (2, 11), (8, 4))])
-    words = " ".join(batching.sentences(rows, None))
-    assert "With 2 sequences the total is lower than with one" in words
-    assert "8 sequences together: 2.50x the tokens/s of one in total, 0.312x per user" in words
 
 
 @pytest.fixture
@@ -214,25 +201,6 @@ def test_batches_are_compared_number_by_number() -> None:
     assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
 
 
-def test_the_picture_says_what_its_axes_are() -> None:
-    sections = levers.sections(session((1, 2, 8)), [KERNELS])
-    figure = canvas.drawn(levers.drawings(sections)["batch"], (11, 5))
-    assert [ax.get_ylabel() for ax in figure.axes] == [
-        "tokens per second, all sequences",
-        "tokens per second, each sequence",
-    ]
-    assert {ax.get_xlabel() for ax in figure.axes} == {"sequences in a step"}
-    assert "tiny Q4_0, Test CPU, 4 cores" in figure.get_suptitle()
-    points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
-    assert sum(np.asarray(line.get_xdata()).size for line in points) == 18  # every run
-
-
-def test_a_report_of_experiments_alone_has_no_empty_parts() -> None:
-    text = page.html(session(), [])
-    assert "How many sequences at once, and what does it cost each?" in text and "sequences decoded together" in text
-    assert "how fast could it be" not in text and "The two curves" not in text
-
-
 def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:
     worker: Any = FakeWorker()
     variants = [("", {}), ("--kv-unified on", {"kv_unified": "on"})]
@@ -251,31 +219,6 @@ def test_settings_are_compared_for_sequences_that_are_decoded_together(model_fil
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
     (line,) = reproduce.commands([dataclasses.replace(record, model=embedded) for record in records])
     assert "'--kv-unified on' --prompt-len 20 --gen 5 --blocks 10 --sequences 1,3" in line
-
-
-def test_what_is_made_for_plain_runs_says_that_these_are_none(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="only experiments here"):
-        roofline.explain(session(), KERNELS)
-    with pytest.raises(LabError, match="nothing to draw"):
-        plot_runs.plot_prefill(session())
-    for record in session():
-        results.append(tmp_path / "a.jsonl", record)
-    code, _, err = run_lab("export", tmp_path / "a.jsonl")
-    assert code == 1 and "only experiments, and llama-bench's format has no rows" in err
-
-
-def test_the_command_that_makes_a_batch_again() -> None:
-    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    records = [dataclasses.replace(record, model=embedded) for record in session()]
-    command = reproduce.command(records)
-    assert command is not None and command.startswith("lab batch --sequences 1,4 --prompt-len 20 --gen 5 --repeat 6")
-
-
-def test_a_section_leaves_out_columns_in_which_nothing_is_known() -> None:
-    (section,) = levers.sections(session())
-    assert "predicted\nms" not in section.headings and len(section.cells) == 2
-    assert any("measure the ceilings first" in sentence for sentence in section.sentences)
-    assert [row["experiment"] for row in levers.as_rows([section])] == ["batch", "batch"]
 
 
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
@@ -364,10 +307,3 @@ def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, 
     for changed in (broken, dataclasses.replace(run, batch=Batch(10**10, False)), dataclasses.replace(run, n_prompt=0)):
         assert lever_figures.figures(changed) == {} and batching.rows([make_record(changed)]) == []
         assert levers.sections([make_record(changed)]) == []
-
-
-def test_sessions_of_other_sizes_are_not_mixed() -> None:
-    short = [make_record(dataclasses.replace(batch_run(n), n_gen=3)) for n in (4, 8)]
-    rows = batching.rows([*short, *session((1, 8))])
-    assert [[row.n_seq for row in group] for group in batching.alike(rows)] == [[4, 8], [1, 8]]
-    assert [row.efficiency is None for row in rows] == [True, True, False, False]

@@ -74,27 +74,3 @@ def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(gcc: str, own: tu
     assert given == (our_options() if tile_stores.gcc_major(gcc) < 15 else [])
     assert not any(option in commands["b.c"] for option in our_options())
     assert not own or "-O1" in commands["a.cpp"]
-
-
-ZEROS = "   1:\tvpxor  %xmm0,%xmm0,%xmm0\n   c:\tvmovdqa64 %zmm0,-0x40(%rsp)\n"
-LOAD = "  39:\tldtilecfg -0x40(%rsp)\n"
-
-
-@pytest.mark.parametrize(
-    ("listing", "lost"),
-    [
-        (LOAD, set(range(64))),
-        (ZEROS + LOAD, tile_stores.SET),
-        (ZEROS + "  14:\tmovb   $0x1,-0x40(%rsp)\n" + LOAD, tile_stores.SET - {0}),
-        ("  10:\tvmovdqa64 0x0(%rip),%zmm1\n  14:\tvmovdqa64 %zmm1,-0x40(%rsp)\n" + LOAD, set()),
-        (
-            "  10:\tmov    %rax,-0x10(%rsp)\n  14:\tmov    %r9d,-0x40(%rsp)\n" + LOAD,
-            set(range(4, 48)) | set(range(56, 64)),
-        ),
-        ("  14:\tvmovdqa %xmm1,-0x40(%rsp)\n" + ZEROS.replace("-0x40", "0x0") + LOAD, set(range(16, 64))),
-        ("  10:\tlea    -0x80(%rbp),%rax\n  14:\tvmovdqu8 %ymm1,0x20(%rax)\n  18:\tldtilecfg (%rax)\n", set(range(32))),
-        ("  14:\tvmovdqu8 %zmm1,-0x80(%rbp)\n  18:\tlea    -0x80(%rbp),%rax\n  1c:\tldtilecfg (%rax)\n", set()),
-    ],
-)
-def test_what_is_lost_is_read_from_a_listing(listing: str, lost: set[int]) -> None:
-    assert tile_stores.lost_in(listing.splitlines()) == [lost]

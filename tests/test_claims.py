@@ -16,14 +16,11 @@ from lab.experiments.claims import judging, session
 from lab.experiments.claims.figures import CLAIMS
 from lab.experiments.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.experiments.claims.session import PARTS, Session
-from lab.runner import side_by_side
 from lab.runner.plan import make_plan
-from lab.runner.progress import Status
-from lab.show import claim_views, console, page, reproduce
+from lab.show import claim_views, console, page
 from lab.show.section import print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_claims_judged import Planted
-from tests.test_explain import FAST
 from tests.test_report import Page
 
 
@@ -138,21 +135,6 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path) -> No
     assert [one.claim.number for one in verdicts(kept).judged] == [5, 7, 9, 10, 20, 26, 34]
 
 
-def test_the_ceilings_that_are_known_go_with_the_runs(worker: Any, tmp_path: Path) -> None:
-    made, path = planned(worker, tmp_path, "10"), tmp_path / "a.jsonl"
-    results.append(tmp_path / "ceilings-here.jsonl", dataclasses.replace(FAST, machine=made.base.machine))
-    run(made, worker, path)
-    (kept,) = results.read([path]).ceilings
-    assert set(kept.rates) == set(FAST.rates)
-
-
-def test_progress_names_the_part(worker: Any, tmp_path: Path) -> None:
-    seen = list[Status]()
-    of = planned(worker, tmp_path, "10")
-    list(session.execute(of, worker, tmp_path / "a.jsonl", seen.append, lambda text: None, FakeWorker))  # type: ignore[arg-type]
-    assert seen[-1].words.startswith("part 1 of 1, batch: run ")
-
-
 @pytest.fixture(scope="module")
 def judged() -> Verdicts:
     machine = Planted()
@@ -188,12 +170,6 @@ def test_a_record_names_no_file_and_nothing_in_a_page() -> None:
     assert "<script>" not in page.html(records, []).replace('<script type="application/gzip"', "")
 
 
-def test_the_command_that_makes_a_session_again(judged: Verdicts, worker: Any, tmp_path: Path) -> None:
-    records, _ = run(planned(worker, tmp_path, "10"), worker, tmp_path / "a.jsonl")
-    assert reproduce.command(records) == "lab claims --only 10 --model tiny.gguf --threads 2"
-    assert (reproduce.command(list(judged.records)) or "").startswith("lab claims --model tiny.gguf")
-
-
 def test_records_are_judged_again_as_python(judged: Verdicts, tmp_path: Path) -> None:
     records = list(judged.records)
     assert [row["number"] for row in lab.claims("7,10", records=records, out=tmp_path).rows] == [7, 10]
@@ -202,13 +178,6 @@ def test_records_are_judged_again_as_python(judged: Verdicts, tmp_path: Path) ->
     other = [dataclasses.replace(record, session="another") for record in records]
     with pytest.raises(LabError, match="here: a-session, another"):
         lab.claims(records=[*records, *other], out=tmp_path)
-
-
-def test_one_turn_a_block_is_half_the_runs(worker: Any, tmp_path: Path) -> None:
-    plans = {name: make_plan(worker, "8", 2, 4) for name in ("a", "b")}
-    runs = side_by_side.execute(plans, 4, tmp_path / "a.jsonl", lambda status: None, FakeWorker, n_turns=1)  # type: ignore[arg-type]
-    timed = [record.run for record in runs if not record.run.warmup]
-    assert sorted((one.block, one.variant) for one in timed) == [(i, name) for i in range(4) for name in "ab"]
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -69,13 +69,6 @@ def test_steps_add_up_to_the_prefill() -> None:
     assert parts[0].weight_bytes < parts[1].weight_bytes  # no head, no last feed-forward
 
 
-def test_the_cache_counts_by_its_type() -> None:
-    f16, q8 = cost.step(LLAMA, 1, 999, 1), cost.step(LLAMA, 1, 999, 1, "q8_0", "q8_0")
-    assert f16 is not None and q8 is not None
-    assert f16.kv_read_bytes == 1000 * 114_688 and f16.kv_written_bytes == 114_688
-    assert q8.kv_read_bytes == pytest.approx(f16.kv_read_bytes * 34 / 64)
-
-
 def test_what_the_header_does_not_tell_has_no_cost() -> None:
     for changes in ({"n_head_kv": None}, {"uncounted": "its layers are recurrent"}, {"matrices": None}):
         assert cost.step(dataclasses.replace(LLAMA, **changes), 1, 0, 1) is None
@@ -189,8 +182,3 @@ def test_in_one_cache_attention_runs_over_the_positions_of_all() -> None:
     seen = cost.attended(gemma, 1, 9_999, [(1, 9_999)]), cost.attended(gemma, 1, 9_999)
     for both, own in zip(*seen, strict=True):  # type: ignore[arg-type]
         assert both.n_pairs == 2 * own.n_pairs == 2 * (512 if own.heads.window else 10_000)
-
-
-def test_moving_a_cache_reads_and_writes_what_its_positions_left() -> None:
-    moved = cost.move(LLAMA, 1000)
-    assert moved is not None and (moved.flops, moved.n_bytes) == (0, 2 * 1000 * 114_688)

@@ -101,11 +101,6 @@ def test_lab_machine_says_whether_amx_is_used(
     assert ("--reinstall-package llama-cpp-python" in said) == ("not" in words)
 
 
-def test_only_instruction_sets_count_as_built_for() -> None:
-    assert builds.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
-    assert builds.built_for("") == frozenset()
-
-
 def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:
     with Worker() as worker:
         system_info = worker.build.system_info

@@ -76,14 +76,6 @@ def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: 
         datasheet.from_entry("mine", "about", "a laptop")
 
 
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "devices.toml"
-    broken.write_text("[small.mine\n")
-    monkeypatch.setattr(datasheet, "data_file", lambda name: broken)
-    with pytest.raises(LabError, match=r"models/devices\.toml is not TOML: .*line 1"):
-        datasheet.devices.__wrapped__()
-
-
 @pytest.mark.parametrize(
     ("name", "offered"),
     [
@@ -130,13 +122,6 @@ def test_no_two_devices_answer_to_one_name() -> None:
     assert not set(by_key) & set(datasheet.kinds())
 
 
-def test_a_list_of_devices_and_what_people_call_a_kind() -> None:
-    assert datasheet.names_of("rtx4090, M4,rtx-4090") == ("rtx-4090", "m4")
-    assert datasheet.names_of("macbook") == datasheet.names_of("apple")
-    with pytest.raises(LabError, match="'abacus'"):
-        datasheet.names_of("m4,abacus")
-
-
 def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     assert datasheet.find_device("rtx-4090").peak_tflops == 330
     assert datasheet.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
@@ -145,12 +130,6 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     assert known <= set(devices.PEAK_OVER_FP32)
     for device in datasheet.devices().values():
         assert device.peak_tflops is None or 10 <= 1e3 * device.peak_tflops / device.gbps <= 1_000, device.name
-
-
-def test_a_basis_says_whether_its_figures_were_found_again() -> None:
-    assert "whitepaper; checked: Wikipedia)" in datasheet.basis(datasheet.find_device("RTX 4090"))
-    own = datasheet.from_entry("small", "mine", WHOLE)
-    assert "(b; unchecked)" in datasheet.basis(own)
 
 
 @pytest.mark.parametrize(

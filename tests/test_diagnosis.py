@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import signal
@@ -26,7 +25,7 @@ from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.side_by_side import plan as plan_trial
 from tests import faults
-from tests.conftest import SETTINGS, FakeWorker, run_lab
+from tests.conftest import FakeWorker, run_lab
 
 WORDS = "The engine's process ended: SIGSEGV."
 
@@ -95,14 +94,6 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
     assert note == crash.run.error and f"The session continues with {option}" in note
 
 
-def test_a_run_that_dies_is_made_again_with_the_setting(tmp_path: Path) -> None:
-    """Its warm-up went well, as that of a run that is the first with a full step."""
-    records, _ = measured(Faulty(lambda settings, n: n > 100 and settings.n_threads > 1), tmp_path, repeat=1)
-    assert outcome(records) == [(10, 0, OK), (600, 0, OK)]
-    (crash,) = [record for record in records if record.run.status == CRASHED]
-    assert (crash.run.n_prompt, crash.settings.n_threads) == (600, 2)
-
-
 def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
     worker = Faulty(lambda settings, n: n in (10, 32))
     records, seen = measured(worker, tmp_path)
@@ -143,14 +134,6 @@ def test_trials_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     records, _ = measured(worker, tmp_path)
     assert "The cause was not found within 30 s" in str(records[0].run.error)
     assert worker.deaths <= 5
-
-
-def test_a_device_is_left_out_first() -> None:
-    settings = dataclasses.replace(SETTINGS, n_gpu_layers=5, devices=("CUDA0",), type_v="q8_0", mmap=False)
-    changes = diagnosis.changes(settings)
-    assert [change.option for change in changes] == ["--n-gpu-layers 0", "--no-repack", "--threads 1"]
-    changed = diagnosis.changed(settings, changes[0])
-    assert (changed.n_gpu_layers, changed.devices, changed.type_v) == (0, None, "q8_0")
 
 
 def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
@@ -237,14 +220,6 @@ def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker,
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
-
-
-def test_an_environment_without_llama_cpp_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['llama_cpp'] = None")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    with Worker() as worker, pytest.raises(LabError, match="package llama-cpp-python is not installed") as problem:
-        builds.of_worker(worker)
-    assert "uv sync" in problem.value.hint
 
 
 @needs_linux

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,33 +29,6 @@ def gains(low: float, high: float, noise: float = 1.02) -> tuple[Ratio, float]:
 
 
 NOTHING, SOME, MUCH, LOSS = gains(0.97, 1.04), gains(1.15, 1.3), gains(1.8, 2.2), gains(0.5, 0.6)
-
-
-@pytest.mark.parametrize(
-    ("n", "best", "is_busy", "effects", "verdict"),
-    [
-        (1, 2, False, {}, UNKNOWN),
-        (1, 2, False, {"prefill": NOTHING, "decode": NOTHING}, FINE),
-        (1, 2, False, {"prefill": NOTHING, "decode": SOME}, LOOK),
-        (1, 2, False, {"prefill": NOTHING, "decode": MUCH}, BROKEN),
-        (1, 2, False, {"prefill": LOSS, "decode": MUCH}, LOOK),
-        (1, 2, False, {"prefill": LOSS, "decode": LOSS}, FINE),
-        (1, 2, False, {"decode": gains(1.8, 9.0, noise=2.5)}, FINE),  # equal runs differ by more
-        (1, 2, False, {"decode": gains(0.9, 9.0)}, FINE),
-        (8, 2, False, {"decode": MUCH}, BROKEN),
-        (8, 2, True, {"decode": MUCH}, BROKEN),
-        (8, 2, False, {"decode": NOTHING}, LOOK),
-        (8, 2, False, {}, LOOK),
-        (2, 2, False, {"decode": NOTHING}, FINE),
-        (2, 2, False, {"decode": MUCH}, LOOK),
-        (2, 2, True, {"decode": MUCH}, FINE),  # the doing of other programs
-    ],
-)
-def test_threads_are_broken_where_another_number_is_sure_to_gain_much(
-    n: int, best: int, is_busy: bool, effects: dict[str, tuple[Ratio, float]], verdict: str
-) -> None:
-    check = checkup.of_threads(effects, n, 1, best, is_busy)
-    assert check.verdict == verdict and (check.command is not None) == (verdict in (LOOK, BROKEN))
 
 
 def gpu(description: str = "NVIDIA H200") -> Device:
@@ -94,41 +66,6 @@ def gpu(description: str = "NVIDIA H200") -> Device:
 def test_what_is_only_read_is_worth_a_look_at_most(check: Check, verdict: str) -> None:
     assert check.verdict == verdict
     assert (check.command is not None) == (verdict == LOOK)
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{text}\n")
-    return root
-
-
-CPU = "sys/devices/system/cpu/cpu0/cpufreq"
-
-
-@pytest.mark.parametrize(
-    ("files", "savers"),
-    [
-        ({}, None),
-        ({f"{CPU}/scaling_driver": "cppc", f"{CPU}/scaling_governor": "powersave"}, ["the governor is powersave"]),
-        ({f"{CPU}/scaling_driver": "intel_pstate", f"{CPU}/scaling_governor": "powersave"}, []),
-        ({f"{CPU}/energy_performance_preference": "power"}, ["the energy preference is power"]),
-    ],
-)
-def test_what_saves_power(files: dict[str, str], savers: list[str] | None, tmp_path: Path) -> None:
-    assert limits.power_savers(tree(tmp_path, files)) == savers
-
-
-def test_the_clock_and_the_gpus_of_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert limits.clock_ghz(tmp_path) is None and limits.gpus(tmp_path) == []
-    pci = "sys/bus/pci/devices/0000:0"
-    files = {f"{CPU}/scaling_cur_freq": "2100000", f"{CPU}/cpuinfo_max_freq": "4700000"}
-    for n, (kind, vendor) in enumerate((("0x030000", "0x10de"), ("0x030000", "0x1a03"), ("0x020000", "0x8086"))):
-        files |= {f"{pci}{n}/class": kind, f"{pci}{n}/vendor": vendor, f"{pci}{n}/device": "0x2684"}
-    tree(tmp_path, files)
-    assert limits.clock_ghz(tmp_path) == (2.1, 4.7)
-    assert limits.gpus(tmp_path) == ["NVIDIA 10de:2684"]
 
 
 class Planted(FakeWorker):

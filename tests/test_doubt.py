@@ -13,7 +13,7 @@ from lab.core.matrix import Matrix
 from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
-from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
+from lab.show import page, plot_why, text_compare, text_results, text_why
 from lab.why import advice, plain_read, probing, roofline, step_kernels
 from lab.why.advice import Lever
 from lab.why.where import Where
@@ -201,12 +201,6 @@ def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
     assert not limited_by_attention("F16", *slower)[0]
 
 
-def test_a_smaller_cache_is_a_lever_only_where_llama_cpp_has_it() -> None:
-    assert not limited_by_attention("Q4_0", type_k="q4_0", type_v="q4_0")[0]  # it is smaller already
-    probed = [dataclasses.replace(rate(ATTENTION, "Q8_0", n, 20, 0.02), n_positions=4096) for n in (1, 512)]
-    assert not limited_by_attention("F16", *probed, flash_attn="off", flash_attn_resolved="off")[0]
-
-
 def test_the_limit_is_the_largest_part_of_the_kernels() -> None:
     """Of 62.6 s, attention 43 % and the weights 33 %, with a slow kernel: attention is the limit, not the kernel."""
     assert roofline._limit(62.6, 0.77 * 62.6, 0.43 * 62.6, 10, 0.1) == roofline.ATTENTION
@@ -221,19 +215,6 @@ def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     bars: list[Any] = plot_why.plot_where(rows, "it").containers
     heights = [bar.patches[0].get_height() for bar in bars if bar.get_label().startswith("prefill")]
     assert sum(heights) == pytest.approx(100 * share)
-
-
-def test_requests_that_a_file_has_twice_count_once(tmp_path: Path) -> None:
-    sample = Path("results/sample-server-smollm2-135m-llama-server.jsonl")
-    (tmp_path / "twice.jsonl").write_text(2 * sample.read_text())
-    twice = results.read([tmp_path / "twice.jsonl"])
-    assert twice.requests == results.read([sample]).requests and "is a duplicate" in twice.skipped[0]
-
-
-def test_pictures_draw_disturbed_runs_hollow() -> None:
-    for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
-        for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):
-            assert ("disturbed runs (hollow)" in ax.get_legend_handles_labels()[1]) == is_hollow
 
 
 @pytest.mark.parametrize(("decode_ms", "is_possible"), [(10.0, True), (0.5, False)])

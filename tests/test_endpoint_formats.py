@@ -27,7 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoints.formats import Piece, Stream, StreamReader, error_in, usage_of
+from lab.endpoints.formats import Piece, Stream, StreamReader
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
@@ -146,35 +146,6 @@ def test_vllm() -> None:
     assert times.itl_ns(request) == [10, 0, 10, 0]
 
 
-# The same file: an error in the middle is an event, and [DONE] follows
-def test_vllm_error() -> None:
-    error = {"error": {"message": "EngineCore died", "type": "InternalServerError", "param": None, "code": 500}}
-    stream = read(sse(delta({"role": "assistant", "content": ""})), sse(error), sse("[DONE]"))
-    assert (stream.failure, stream.error) == (ERROR_INSIDE, "EngineCore died")
-    assert stream.events.kind == (ROLE, ERROR, DONE)
-    assert error_in({"object": "error", "message": "older versions", "code": 400}) == "older versions"
-
-
-# vLLM vllm/entrypoints/openai/completion/serving.py: `text` and no delta; no chunk of its own for the role
-def test_vllm_completions() -> None:
-    def chunk(text: str, finish: str | None, n: int) -> dict[str, Any]:
-        return {
-            "object": "text_completion",
-            "choices": [{"index": 0, "text": text, "finish_reason": finish}],
-            "usage": usage(4, n),
-        }
-
-    stream = read(
-        sse(chunk(" a b", None, 2)),
-        sse(chunk(" c", "length", 3)),
-        sse({"choices": [], "usage": usage(4, 3)}),
-        sse("[DONE]"),
-    )
-    whole(stream)
-    assert stream.events.kind == (TEXT, TEXT, USAGE, DONE)
-    assert (stream.tokens_by, stream.events.n_tokens, stream.finish_reason) == ("usage", (2, 1, 0, 0), "length")
-
-
 # SGLang python/sglang/srt/entrypoints/openai/serving_chat.py: every field is there, null where there is nothing; the
 # chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens next to the others
 def test_sglang() -> None:
@@ -218,45 +189,6 @@ def test_ollama() -> None:
     whole(stream)
     assert stream.events.kind == (REASONING, TEXT, TOOL, OTHER, USAGE, DONE)
     assert times.ttft_ns(as_request(stream)) == 10
-
-
-# Ollama middleware/openai.go, CompleteWriter: with include_usage every chunk of a completion has a usage of zeros
-def test_ollama_completions_with_zeros() -> None:
-    def chunk(text: str, finish: str | None = None) -> dict[str, Any]:
-        return {"choices": [{"text": text, "index": 0, "finish_reason": finish}], "usage": usage(0, 0)}
-
-    stream = read(
-        sse(chunk("a")),
-        sse(chunk("b")),
-        sse(chunk("", "stop")),
-        sse({"choices": [], "usage": usage(5, 3)}),
-        sse("[DONE]"),
-    )
-    whole(stream)
-    assert stream.events.n_tokens is None  # zeros count nothing
-    assert stream.usage and (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (5, 3)
-    cut = read(sse(chunk("a")))
-    assert cut.usage is None  # and are no count either
-
-
-# https://lmstudio.ai/docs/developer/api-changelog and github.com/lmstudio-ai/lmstudio-bug-tracker/issues/676: the role
-# comes with the first content; usage only with include_usage; delta.reasoning for gpt-oss
-def test_lm_studio() -> None:
-    def chunk(content: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return delta(content, finish, system_fingerprint="gemma", choice={"logprobs": None})
-
-    stream = read(
-        sse(chunk({"role": "assistant", "reasoning": "Let"})),
-        sse(chunk({"role": "assistant", "content": "\n"})),
-        sse(chunk({}, "stop")),
-        sse(chunk({}) | {"choices": [], "usage": usage(8, 2)}),
-        sse("[DONE]"),
-    )
-    whole(stream)
-    assert stream.events.kind == (REASONING, TEXT, OTHER, USAGE, DONE)
-    assert times.first_output_ns(as_request(stream)) == 20
-    silent = read(sse(chunk({"role": "assistant", "content": "Hi"})), sse(chunk({}, "stop")), sse("[DONE]"))
-    assert silent.usage is None and silent.events.kind == (TEXT, OTHER, DONE)
 
 
 def timings(n: int, n_cached: int = 0) -> dict[str, Any]:
@@ -405,28 +337,8 @@ def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
     assert stream.usage is None
 
 
-def test_running_counts_that_go_back_count_nothing() -> None:
-    stream = read(sse(delta({"content": "a"}, usage=usage(1, 5)), delta({"content": "b"}, usage=usage(1, 3)), "[DONE]"))
-    assert (stream.tokens_by, stream.events.n_tokens) == (None, None)
-
-
 def test_more_tokens_in_events_than_in_the_answer_count_nothing() -> None:
     stream = read(
         sse(delta({"content": "a"}, choice={"token_ids": [1, 2, 3]}), {"choices": [], "usage": usage(1, 2)}, "[DONE]")
     )
     assert stream.events.n_tokens is None
-
-
-# https://api-docs.deepseek.com/api/create-chat-completion: hits of the cache have a name of their own
-def test_other_names_of_cached_tokens() -> None:
-    counts = usage_of(usage(9, 1, prompt_cache_hit_tokens=4, prompt_cache_miss_tokens=5))
-    assert counts and counts.cached_tokens == 4
-
-
-# https://docs.mistral.ai/capabilities/reasoning and github.com/braintrustdata/braintrust-sdk-javascript/issues/1857:
-# content may be a list of parts, of which some are `thinking`, lists themselves
-def test_content_as_parts() -> None:
-    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]}
-    chunks = (delta({"content": [thought]}), delta({"content": [{"type": "text", "text": "Hi"}]}))
-    stream = read(sse(*chunks, delta({}, "stop"), "[DONE]"))
-    assert (stream.events.kind, stream.text) == ((REASONING, TEXT, OTHER, DONE), "HmHi")

@@ -81,12 +81,6 @@ def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list
     assert decode["model_n_params"] is None and decode["build_number"] is None
 
 
-def test_what_differs_is_not_pooled(records: list[Record]) -> None:
-    assert len(llama_bench_format.llama_bench_rows([*records, make_record(make_run(21, 5))])) == 4
-    other = dataclasses.replace(records[1].settings, n_threads_batch=1)
-    assert len(llama_bench_format.llama_bench_rows([*records, make_record(make_run(20, 5), settings=other)])) == 4
-
-
 def test_formats(records: list[Record]) -> None:
     rows = llama_bench_format.llama_bench_rows(records)
     assert json.loads(llama_bench_format.write(rows, "json")) == rows
@@ -111,14 +105,6 @@ def test_import_of_prefill(tmp_path: Path) -> None:
     assert (first.machine.cpu, first.machine.ram_bytes, first.machine.os) == ("AMD EPYC", None, None)
     assert (first.model.name, first.model.file, first.model.sha256) == ("SmolLM2.Q4_1", "SmolLM2.Q4_1.gguf", None)
     assert (first.settings.n_gpu_layers, first.settings.flash_attn, first.settings.seed) == (0, "auto", None)
-
-
-def test_repacking_is_exported_and_imported(records: list[Record], tmp_path: Path) -> None:
-    plain = [dataclasses.replace(r, settings=dataclasses.replace(r.settings, repack=False)) for r in records]
-    rows = llama_bench_format.llama_bench_rows([*records, *plain])
-    assert [row["repack"] for row in rows] == [True, True, False, False]
-    asked = [record.settings.repack for record in imported(tmp_path, {"repack": False}, {"repack": True})[0]]
-    assert asked == [False, False, None, None]
 
 
 def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
@@ -193,25 +179,6 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("  Device 0: AMD Radeon RX 1, gfx1100 (0x1100), VMM: no\n  Device 1: AMD Radeon RX 1, gfx1100", 2),
-        ("ggml_vulkan: 0 = AMD Radeon RX 1 (RADV NAVI31) (radv) | uma: 0 | fp16: 1 | warp size: 64", 1),
-        ("ggml_metal_init: found device: AMD Radeon RX 1\nggml_metal_init: picking default device: AMD Radeon RX 1", 1),
-        ("ggml_metal_device_init: GPU name:   AMD Radeon RX 1", 1),
-    ],
-)
-def test_the_lines_of_llama_cpp_name_the_devices(tmp_path: Path, line: str, names: int) -> None:
-    row = "| llama 7B Q4_0 | pp512 | 10.00 ± 0.00 |"
-    (record,), skipped = pasted(tmp_path, f"{line}\n{HEAD}{row}")
-    assert [device.description for device in record.machine.devices] == ["AMD Radeon RX 1"] * names and not skipped
-    _, skipped = pasted(tmp_path, HEAD + row)
-    assert skipped == ["line 3: the text does not name the device; name it with --device"]
-    (record,), _ = pasted(tmp_path, HEAD + row, device="RX 2")
-    assert record.machine.devices[0].description == "RX 2"
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         *((text, "") for text in ("nonsense", "[]", "[1, 2]", "{", '{"a": 1}', "[{}]")),
@@ -230,12 +197,6 @@ def test_what_cannot_be_read_gets_its_sentence(tmp_path: Path, text: str, said: 
     with pytest.raises(LabError, match=r"post\.txt") as problem:
         pasted(tmp_path, text)
     assert said in str(problem.value)
-
-
-def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
-    (record, _), _ = imported(tmp_path, {"gpu_info": "NVIDIA H200", "n_gpu_layers": 99})
-    assert record.machine.devices[0].description == "NVIDIA H200" and record.settings.n_gpu_layers == 99
-    assert table.runs([record]).machine[0] == "NVIDIA H200 (imported)"
 
 
 @pytest.mark.parametrize("kind", llama_bench_format.FORMATS)

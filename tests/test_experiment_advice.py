@@ -15,8 +15,7 @@ from lab.core.record import Ceilings, Record
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.show import text_why
 from lab.why import advice, roofline, step_kernels
-from lab.why.advice import BatchLever
-from tests.conftest import MACHINE, make_record, make_run, run_lab
+from tests.conftest import MACHINE, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
 
@@ -91,38 +90,6 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     two = dataclasses.replace(guessing, n_draft=2, best_n_draft=3)
     assert "for drafts of 2 tokens: " in text_why.advice_of(two)
     assert "at 80 %, drafts of 3 are 1.20x as fast" in text_why.advice_of(two)
-
-
-def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
-    assert tried(SHARED, model=dataclasses.replace(BIG, source="synthetic")).keys() == {"batch", "prefix"}
-    assert tried(SHARED, model=dataclasses.replace(BIG, windows=(0, 512) * 8)).keys() == {"batch"}
-    assert tried(SHARED, model=dataclasses.replace(BIG, n_ctx_train=20)).keys() == {"batch", "speculate"}
-    assert tried(SHARED, settings=dataclasses.replace(WIDE, n_batch=9))["batch"].n_seq == 8
-    weights = BIG.n_bytes or 0
-    assert "batch" not in tried(SHARED, ram_bytes=weights)
-    longer = make_record(make_run(20, 64), model=BIG, settings=WIDE)
-    assert tried(SHARED, longer)["speculate"].best_n_draft == 8
-    assert tried(SHARED, longer, settings=dataclasses.replace(WIDE, n_ubatch=6))["speculate"].best_n_draft == 5
-    chosen = tried(SHARED, settings=dataclasses.replace(WIDE, kv_unified=True, prompt="random"))
-    assert "--prompt random" in chosen["prefix"].command and "--kv-unified on" in chosen["batch"].command
-    assert not {"--prompt", "--kv-unified"} & set(chosen["speculate"].command.split())
-    assert 1 < tried(SHARED, ram_bytes=weights + 350 * 10**6)["batch"].n_seq < 16
-    other_threads = dataclasses.replace(WIDE, n_threads_batch=1)  # no kernel was probed with so many
-    assert tried(SHARED, settings=other_threads) == {}
-    reading_only = make_record(make_run(20, 1), model=BIG, settings=WIDE)
-    assert tried(SHARED, reading_only).keys() == {"prefix"}
-    slow = dataclasses.replace(
-        SHARED, rates=tuple(dataclasses.replace(r, n_bytes=r.n_bytes // 10**6) for r in SHARED.rates)
-    )
-    assert "prefix" not in tried(slow)  # moving the cache takes longer than computing it
-    assert advice.experiments([], [], SHARED) == []
-
-
-def test_the_explained_runs_teach_what_layers_cost_that_several_sequences_share() -> None:
-    records = timed(3)  # decode takes three times its kernels: what is shared is more
-    named = advice.experiments(roofline.explain(records, PROPORTIONAL), records, PROPORTIONAL)
-    (batch,) = [lever for lever in named if isinstance(lever, BatchLever)]
-    assert batch.n_seq > 1 and 1 < batch.total_gain < 3.1
 
 
 def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:

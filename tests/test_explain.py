@@ -17,13 +17,13 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
-from lab.models import catalog, shapes, synthetic
+from lab.models import synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import text_why
-from lab.why import advice, plain_read, probe_plan, probing, roofline, step_kernels, where
+from lab.why import advice, plain_read, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
@@ -58,12 +58,6 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
     roof = roofline.roof(FAST)
     assert [roof.gflops, roof.gbps] == pytest.approx([400, 40])
     assert roof.ridge == pytest.approx(10)
-
-
-def test_the_best_of_all_measurements_counts() -> None:
-    bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
-    best = probing.known([FAST, bad], Where(MACHINE))
-    assert best and best.measured_at == bad.measured_at and set(best.rates) == set(FAST.rates)
 
 
 def test_ceilings_without_repacking_are_apart() -> None:
@@ -115,15 +109,6 @@ def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> No
 
 def feed_forward(kind: str) -> Matrix:
     return Matrix(FEED_FORWARD, kind, BIG.n_ff or 1, BIG.n_embd or 1, 1)
-
-
-def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
-    rates = dataclasses.replace(FAST, rates=tuple(rate(MUL_MAT, "Q8_0", n, 10, 1e9) for n in (1, 16)))
-    one = probing.gbps(rates.rates[0])
-    assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 4, 2) == pytest.approx(1 / one / 1e9)
-    assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 99, 2) == pytest.approx(1 / one / 1e9)
-    with pytest.raises(LabError, match="Q4_0 with 2 threads have not been measured"):
-        step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q4_0"), 1, 2)
 
 
 def timed(decode_factor: float) -> list[Record]:
@@ -183,27 +168,6 @@ def test_attention_is_timed(worker: Worker) -> None:
     wanted = small(ATTENTION, "F16", 4, rows=6, columns=64)
     flash, plain = (worker.probe(dataclasses.replace(wanted, op=op)) for op in (ATTENTION, PLAIN_ATTENTION))
     assert (flash.n_bytes, flash.flops) == (plain.n_bytes, plain.flops)
-
-
-def test_probes_of_the_same_weights_find_them_filled(worker: Worker) -> None:
-    wide = dataclasses.replace(small(MUL_MAT, "Q4_K", 1, 4096, 4096), n_bytes=2**28, seconds=0.0)
-    seconds = list[float]()
-    for one in (wide, dataclasses.replace(wide, n_tokens=2), dataclasses.replace(wide, n_bytes=2**26)):
-        start = time.perf_counter()
-        probed = worker.probe(one)
-        seconds.append(time.perf_counter() - start - 2e-9 * sum(probed.times_ns))
-        assert probed.n_bytes == one.n_bytes // (4096 * 2304) * 4096 * 2304
-    assert max(seconds[1:]) < seconds[0] / 2
-
-
-def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
-    with pytest.raises(LabError, match="type Q9 are not supported"):
-        worker.probe(small(MUL_MAT, "Q9", 1))
-
-
-def test_plain_reading() -> None:
-    read = plain_read.read_rate(2, 2**22)
-    assert read.n_bytes == 2**22 and probing.gbps(read) > 0.1
 
 
 def test_probes_cover_what_a_model_needs() -> None:
@@ -279,40 +243,7 @@ def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     assert kept and kept.rates == (FAST.rates[0],)
 
 
-def test_runs_that_tell_nothing_are_no_traceback(tmp_path: Path) -> None:
-    for name, run in (("warm", make_run(warmup=True)), ("failed", make_run(status="failed"))):
-        results.append(tmp_path / f"{name}.jsonl", make_record(run))
-        assert "nothing to explain" in run_lab("explain", tmp_path / f"{name}.jsonl")[2]
-
-
-def test_heads_that_share_keys_are_another_kernel() -> None:
-    many, few = (dataclasses.replace(small(ATTENTION, "F16", 1), n_head_kv=n) for n in (32, 8))
-    assert probing.key(many) != probing.key(few)
-
-
-def test_different_answers_are_explained_apart() -> None:
-    records = [make_record(make_run(20, n_gen), model=BIG, settings=WIDE) for n_gen in (3, 9)]
-    rows = [row for row in roofline.explain(records, FAST) if row.phase == "decode"]
-    assert [(row.n_gen, row.n_steps) for row in rows] == [(3, 2), (9, 8)]
-
-
 # How much is probed, in how many rounds, and what is kept
-
-
-def test_a_pass_is_as_large_as_the_machines_own_caches_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cpu in range(4):  # two pairs that share 16 MB each, and small caches of their own
-        for index, level, size, shared in ((0, 1, "32K", str(cpu)), (3, 3, "16M", "0-1" if cpu < 2 else "2-3")):
-            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
-            folder.mkdir(parents=True)
-            for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
-                (folder / name).write_text(f"{text}\n")
-    assert probe_plan.linux_cache(tmp_path) == 32 * 2**20
-    assert probe_plan.linux_cache(tmp_path / "none") == 0
-    sizes = []
-    for n_bytes in (32 * 2**20, 2**30):
-        monkeypatch.setattr(probe_plan, "last_level_cache", lambda n_bytes=n_bytes: n_bytes)
-        sizes.append(max(p.n_bytes for p in probing.probes(BIG, WIDE)))
-    assert sizes == [4 * 32 * 2**20, probe_plan.MOST_PASS]
 
 
 class Counting:
@@ -349,29 +280,6 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
     assert bool(last) == (n_disturbed > n_rounds)
     known = probing.known(probing.kept(tmp_path), Where(MACHINE))
     assert known and [len(probed.times_ns) for probed in known.rates if probed.op == MUL_MAT] == [n_rounds] * 3
-
-
-def test_the_time_left_is_that_of_the_probes_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock, told = [0.0], list[Status]()
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: "")
-    engine: Any = Counting()
-    wanted = [small(MUL_MAT, "Q4_0", n) for n in range(1, 11)]
-    wanted += [dataclasses.replace(probe, device="CPU") for probe in wanted]  # another device's, later
-
-    def probe(asked: Probe) -> Rate:
-        clock[0] += 3
-        return Counting.probe(engine, asked)
-
-    engine.probe = probe
-    probing.run_probes(engine, Where(MACHINE, (None, "CPU")), wanted, told.append, tmp_path)
-    assert [status.doing.split(":")[0] for status in told] == [f"kernel {n} of 20" for n in range(1, 21)] * 2
-    first = probing.EACH_S + probing.GB_S * 4 * 2**20 / 1e9  # the others find its weights
-    alone = probing.expected_s(wanted) / 4
-    assert alone == pytest.approx(first + 9 * probing.EACH_S)
-    assert told[0].left_s == pytest.approx(4 * alone)
-    assert told[10].left_s == pytest.approx(3 * alone * (probing.SURE_S + 30) / (probing.SURE_S + alone))
-    assert told[30].left_s == pytest.approx(alone * (probing.SURE_S + 30) / (probing.SURE_S + alone))
 
 
 @pytest.mark.parametrize("gb_s", [0.3, 1.0, 4.0])
@@ -433,61 +341,6 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
     results.append(tmp_path / "runs.jsonl", make_record(timed(1.1)[0].run, model=BIG, settings=WIDE))
     code, _, err = run_lab("explain", tmp_path / "runs.jsonl", "--ceilings", tmp_path, "--no-plot")
     assert code == 0 and f"Note: {path.name} line 2" in err
-
-
-def test_files_of_older_versions_have_attention_at_one_length_that_is_not_told() -> None:
-    assert all(probed.n_positions is None for probed in FAST.rates)
-    kernels = step_kernels.total(BIG, WIDE, FAST, 512, 4000, 0)
-    step = cost.step(BIG, 512, 4000, 0)
-    assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
-
-
-def test_attention_is_taken_at_the_length_that_fits() -> None:
-    lengths = {512: 100, 32768: 25}
-    at = [
-        dataclasses.replace(rate(ATTENTION, "F16", 1, 1e9, gflops), n_positions=n, rows=32, columns=64, n_head_kv=8)
-        for n, gflops in lengths.items()
-    ]
-    both = dataclasses.replace(FAST, rates=(*(probed for probed in FAST.rates if probed.op == MUL_MAT), *at))
-    for n_past, gflops in ((10, 100), (511, 100), (4095, 50), (32767, 25), (99_999, 25)):
-        kernels, step = step_kernels.total(BIG, WIDE, both, 1, n_past, 1), cost.step(BIG, 1, n_past, 1)
-        assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / gflops / 1e9, rel=0.01)
-
-
-def test_each_type_is_probed_in_a_shape_that_it_has(worker: Worker) -> None:
-    mix = shapes.model_of(catalog.entries()["llama-3.2-1b"], "Q4_K_M")
-    has = {(m.type, min(m.rows, probe_plan.MOST_ROWS), m.columns) for m in mix.matrices or ()}
-    probed = {(p.type, p.rows, p.columns) for p in probing.probes(mix, WIDE) if p.op == MUL_MAT}
-    assert probed <= has and {kind for kind, *_ in probed} == {"Q4_K", "Q6_K"}
-    asked = [p for p in probing.probes(mix, WIDE, ["Q6_K", "Q8_0"]) if p.type == "Q8_0"]
-    assert {(p.rows, p.columns) for p in asked} == {(8192, 2048)} and {p.n_tokens for p in asked} >= {1, 512}
-    head_only = shapes.model_of(catalog.entries()["llama-3.2-1b"], "Q4_0")  # its output matrix is Q6_K
-    asked = [p for p in probing.probes(head_only, WIDE, ["Q6_K"]) if p.type == "Q6_K" and p.n_tokens == 512]
-    assert {p.rows for p in asked} == {8192}
-    experts = shapes.model_of(catalog.entries()["gpt-oss-20b"], "MXFP4_MOE")
-    by_op = {p.op: p for p in probing.probes(experts, WIDE)}
-    assert by_op[MUL_MAT_ID].type == "MXFP4" and (by_op[MUL_MAT_ID].n_expert, by_op[MUL_MAT_ID].n_expert_used) == (
-        32,
-        4,
-    )
-    assert by_op[MUL_MAT].type == "Q8_0"
-
-
-def test_a_mixture_gets_levers_of_other_types_too() -> None:
-    mixture = shapes.model_of(catalog.entries()["qwen3-30b-a3b"], "Q4_0")
-    wanted = probing.probes(mixture, WIDE, ["Q8_0"])
-    assert {p.op for p in wanted if p.type == "Q8_0"} == {MUL_MAT, MUL_MAT_ID}
-    faster = {"Q4_0": 4, "Q8_0": 1}  # ns per byte
-    probed = tuple(
-        Rate(p.op, p.type, "CPU", p.rows, p.columns, p.n_tokens, p.n_threads, 10**6, 10**6, (ns,), *more)
-        for p in wanted
-        for ns in [10**6 * faster.get(p.type, 1)]
-        for more in [(p.n_head_kv, p.n_positions, p.n_expert, p.n_expert_used)]
-    )
-    record = dataclasses.replace(timed(1.1)[0], model=mixture)
-    best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, probed)
-    levers = advice.levers(roofline.explain([record], best), record, best)
-    assert "Q8_0 instead of Q4_0" in [lever.change for lever in levers]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from lab.models import catalog, shapes
 from lab.show import page
 from lab.why import datasheet, laws, learning, prediction, published, roofline, where
 from lab.why.step_prediction import StepPrediction
-from tests.conftest import SETTINGS, make_record, make_run, run_lab
+from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
 from tests.test_prediction import epyc
 from tests.test_report import Page, browser, contrast, evil, look, session
@@ -255,11 +255,6 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
         assert ("mini-lab-laws" in out.read_text()) == (not options)
 
 
-def test_without_a_plain_run_there_is_nothing_to_explore() -> None:
-    with pytest.raises(LabError, match="nothing to explore"):
-        laws.laws([make_record(make_run(10, status="failed", error="no memory"))], [])
-
-
 def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     own = [one for one in here()[0] if one.run.is_timed][:2]
     hostile = [dataclasses.replace(evil(one), settings=one.settings) for one in own]
@@ -286,14 +281,6 @@ def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     assert len(found["devices"]) == 1 + len(datasheet.devices()) and "why" not in found["laws"][0][0]
 
 
-def test_impossible_rates_are_no_law() -> None:
-    records, best = here()
-    for ns in (0, -1):
-        rates = tuple(dataclasses.replace(one, times_ns=(ns,)) for one in best.rates)
-        (law, *_) = laws.laws(records, [dataclasses.replace(best, rates=rates)])["laws"][0]
-        assert "impossible" in law["why"], (ns, law)
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     opened(browser, tmp_path / "page.html", html(), width, scheme)
@@ -314,25 +301,3 @@ def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width:
     assert len(browser.find_elements("css selector", "#explore-prefill .line")) > 20
     assert browser.find_elements("css selector", "#explore-prefill .far")
     assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]
-
-
-def test_on_paper_the_chosen_request_stands_in_words_instead_of_the_sliders(browser: Any, tmp_path: Path) -> None:
-    opened(browser, tmp_path / "page.html", html(), 718)  # A4 without its margins
-    browser.execute_script("inputs.users.value = 4; inputs.cached.value = 50; update()")
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    try:
-        chosen, form = (browser.find_element("id", f"explore-{name}") for name in ("chosen", "form"))
-        assert chosen.is_displayed() and not form.is_displayed()
-        assert chosen.text.endswith("a prompt of 1,000 tokens (500 cached), an answer of 200, 4 users.")
-        assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    assert form.is_displayed() and not chosen.is_displayed()
-
-
-def test_the_coefficients_do_not_depend_on_the_length() -> None:
-    record, device = here()[0][0], datasheet.find_device("rtx-4090")
-    short, long = (published.case_for(record.model, record.settings, device, PREFILL, n) for n in (1, 9000))
-    known = published.learned()[PREFILL]
-    assert short and long and known.coefficients(short) == known.coefficients(long)
-    assert known.spreads(short) == known.spreads(long)

@@ -81,24 +81,6 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert not scanned.warnings and scanned.size_on_disk == len(DATA)
 
 
-def test_files_of_a_repo(server: LoopbackHub) -> None:
-    assert hub.files(REPO) == [FILE, "Tiny-Q8_0.gguf"] == hub.files(REPO, COMMIT)
-    with pytest.raises(LabError, match=r"no revision 'mian'"):
-        hub.files(REPO, "mian")
-
-
-def test_small_files_that_git_keeps_and_files_in_folders(server: LoopbackHub) -> None:
-    server.repos["owner/small"] = Repo({"q4/small.gguf": b"GGUF and more"}, refs=("main", "refs/pr/1"), lfs=False)
-    sha256 = hashlib.sha256(b"GGUF and more").hexdigest()
-    remote = Remote("owner/small", "q4/small.gguf", "refs/pr/1", sha256)
-    pulled = hub.pull(remote)
-    assert pulled.path.read_bytes() == b"GGUF and more" and pulled.sha256 == sha256
-    here = hub.cached(remote)
-    assert here and (here.path, here.revision) == (pulled.path, COMMIT)
-    assert "arrived damaged" in refused(Remote("owner/small", "q4/small.gguf", "refs/pr/1", "0" * 64))
-    assert hub.cached(remote) is None
-
-
 def test_the_token_stays_with_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.tokens.add("secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -264,8 +246,3 @@ def test_remove_frees_the_bytes_and_all_names(server: LoopbackHub) -> None:
     assert hub.cached(REMOTE) is None and hub.cached(other) and hub.remove(REMOTE) == 0
     scanned = scan_cache_dir(hub._root())
     assert not scanned.warnings and scanned.size_on_disk == 36
-
-
-def test_importing_is_cheap() -> None:
-    code = "import sys, lab.models.hub; assert 'huggingface_hub' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,6 @@
 """`--lib`: libraries of another build, checked before anything is measured, and part of what is recorded."""
 
-import ctypes
 import dataclasses
-import json
 import os
 import shutil
 import sys
@@ -12,20 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis import comparison, table
-from lab.core.record import OK, Ceilings, Device, Rate
+from lab.core.record import OK
 from lab.core.results import read
-from lab.engine import bindings, llama, native
+from lab.engine import llama, native
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, machine, side_by_side
-from lab.runner.as_options import options
-from lab.show import plot_runs, text_compare
-from lab.why import probing
-from lab.why.where import Where
-from tests.conftest import MACHINE, SETTINGS, FakeWorker, make_record, run_lab
+from lab.runner import builds, side_by_side
+from tests.conftest import FakeWorker, run_lab
 
 LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
 FIELD = "the default of llama_context_params.n_batch"
@@ -91,11 +84,6 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         builds.folder_of(str(tmp_path / "nowhere"))
 
 
-def test_a_folder_without_libraries(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="this folder contains no libllama"):
-        builds.folder_of(str(tmp_path))
-
-
 def test_the_folder_above_is_answered_with_the_right_one(build: Path) -> None:
     with pytest.raises(LabError) as problem:
         builds.folder_of(str(build.parent))
@@ -111,16 +99,6 @@ def test_the_command_says_it_in_a_sentence(libllama: Callable[[bytes], Path]) ->
     for command in (("machine",), ("measure", "--prompt-len", 8), ("ceilings",)):
         status, _, err = run_lab(*command, "--lib", libllama(b"not a library"))
         assert (status, err.startswith("Error: --lib ")) == (1, True), err
-
-
-def test_libraries_that_lack_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise AttributeError("libllama.so: undefined symbol: llama_new_thing")
-
-    monkeypatch.setattr(native, "llama_cpp", missing)
-    with pytest.raises(LabError, match="undefined symbol: llama_new_thing") as problem:
-        native.start()
-    assert "llama-cpp-python" in problem.value.hint
 
 
 def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callable[[bytes], Path]) -> None:
@@ -150,43 +128,6 @@ def test_libraries_of_another_version(theirs: dict[str, object], words: str, tmp
         builds.compare(FITTING, dataclasses.replace(FITTING, **theirs), tmp_path)  # type: ignore[arg-type]
 
 
-def test_another_commit_of_the_same_version_fits(tmp_path: Path) -> None:
-    builds.compare(FITTING, dataclasses.replace(FITTING, version="0.25.4"), tmp_path)
-
-
-def test_a_libllama_that_works_with_libraries_of_another_folder(build: Path) -> None:
-    names = {path.name for path in build.iterdir()}
-    ggml = next(name for name in names if "ggml-base" in name)
-    moved = dataclasses.replace(FITTING, paths=(str(build / LIBLLAMA), f"/somewhere/{ggml}"))
-    with pytest.raises(LabError, match=f"does not load its own {ggml}, but /somewhere/{ggml}"):
-        builds.compare(FITTING, moved, build.resolve())
-    packaged = dataclasses.replace(FITTING, paths=(str(build / LIBLLAMA), "/usr/lib/libggml.so.7"))
-    builds.compare(FITTING, packaged, build.resolve())  # ggml is a package of its own there
-
-
-def test_the_layout_is_read_from_the_libraries() -> None:
-    described = native.libraries()
-    params = bindings.llama_cpp().llama_context_default_params()
-    assert described.layout["the default of llama_context_params.n_ubatch"] == str(params.n_ubatch)
-    assert described.layout["tensor type 0"] == "f32"
-    size = described.layout.get("the size of llama_model_params")
-    assert size in (None, str(-(-ctypes.sizeof(bindings.llama_cpp().llama_model_params) // 8) * 8))
-
-
-def test_the_sum_is_of_what_the_libraries_hold(tmp_path: Path) -> None:
-    def name() -> str | None:
-        return builds.name_of(str(tmp_path / "bin"))
-
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "libllama.so.0.5").write_bytes(b"one")
-    first = name()
-    (tmp_path / "bin" / "libllama.so").write_bytes(b"one")
-    (tmp_path / "bin" / "llama-bench").write_bytes(b"a program")
-    assert name() == first
-    (tmp_path / "bin" / "libggml-vulkan.so").write_bytes(b"more")
-    assert name() not in (None, first)
-
-
 def test_the_variable_of_llama_cpp_python_is_the_option(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIB_VARIABLE, str(build))
     assert builds.folder_of(None) == str(build.resolve())
@@ -204,57 +145,6 @@ def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
     assert [plan.backend.lib for plan in plans.values()] == [None, str(build.resolve())]
     assert [plan.settings.lib for plan in plans.values()] == [None, builds.name_of(str(build))]
-
-
-def test_two_builds_are_two_setups() -> None:
-    other = make_record(settings=dataclasses.replace(SETTINGS, lib="build/bin 1a2b3c4d"))
-    labels = [label for label, _ in table.setups(table.runs([make_record(), other]))]
-    assert labels == ["tiny Q4_0, lib default", "tiny Q4_0, lib build/bin 1a2b3c4d"]
-    groups = comparison.groups([make_record(), other])
-    assert text_compare.differences(groups) == {"lib": ["default", "build/bin 1a2b3c4d"]}
-
-
-def test_a_record_gives_the_option_back() -> None:
-    record = make_record(settings=dataclasses.replace(SETTINGS, lib="build/bin 1a2b3c4d"))
-    assert ("--lib", "build/bin") in options(record)
-
-
-def test_ceilings_of_two_builds_are_kept_apart() -> None:
-    rate = Rate("mul_mat", "Q4_0", "CPU", 8, 8, 1, 1, 100, 100, (1,))
-    other = dataclasses.replace(MACHINE, lib="build/bin 1a2b3c4d")
-    given = [Ceilings("2026-01-01T00:00:00Z", here, False, (rate,)) for here in (MACHINE, other)]
-    for here in (MACHINE, other):
-        known = probing.known(given, Where(here))
-        assert known is not None and known.machine == here
-    assert probing.known(given[:1], Where(other)) is None
-
-
-def test_a_device_in_software_is_marked() -> None:
-    vulkan = Device("Vulkan0", "llvmpipe (LLVM 15.0.6, 256 bits)", "gpu", 2 * 10**9)
-    real = Device("Vulkan1", "AMD Radeon RX 7900 XTX (RADV NAVI31)", "gpu", 24 * 10**9)
-    assert machine.describe_device(vulkan) == "llvmpipe (software; LLVM 15.0.6, 256 bits)"
-    assert machine.describe_device(real) == real.description
-    assert machine.describe_device(dataclasses.replace(vulkan, description="SwiftShader")) == "SwiftShader (software)"
-    record = make_record(
-        machine=dataclasses.replace(MACHINE, devices=(vulkan,)),
-        settings=dataclasses.replace(SETTINGS, n_gpu_layers=99),
-    )
-    assert table.runs([record]).machine[0] == machine.label(record.machine, record.settings)
-    assert "(software" in table.runs([record]).machine[0]
-    assert json.dumps(machine.slug(machine.label(record.machine, record.settings))) == (
-        '"llvmpipe-software-llvm-15.0.6-256-bits"'
-    )
-
-
-def test_the_title_of_cpu_against_device_is_of_two_devices() -> None:
-    here = dataclasses.replace(MACHINE, devices=(Device("Vulkan0", "a GPU", "gpu"),))
-    records = [
-        make_record(machine=here, settings=dataclasses.replace(SETTINGS, n_gpu_layers=n), session=str(n))
-        for n in (0, 99)
-    ]
-    assert "tiny Q4_0 on 2 devices" in plot_runs.plot_prefill(records).get_title()
-    records[0] = dataclasses.replace(records[0], machine=dataclasses.replace(here, ram_bytes=8 * 10**9))
-    assert "tiny Q4_0 on 2 machines" in plot_runs.plot_prefill(records).get_title()
 
 
 def test_a_device_without_room_is_no_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:

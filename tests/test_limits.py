@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.runner import limits, machine
+from lab.runner import limits
 
 GB = 10**9
 
@@ -64,11 +64,6 @@ def test_what_is_no_limit_limits_nothing(tmp_path: Path) -> None:
 def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
     stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
     assert limits.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5
-
-
-def test_a_group_outside_of_the_namespace_still_has_the_limits_that_can_be_seen(tmp_path: Path) -> None:
-    root = tree(tmp_path, "0::/../another", {"cpu.max": "50000 100000"})
-    assert (limits.n_cores_usable(root), limits.default_threads(root)) == (0.5, 1)
 
 
 def cpus(root: Path, siblings: str, figures: dict[str, str] | None = None, quota: str = "max") -> Path:
@@ -143,24 +138,3 @@ def test_threads_by_default(
             (root / "sys/devices" / kind).mkdir()
             (root / "sys/devices" / kind / "cpus").write_text(text + "\n")
     assert limits.default_threads(root) == n, why
-
-
-def test_what_a_system_does_not_tell_is_what_psutil_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert limits.default_threads(tmp_path) == 32
-    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert limits.default_threads(tmp_path) == 1
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(limits, "sysctl", {"hw.perflevel0.physicalcpu": "6"}.get)
-    assert limits.default_threads(tmp_path) == 6
-
-
-def test_the_quota_is_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for quota, expected in ((1.5, (1, 1.5)), (0.5, (1, 0.5)), (8.0, (8, 8.0)), (None, (64, None)), (99.0, (64, None))):
-        monkeypatch.setattr(limits, "cpu_quota", lambda root=None, quota=quota: quota)
-        here = machine.describe()
-        assert (here.n_cores_usable, here.cpu_quota) == expected
-        assert machine.cores(here) == (quota if expected[1] else 64)

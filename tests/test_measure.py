@@ -4,24 +4,23 @@ import dataclasses
 import errno
 import itertools
 import types
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from lab.analysis import table
-from lab.core import phases, results, stats
+from lab.core import results, stats
 from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import warm_engine
-from lab.runner.cases import Case, Plan, Until
+from lab.runner.cases import Plan, Until
 from lab.runner.plan import N_PILOT, make_plan
-from lab.runner.progress import Reporter, Status
+from lab.runner.progress import Status
 from lab.runner.rounds import wide_rows
 from lab.runner.session import execute, new_results_file
-from tests.conftest import MS, FakeWorker, died, make_run, run_lab
+from tests.conftest import MS, FakeWorker, died, run_lab
 
 
 @pytest.fixture
@@ -62,11 +61,6 @@ def test_a_whole_step_that_takes_long_is_not_warmed_up(bench: Any, monkeypatch: 
     monkeypatch.setattr(warm_engine, "FULL_WARMUP_S", 0.0)
     records, _ = bench(prompt_len="10,600", repeat=1)
     assert [r.run.n_prompt for r in records if r.run.warmup] == [32]
-
-
-def test_a_prompt_that_is_shorter_than_the_warm_up_has_no_second_one(bench: Any) -> None:
-    records, _ = bench(prompt_len="10", repeat=1)
-    assert [r.run.n_prompt for r in records if r.run.warmup] == [10]
 
 
 def test_every_shape_is_warmed_up_first_and_marked_on_a_gpu(bench: Any, fake_worker: FakeWorker) -> None:
@@ -119,16 +113,6 @@ def test_a_length_that_always_kills_is_given_up(bench: Any, fake_worker: FakeWor
     assert [o for o in outcome(records) if o[0] == 10] == [(10, i, OK) for i in range(4)]
 
 
-def test_death_while_making_room_costs_the_longest_length(bench: Any, fake_worker: FakeWorker) -> None:
-    def out_of_memory(n_ctx: int) -> None:
-        if n_ctx > 100:
-            raise died()
-
-    fake_worker.on_context = out_of_memory
-    records, _ = bench(repeat=1)
-    assert outcome(records) == [(10, 0, OK), (600, 0, CRASHED)]
-
-
 def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worker: FakeWorker) -> None:
     deaths = iter([True])
 
@@ -145,65 +129,12 @@ def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worke
     ]  # a short run and a whole step in each engine
 
 
-def test_a_huge_refused_length_needs_no_room_on_the_disk(bench: Any) -> None:
-    records, _ = bench(prompt_len=[10, 10**12], repeat=1)
-    assert outcome(records) == [(10, 0, OK), (10**12, 0, FAILED)]
-
-
-def test_a_refused_step_gives_the_length_up_at_once(bench: Any, fake_worker: FakeWorker) -> None:
-    def refuse(n_prompt: int, n_gen: int) -> None:
-        if (n_prompt, n_gen) == (600, 5):
-            raise LabError("llama_decode returned 1", "")
-
-    fake_worker.on_run = refuse
-    records, _ = bench(repeat=3)
-    assert [o for o in outcome(records) if o[0] == 600] == [(600, 0, FAILED)]
-    assert fake_worker.starts == 3  # one a round
-
-
 def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
     bench(repeat=2)
     timed = [status for status in seen if status.doing == "decode"]
     assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
     assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
     assert {"loading the model", "creating the context", "warming up"} <= {status.doing for status in seen}
-
-
-def test_the_time_left_includes_the_extra_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.runner.progress.time", types.SimpleNamespace(monotonic=lambda: 100.0))
-    runs = {Case(n, 5): make_run(n, 5) for n in (10, 600)}
-    quick, slow = runs
-    quick_s, slow_s = ((phases.e2e_ns(run) or 0) / 1e9 for run in runs.values())
-    seen: list[Status] = []
-    planned: list[float] = []
-
-    def extra(cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:
-        assert cost_s == pytest.approx({quick: quick_s, slow: slow_s})
-        planned.append(planned_s)
-        return {quick: 3}
-
-    todo = [(0, quick), (0, slow)]
-    reporter = Reporter(seen.append, todo, lambda case: (case.n_prompt, case.n_gen), extra)
-    for case, run in runs.items():
-        reporter.learn(case, run)
-    reporter.report_status("decode", rest_s=1.0)
-    todo.clear()  # the last planned run has begun
-    reporter.report_status("decode", rest_s=1.0)
-    todo += [(1, quick)] * 3
-    reporter.expect(3)
-    reporter.report_status("decode", rest_s=1.0)
-    left = [status.left_s for status in seen]
-    assert left == pytest.approx([1 + 4 * quick_s + slow_s, 1 + 3 * quick_s, 1 + 3 * quick_s])
-    assert planned == pytest.approx([1 + quick_s + slow_s, 1])
-
-
-def test_streamed_text_is_what_was_generated(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
-    plan = make_plan(worker, "10", 5, 1, str(tmp_path / "tiny.gguf"))
-    seen: list[Status] = []
-    list(execute(plan, worker, new_results_file(plan, tmp_path), seen.append, stream=True))
-    assert "".join(status.text for status in seen) == "<0><1><2><3><4>"
 
 
 def test_results_folder_is_checked_before_anything_is_measured(bench: Any, tmp_path: Path) -> None:
@@ -348,13 +279,6 @@ def test_lengths_that_cost_little_get_more_runs(
     assert last_planned and min(left or 0.0 for left in last_planned) > 3 * 0.05  # three more runs of 10 tokens
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
-
-
-def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=1, until=Until(0.0001, 1000, 0.0))
-    shaky(worker, [0, 1, 2, 3])
-    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert len(runs) == 1  # not even the pilot rounds go on
 
 
 def test_two_sessions_in_one_second_have_files_of_their_own(tmp_path: Path) -> None:

@@ -89,13 +89,6 @@ def test_what_others_take_counts_where_the_run_needs_it(record: Record, disturbe
     assert (disturbances.OTHERS in disturbances.disturbances(record)) is disturbed
 
 
-def test_in_a_container_the_cores_are_those_of_the_host() -> None:
-    record = on(64, 2, 2, 20)
-    assert disturbances.disturbances(record)
-    allowed = dataclasses.replace(record.machine, cpu_quota=2.0)
-    assert disturbances.disturbances(dataclasses.replace(record, machine=allowed)) == {}
-
-
 def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     quiet = on(2, 2, 2, 0)
     used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
@@ -108,26 +101,12 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
 
-def test_the_host_of_a_virtual_machine_takes_cores_too() -> None:
-    samples = NoiseSamples((1000, 2000), (400, 400), (500, 500), None, None)
-    record = make_record(make_run(noise=Noise(READING, READING, samples)), machine=TWO_CORES)
-    assert disturbances.sentences([record])[-1].startswith("only 1.1 cores were free for 2 threads in the only run")
-
-
 def test_a_used_up_quota_is_seen() -> None:
     noise = watched([0] * 20, quota_wait_s=0.5).noise
     assert noise is not None
     before = dataclasses.replace(READING, quota_wait_s=0.4)
     record = make_record(make_run(noise=dataclasses.replace(noise, before=before)))
     assert disturbances.sentences([record]) == ["the container used up its quota of CPU time in the only run"]
-
-
-def test_what_disturbed_something_else_than_a_run_is_reported() -> None:
-    for others_ms, sentence in (([90] * 20, "other processes used 0.9 cores"), ([0, 10] * 10, "")):
-        run = watched(others_ms)
-        assert run.noise and disturbances.during(run.noise, 0) == sentence
-        assert disturbances.during(run.noise, 8) == ""
-    assert disturbances.during(Noise(READING, READING), 0) == ""
 
 
 def drifting(factor: float) -> list[Any]:
@@ -245,32 +224,3 @@ def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=idle, **cool))
     (read,) = GpuWatch([1, ENGINE]).read() or ()
     assert disturbances.disturbances(gpu_record(read)) == {}
-
-
-def test_what_the_driver_does_not_know_of_processes_is_none_and_nobody_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(value: int) -> Any:
-        def ask(handle: object, since: int) -> None:
-            raise NVMLError(value)
-
-        return ask
-
-    for value, percent in ((3, None), (6, 0)):
-        monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=fail(value)))
-        (read,) = GpuWatch([ENGINE]).read() or ()
-        assert (read.n_others, read.others_percent) == (2, percent)
-
-
-def test_the_most_that_others_used_of_a_gpu_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = stand_in(nvmlDeviceGetProcessUtilization=used((NEIGHBOUR, 1, 70)))
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr("lab.runner.gpu_watch.EVERY_S", 0)
-    watch = GpuWatch([ENGINE])
-    watch.sample()
-    nvml.nvmlDeviceGetProcessUtilization = used((NEIGHBOUR, 2, 1))
-    (read,) = watch.read() or ()
-    assert read.others_percent == 70
-
-
-def test_no_nvidia_library_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert noise_watch.read_noise([], GpuWatch([])).gpus is None

@@ -1,7 +1,6 @@
 """The notebooks: as they are stored, and run from top to bottom on the real model, in small."""
 
 import ast
-import copy
 import os
 import re
 import shutil
@@ -17,14 +16,9 @@ from nbclient import NotebookClient
 import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.runner import progress
-from lab.runner.cases import Case
-from lab.runner.progress import Status
 from lab.show import answers, lesson, lesson_server
-from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
-from tests.test_pages import STUMBLES
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
@@ -97,15 +91,6 @@ def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
     assert not re.search(r"(?<![.\w])/(work|root|home|tmp)/", nbformat.writes(stored(name)))  # type: ignore[no-untyped-call]
 
 
-def test_an_error_and_another_schema_are_found() -> None:
-    cells = [cell for cell in stored(NAMES[0]).cells if cell.cell_type == "code"]
-    assert problems(cells, SCHEMA + 1)
-    broken = copy.deepcopy(cells)
-    error = {"output_type": "error", "ename": "KeyError", "evalue": "", "traceback": []}
-    broken[3].outputs = [nbformat.from_dict(error)]  # type: ignore[no-untyped-call]
-    assert problems(broken) == ["cell 3: KeyError"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     cells = stored(name).cells
@@ -136,18 +121,6 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
         assert links and set(links) <= headings, answer
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_notebook_speaks_of_prompts_prefill_decode_and_users(name: str) -> None:
-    for cell in stored(name).cells:
-        assert not re.search(rf"{STUMBLES}|(?i:\b(readers?|writing|written|levers?)\b)", cell.source), cell.source
-
-
-def test_decode_is_far_below_the_ridges_of_the_cards_in_notebook_2() -> None:
-    (cell,) = (cell for cell in stored(NAMES[1]).cells if "cards = " in cell.source)
-    cards = [datasheet.find_device(name) for name in re.findall(r'"([\w-]+)"', cell.source.partition("]")[0])]
-    assert len(cards) == 3 and all(card.tflops and 1e3 * card.tflops / card.gbps > 10 * 3.6 for card in cards)
-
-
 def beyond_the_interface(source: str) -> list[str]:
     """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and every private name."""
     found = []
@@ -171,22 +144,6 @@ def beyond_the_interface(source: str) -> list[str]:
 @pytest.mark.parametrize("name", ALL)
 def test_a_notebook_uses_the_public_interface_only(name: str) -> None:
     assert beyond_the_interface("\n".join(cell.source for cell in stored(name).cells if cell.cell_type == "code")) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import lab.core",
-        "import pandas",
-        "from lab import read",
-        "lab.core",
-        "lesson.wording.seconds(1)",
-        "lesson._timed",
-        "_ = 1",
-    ],
-)
-def test_what_is_not_public_is_seen(source: str) -> None:
-    assert beyond_the_interface(source)
 
 
 @pytest.fixture(scope="module")
@@ -350,15 +307,3 @@ def test_a_failed_measurement_is_a_sentence() -> None:
     with pytest.raises(LabError, match="belong to no experiment"):
         lesson.rows([make_record(make_run())])
     assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
-
-
-def test_outside_of_a_notebook_there_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.in_notebook() as watch:
-        watch(Status("prefill", Case(10, 2), n_runs=2))
-    assert capsys.readouterr().out == ""
-
-
-def test_a_status_in_words() -> None:
-    status = Status("decode", Case(1000, 2), rate_tps=123.4, n_runs_done=1, n_runs=3)
-    assert status.words == "run 2 of 3: decode, 1,000 prompt tokens, 123 tokens/s"
-    assert Status("loading the model").words == "loading the model"

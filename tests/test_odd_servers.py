@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 import itertools
 import json
@@ -35,7 +34,6 @@ from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
 
 KEY = "sk-Very/secret+0123456789-abcdef"
-WORDS = ["w "] * 64
 
 
 @pytest.fixture(autouse=True)
@@ -276,18 +274,6 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     assert "The server lists no models" not in err
 
 
-def test_the_last_answer_of_an_interface_that_is_there_is_the_cause() -> None:
-    """Not that to options which it does not know, and not that of the other interface."""
-
-    def refuse(asked: dict[str, Any]) -> Canned:
-        words = "unknown option" if "ignore_eos" in asked or "cache_prompt" in asked else "the model is too large"
-        return Canned(json.dumps({"error": {"message": words}}).encode(), 400)
-
-    with odd_server({CHAT_PATH: refuse}) as server:
-        status, _, err = run_lab("server", server.url, "--timeout", 10)
-    assert status == 1 and "400 Bad Request: the model is too large" in err, err
-
-
 @contextmanager
 def banner(data: bytes) -> Iterator[str]:
     """A program that is no HTTP server."""
@@ -380,12 +366,3 @@ def test_a_server_that_contradicts_itself_is_told(n: int, words: str, tmp_path: 
         status, out, err = run_lab("measure", "--url", server.url, *options)
     assert status == 0, err
     assert "contradict each other in 1 of 1 answers: " in out and words in out
-
-
-def test_counts_that_agree_contradict_nothing() -> None:
-    request = answer(chat(asked_for))
-    assert figures(request).contradiction is None
-    joined = dataclasses.replace(request, usage=dataclasses.replace(request.usage, completion_tokens=60))  # type: ignore[type-var]
-    assert "60 tokens, but 64 events" in str(figures(joined).contradiction)
-    by_tokenizer = dataclasses.replace(joined.usage, counted_by="tokenize")  # type: ignore[type-var]
-    assert figures(dataclasses.replace(joined, usage=by_tokenizer)).contradiction is None

@@ -2,7 +2,6 @@
 them."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +9,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from lab.cli.options import ENGINE, parse_variant
+from lab.cli.options import parse_variant
 from lab.core.placement import CPU, Tensor
 from lab.core.record import Buffer, Device, Placement, Settings
 from lab.errors import LabError
@@ -21,7 +20,7 @@ from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.show import text_places, text_setup
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run
 
 MB = 10**6
 DEVICES = (
@@ -102,21 +101,6 @@ def test_options_reach_the_settings_and_their_command_again(
     again.pop("model", None)
     remade = plan(worker, model_file, **again).settings
     assert dataclasses.replace(remade, prompt_sha256=None) == dataclasses.replace(made.settings, prompt_sha256=None)
-
-
-def test_every_option_of_placing_is_tried_here() -> None:
-    known = {name for words, _, _ in ASKED for name in parse_variant(words)}
-    placing = {param.name for decorate in ENGINE for param in _params(decorate)}
-    others = {"threads", "threads_batch", "batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v", "lib"}
-    others |= {"settings"}
-    assert known == placing - others
-
-
-def _params(decorate: Any) -> list[Any]:
-    def command() -> None: ...
-
-    decorate(command)
-    return list(command.__click_params__)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -231,21 +215,6 @@ def test_a_record_shows_where_it_lay(capsys: pytest.CaptureFixture[str]) -> None
     assert "not recorded" in printed and "recurrent" not in printed
 
 
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        ([], "none"),
-        ([3], "output"),
-        ([0, 1, 2, 3], "0-2, output"),
-        ([0, 2], "0, 2"),
-        ([1], "1"),
-        ([1, 2, 3], "1-2, output"),
-    ],
-)
-def test_layers_are_ranges(layers: list[int], words: str) -> None:
-    assert text_places.ranges(layers, 3) == words
-
-
 def test_weights_are_repacked_or_not(mini: Path) -> None:
     """Whatever the layouts of this CPU are called: CPU_REPACK, AMX or another name."""
 
@@ -306,16 +275,3 @@ def test_llama_cpp_puts_layers_where_options_say(
 ) -> None:
     names = {CPU: ".", "RPC0": "0", "RPC1": "1"}
     assert "".join(names[name] for name in opened(engine, servers, words)[1].layers) == expected
-
-
-def test_a_dry_run_shows_servers() -> None:
-    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
-        both = f"{one.endpoint},{other.endpoint}"
-        status, out, err = run_lab("measure", "--dry-run", "--rpc", both, "-p", "10", "-ngl", "auto")
-        assert status == 0, err
-        assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
-        assert "auto: 31 of 31" in err
-        asked = ("measure", "--dry-run", "--rpc", one.endpoint, "-p", "10", "-m", "llama-3.3-70b", "--json")
-        planned = json.loads(run_lab(*asked)[1])
-    assert [row["device"] for row in planned["places"]] == ["RPC0", CPU]
-    assert planned["places"][0]["layers"] == list(range(81)) and planned["places"][0]["needs_bytes"] > 35e9

@@ -12,7 +12,7 @@ import pytest
 from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, AskedSettings, table
 from lab.core.record import Settings
 from lab.runner import as_options
-from lab.runner.other_tools import BENCH, LLAMA, OPTIONS, PYTHON, command_lines
+from lab.runner.other_tools import BENCH, OPTIONS, PYTHON, command_lines
 from tests import llama_args
 from tests.conftest import SETTINGS
 
@@ -88,37 +88,10 @@ def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
 
 
 @needs_parser
-def test_llama_cpp_reads_the_opposite() -> None:
-    opposite = dataclasses.replace(
-        ALL, kv_offload=True, op_offload=True, mmap=True, repack=True, kv_unified=False, n_gpu_layers=0
-    )
-    read = llama_args.parse(*shlex.split(made(opposite, 2)["llama-server"]))
-    names = ("no_kv_offload", "no_op_offload", "no_extra_bufts", "kv_unified", "n_gpu_layers")
-    assert [read[name] for name in names] == [False] * 5
-    assert read["load_mode"] == 1  # LLAMA_LOAD_MODE_MMAP
-
-
-@needs_parser
 def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
     settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1, type_k="q8_0", type_v="q8_0", mmap=True)
     words = shlex.split(made(settings, 2, str(embedded))["llama-server"])[1:]
     assert [slot["n_ctx"] for slot in llama_args.slots(*words)] == [768, 768]
-
-
-@needs_parser
-@pytest.mark.parametrize("program", llama_args.EXAMPLES)
-def test_every_name_is_in_the_help(program: str) -> None:
-    words = set(llama_args.help_of(program).replace(",", " ").split())
-    names = {option for row in OPTIONS.values() for option in (row[LLAMA] or "").split()}
-    assert names - words == ({"--kv-unified"} if program == "llama-cli" else set())
-
-
-@needs_parser
-def test_the_parser_refuses_wrong_names_and_values() -> None:
-    with pytest.raises(llama_args.Refused, match="invalid argument: --thread\n"):
-        llama_args.parse("llama-server", "--model", "a.gguf", "--thread", "3")
-    with pytest.raises(llama_args.Refused, match="--cache-type-k"):
-        llama_args.parse("llama-server", "--model", "a.gguf", "--cache-type-k", "q9")
 
 
 def test_llama_bench_has_its_own_way_to_write_values() -> None:
@@ -150,15 +123,6 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
     }
     assert given.keys() - {"--model", "--n-prompt", "--n-gen"} == {row[BENCH] for row in OPTIONS.values()} - {None}
     assert missing(ALL)["llama-bench"] == ("--threads-batch 5",)
-
-
-def test_without_layers_on_devices_no_device_helps() -> None:
-    on_cpu = dataclasses.replace(SETTINGS, n_gpu_layers=0)
-    lines = made(on_cpu)
-    assert all("--device none" in lines[tool] for tool in ("llama-server", "llama-cli", "llama-bench"))
-    assert "op_offload=False" in lines["llama-cpp-python"]
-    assert "PARAMETER num_gpu 0" in lines["Ollama"]
-    assert all(not words for words in missing(on_cpu).values())
 
 
 def test_what_llama_cpp_chooses_is_left_out() -> None:
@@ -209,13 +173,6 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
             "--no-repack",
         ),
     )
-
-
-def test_flash_attention_is_on_or_off_where_auto_is_unknown() -> None:
-    auto = dataclasses.replace(SETTINGS, flash_attn="auto", flash_attn_resolved=None)
-    assert "flash" not in made(auto)["llama-cpp-python"] and "--flash-attn auto" in made(auto)["llama-server"]
-    assert "--flash-attn auto" in missing(auto)["llama-cpp-python"] and "--flash-attn auto" in missing(auto)["Ollama"]
-    assert "flash_attn=False" in made(dataclasses.replace(auto, flash_attn_resolved="off"))["llama-cpp-python"]
 
 
 # Ollama

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from lab.analysis import comparison
 from lab.core.record import Record
 from lab.drawing import canvas
-from lab.show import levers, plot_runs, plot_trial, plot_why, svg, text_tune
+from lab.show import levers, plot_runs, plot_trial, plot_why, text_tune
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -131,12 +131,6 @@ def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> 
     assert "2,000" in [tick.get_text() for tick in slow.get_yticklabels()]
 
 
-def test_close_lengths_do_not_crowd_the_axis() -> None:
-    records = [make_record(make_run(n, 5)) for n in (10, 1000, 1010, 1020, 10000)]
-    labels = [tick.get_text() for tick in plot_runs.plot_prefill(records).get_xticklabels()]
-    assert labels == ["10,000", "1,020", "10"]
-
-
 @pytest.mark.parametrize(("n", "n_panels"), [(6, 1), (7, 7)])
 def test_more_than_six_series_get_small_multiples_with_shared_axes(n: int, n_panels: int) -> None:
     figure = canvas.drawn(plot_runs.drawings(setups(n))["prefill"], (8, 5))
@@ -156,17 +150,6 @@ def test_a_colour_means_one_thing_in_all_panels() -> None:
     assert labels == ["after 10 prompt tokens", "after 100 prompt tokens", "after 1,000 prompt tokens"]
     many = canvas.styles(12)
     assert len({tuple(style["color"]) for style in many}) == 12
-
-
-def test_one_setup_with_many_lengths_gets_a_panel_for_each() -> None:
-    records = [make_record(make_run(n, 5)) for n in range(10, 90, 10)]
-    figure = canvas.drawn(plot_runs.drawings(records)["decode"], (8, 5))
-    assert [ax.get_title() for ax in figure.axes][::7] == ["after 10 prompt tokens", "after 80 prompt tokens"]
-
-
-def test_axes_of_a_readers_figure_are_not_replaced() -> None:
-    left, right = Figure(figsize=(11, 5)).subplots(1, 2)
-    assert plot_runs.plot_prefill(setups(7), left) is left and right.get_visible()
 
 
 def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
@@ -189,32 +172,6 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
     assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "prefill"
-
-
-def test_on_a_page_a_trial_still_says_what_its_variants_are() -> None:
-    text = svg.inline(plot_runs.drawings(trial())["ab"], "ab", (10, 4.6))
-    assert "against A: --threads 2" in text and "Which variant is faster" not in text
-    assert "against" not in svg.inline(plot_runs.drawings(session())["prefill"], "p", (5, 3.9))
-
-
-def test_runs_of_claims_and_several_trials_have_pictures_of_their_own() -> None:
-    again = [dataclasses.replace(record, session="another") for record in trial()]
-    assert list(plot_runs.drawings([*trial(), *again])) == ["ab-1", "ab-2", "decode"]
-    parts = [dataclasses.replace(r, run=dataclasses.replace(r.run, part="flash")) for r in trial()]
-    assert list(plot_runs.drawings(parts)) == ["prefill", "decode"]
-
-
-def test_labels_of_points_on_top_of_each_other_keep_apart() -> None:
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    ax = figure.subplots()
-    ax.set_xlim(0, 10)
-    ax.set_ylim(0, 10)
-    near = [(9.9, 5.0, "10,000"), (9.9, 5.0, "1,000"), (9.85, 5.1, "100"), (9.9, 4.9, "10"), (1.0, 0.0, "alone")]
-    canvas.label_points(ax, near)
-    figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in ax.texts]
-    assert len(boxes) == 5 and not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert all(ax.get_window_extent().padded(1).containsx(x) for box in boxes for x in (box.x0, box.x1))
 
 
 @pytest.mark.parametrize("name", ["batch", "prefix", "stall"])

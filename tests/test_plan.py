@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core import memory
 from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
 from lab.process.worker import Worker
@@ -15,7 +14,7 @@ from lab.runner import measuring, prompts
 from lab.runner.cases import Plan, Until
 from lab.runner.limits import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
-from tests.conftest import MODEL, SETTINGS, FakeWorker
+from tests.conftest import FakeWorker
 
 
 @pytest.fixture
@@ -112,20 +111,6 @@ def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Pa
     assert made.order != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
 
 
-def test_known_kv_bytes_per_position() -> None:
-    # Llama 3.2 3B: 28 layers, 8 KV heads of 128; 2 bytes for K and V each
-    assert memory.kv_bytes_per_position(_shape(28, 8, 128)) == 114_688
-    # Phi-3 mini: 32 layers, 32 KV heads of 96
-    assert memory.kv_bytes_per_position(_shape(32, 32, 96)) == 393_216
-    assert memory.kv_bytes_per_position(_shape(32, 32, 96), "q8_0", "q8_0") == 393_216 * 34 / 64
-
-
-def test_unknown_shape_gives_unknown_memory() -> None:
-    unknown = _shape(28, None, 128)
-    assert memory.kv_bytes_per_position(unknown) is None
-    assert memory.of_context(unknown, SETTINGS).kv_cache_bytes is None
-
-
 def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:
     assert prompts.cut([5, 6, 7], 5, start=2, bos=None) == [7, 5, 6, 7, 5]
     assert prompts.cut([5, 6, 7], 3, start=0, bos=1) == [1, 5, 6]
@@ -134,23 +119,12 @@ def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:
     assert prompts.random_ids(50, 100, 3, seed=1, repeat=0)[0] == 3
 
 
-def test_each_repeat_starts_elsewhere() -> None:
-    offsets = {prompts.offset(1, repeat, 12_000) for repeat in range(10)}
-    assert len(offsets) == 10
-
-
 def test_prompt_files_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, says in {"empty.txt": "is empty", "binary": "not UTF-8"}.items():
         with pytest.raises(LabError, match=says):
             prompts.source(str(tmp_path / name))
-
-
-def _shape(n_layer: int, n_head_kv: int | None, head_dim: int) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(MODEL, n_layer=n_layer, n_head_kv=n_head_kv, head_dim=head_dim)
 
 
 def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_file: Path) -> None:

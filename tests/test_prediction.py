@@ -75,16 +75,6 @@ def test_repeats_of_one_length_are_one_piece_of_information() -> None:
     assert len(learning.learn(often, FAST).points) == 4
 
 
-def test_a_session_of_many_runs_does_not_outweigh_others() -> None:
-    records = [timed(512, 1, 1, "a")] * 9 + [timed(512, 1, 2, "b"), timed(512, 1, 3, "c")]
-    learned = learning.learn(records, FAST)
-    (decode,) = [point for point in learned.points if point.case.phase == DECODE]
-    assert decode.seconds / decode.costs.kernels_s == pytest.approx(2, rel=0.01)
-    assert sorted(decode.by_session) == ["a", "b", "c"]
-    variance = dataclasses.replace(learned, points=(decode,)).uncertainty.variance(DECODE, learning.SESSION)
-    assert variance > 2 * learning.PRIOR[learning.SESSION][DECODE] ** 2
-
-
 def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disturbances, "disturbances", lambda record: {"others": 1.0} if record.run.repeat == 1 else {})
     quiet, disturbed = timed(512, 1.2, 1.3), timed(512, 3, 3)

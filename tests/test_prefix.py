@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from lab.core import layers, memory, prefix_times
+from lab.core import layers, memory
 from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
-from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import prefix_cache
 from lab.experiments.common import folder_in
-from lab.models import catalog, synthetic
+from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner import limits, session
@@ -29,7 +27,6 @@ from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
-from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
 FOLDER = Path("states")
@@ -89,31 +86,6 @@ def test_a_row_has_the_times_of_every_way() -> None:
     assert (row.logits_differ, row.is_equal, row.n_prefilled_again, row.promised_s) == (0, True, 0, None)
 
 
-def test_medians_are_over_the_runs_of_a_length() -> None:
-    runs = [prefix_run(20, i, move_ms) for i, move_ms in enumerate((1, 2, 30))]
-    (row,) = prefix_cache.rows([make_record(run) for run in runs])
-    assert (row.load_ram_s, row.ram_s, row.saved_s) == pytest.approx((0.002, 0.007, 0.018))
-
-
-def test_figures_are_the_times_to_first_token() -> None:
-    figures = prefix_times.figures(prefix_run())
-    assert figures == pytest.approx({"cold_s": 0.025, "cached_s": 0.010, "ram_s": 0.010, "disk_s": 0.010})
-    assert prefix_times.figures(make_run()) == {}
-    assert prefix_times.figures(prefix_run(steps=make_run(24, 1).steps)) == {}
-    assert prefix_cache.rows([make_record(prefix_run(steps=make_run(24, 1).steps))]) == []
-
-
-def test_tokens_that_are_prefilled_again_are_counted() -> None:
-    whole = prefix_cache.write(case(), text, SETTINGS, folder=FOLDER)
-    load = [op.kind for op in whole].index(LOAD)
-    again = [*whole[: load + 1], *scripts.prefill(0, text(0, 20), 8, is_last=False), *whole[load + 1 :]]
-    run = prefix_run(steps=steps_of(again, move_ms=1))
-    assert prefix_times.n_prefilled_again(prefix_run()) == 0
-    assert prefix_times.n_prefilled_again(run) == 20
-    words = " ".join(prefix_cache.sentences(prefix_cache.rows([make_record(run)]), None))
-    assert "20 of 20 prefix tokens were prefilled again" in words and "exactly" not in words
-
-
 @pytest.mark.parametrize(
     ("changes", "is_equal", "words"),
     [
@@ -149,13 +121,6 @@ def test_the_saved_time_is_held_against_the_prefill_law() -> None:
     assert f"Prediction error of the time saved: median {middle:.0f} %, maximum {most:.0f} %." in words
 
 
-def test_caches_of_their_own_are_said_to_be_copied_whole() -> None:
-    shared = dataclasses.replace(SETTINGS, kv_unified=True)
-    apart = prefix_cache.sentences(prefix_cache.rows(records(20)), None)
-    together = prefix_cache.sentences(prefix_cache.rows([make_record(prefix_run(), settings=shared)]), None)
-    assert "copies the whole cache" in " ".join(apart) and "copied" not in " ".join(together)
-
-
 LENGTHS = [100, 200, 400]
 PREFILL_S = [0.1, 0.2, 0.4]
 
@@ -179,20 +144,6 @@ def test_the_break_even_is_where_the_curves_cross(
     assert one.n_tokens == (None if n_tokens is None else pytest.approx(n_tokens, rel=0.01))
     assert one.is_measured == is_measured
     assert prefix_cache.words(one) == words
-
-
-def test_one_length_alone_bounds_the_break_even_from_above() -> None:
-    assert prefix_cache.find("disk", [100], [0.1], [0.02]).n_tokens == pytest.approx(20)  # as if all of it were fixed
-    assert prefix_cache.find("disk", [100], [0.1], [0.2]).n_tokens is None
-
-
-def test_every_way_to_restore_has_a_break_even() -> None:
-    known = prefix_cache.break_even(prefix_cache.rows(records(4, 8, 40)))
-    assert [one.name for one in known] == ["RAM", "disk"]
-    assert known[0].n_tokens == pytest.approx(5) and known[0].is_measured  # 5 ms to load, 1 ms a token to prefill
-    assert (known[0].fixed_s, known[0].per_token_s) == pytest.approx((0.005, 0))
-    words = prefix_cache.sentences(prefix_cache.rows(records(4, 8, 40)), None)[1]
-    assert words == "Restoring a prefix is faster than prefilling it from about 5 tokens (from RAM, from disk)."
 
 
 def planned(worker: FakeWorker, folder: Path, lengths: str = "16,32", suffix: int = 8, **asked: Any) -> Any:
@@ -287,20 +238,6 @@ def test_the_folder_of_states_is_deleted_whatever_happens(tmp_path: Path, is_the
     assert not folder.exists() and not any(tmp_path.iterdir())
 
 
-def test_where_nothing_can_be_written_the_folder_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = tempfile.TemporaryDirectory
-
-    def refuse(prefix: str, dir: Path | None = None) -> Any:
-        if dir is not None:
-            raise PermissionError
-        return make(prefix=prefix)
-
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    with folder_in(tmp_path) as folder:
-        assert folder.is_dir() and folder.parent != tmp_path
-    assert not folder.exists()
-
-
 def test_no_state_is_left_when_the_engine_dies(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,19 +255,6 @@ def test_no_state_is_left_when_the_engine_dies(
         made = prefix_cache.prefix("16", 8, 1, out=tmp_path, ubatch=8)
     assert made[-1].run.status == "crashed" and made[-1].run.prefix == Prefix(16, 8)
     assert len(seen[0]) == 1 and states(tmp_path) == []
-
-
-def test_the_picture_has_every_way_and_the_break_even() -> None:
-    of = records(4, 8, 40) + records(4, 8, 40, move_ms=6)
-    rows = prefix_cache.rows(of)
-    figure = canvas.drawn(lambda figure: prefix_cache.draw(rows, of, None, "tiny Q4_0, Test CPU", figure), (8, 5))
-    (ax,) = figure.axes
-    labels = ax.get_legend_handles_labels()[1]
-    assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens)"
-    assert "tiny Q4_0, Test CPU" in ax.get_title() and "4 tokens" in ax.get_title()
-    of_points = [list(line.get_xdata()) for line in ax.lines]  # type: ignore[arg-type]
-    assert of_points.count([4, 8, 40]) == 4 and of_points.count([4, 8, 40] * 2) == 4  # medians, and all runs
-    assert [xs for xs in of_points if len(xs) == 2] == [[pytest.approx(5.5)] * 2] * 2
 
 
 @pytest.fixture(scope="module")
@@ -354,13 +278,6 @@ def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_u
     assert all(100 * per_position < n < 1.02 * 100 * per_position for n in run.state_bytes)
     (row,) = prefix_cache.rows([made[-1]])
     assert row.is_equal and row.n_prefilled_again == 0 and states(tmp_path) == []
-
-
-def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, tmp_path: Path) -> None:
-    path = tmp_path / "mini.gguf"
-    synthetic.write(miniature.entry("gemma3").shape, miniature.quantization("gemma3"), path)
-    with pytest.raises(LabError, match="sliding-window attention"):
-        prefix_cache.plan(real, "64", 8, 1, folder=tmp_path, model=str(path))
 
 
 @pytest.mark.usefixtures("undisturbed")

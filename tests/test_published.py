@@ -124,13 +124,6 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
         assert wider[0] < low and wider[1] / wider[0] > high / low, changes
 
 
-def test_partial_pooling_draws_a_factor_with_few_rows_to_its_kind() -> None:
-    known = published.learned()[DECODE]
-    counts = [row.quantization for row in published.rows() if not row.marks and row.phase == DECODE]
-    assert counts.count("Q6_K") < 5 and abs(known.factors["quantization"]["Q6_K"] - 1) < 0.1
-    assert set(known.factors["quantization"]) == set(counts)
-
-
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     model, device = shapes.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")

@@ -77,12 +77,6 @@ def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: W
     assert again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]  # a reused prefix would take next to nothing
 
 
-def test_greedy_tokens_make_sense_as_text(worker: Worker) -> None:
-    _, tokens, _ = run(worker, worker.tokenize("The capital of France is"), 6)
-    pieces = worker.pieces()
-    assert "Paris" in b"".join(pieces[token] for token in tokens).decode()
-
-
 def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
     im_start, im_end = 1, 2  # SmolLM2's marks of a turn; the second ends a generation
     question = [im_start, *worker.tokenize("user\nAnswer with one word: what is the capital of France?"), im_end]
@@ -97,12 +91,6 @@ def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker
         worker.new_context(dataclasses.replace(REAL, flash_attn="off", type_v="q8_0"))
     worker.new_context(REAL)
     assert len(run(worker, [1, 2, 3], 2)[1]) == 2
-
-
-def test_quantized_caches_work(worker: Worker) -> None:
-    worker.new_context(dataclasses.replace(REAL, type_k="q8_0", type_v="q8_0"))
-    assert len(run(worker, [1, 2, 3], 3)[1]) == 3
-    worker.new_context(REAL)
 
 
 def test_the_labs_own_texts_fill_a_long_prompt(worker: Worker) -> None:
@@ -170,14 +158,6 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     (row,) = document["rows"]
     assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
     assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))
-
-
-def test_one_token_has_no_tpot(mini: Path, tmp_path: Path) -> None:
-    how = "-m", mini, "--prompt", "random", "-n", "1", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--json"
-    status, out, _ = run_lab("measure", "-p", "8", *how)
-    assert status == 0
-    assert json.loads(out)["rows"][0]["tpot_ms"] is None
-    assert run_lab("show", tmp_path)[0] == 0
 
 
 def test_streamed_text_comes_to_stdout(tmp_path: Path) -> None:

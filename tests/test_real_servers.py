@@ -33,7 +33,6 @@ from lab.core.request import (
     COMPLETIONS,
     CUT_OFF,
     DONE,
-    ERROR_INSIDE,
     HALF_LINE,
     LOST,
     OTHER,
@@ -57,7 +56,7 @@ from lab.runner.servers import Server, connect
 from lab.show import lesson_server
 from tests.bench import llama_bench
 from tests.conftest import run_lab
-from tests.servers import NAME, RealServer, llama_cpp_server, llama_server, wheel_server
+from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server
 
 WORDS = "The keeper of the lighthouse counted ships and wrote their names into a long grey book every evening. " * 20
 ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
@@ -153,28 +152,6 @@ def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server], ap
     assert formats.INCLUDE_USAGE not in endpoint.accepted and formats.IGNORE_EOS not in endpoint.accepted
 
 
-def test_a_probe_is_a_command(llama: RealServer) -> None:
-    status, out, err = run_lab("server", llama.url, "--json")
-    assert status == 0, err
-    known = json.loads(out)
-    assert known["model"] == NAME and known["endpoint"]["server"] == LLAMA
-
-
-@pytest.mark.parametrize("which", [LLAMA, PYTHON])
-def test_another_model_is_not_there_though_the_server_would_answer(
-    llama: RealServer, python: RealServer, which: str
-) -> None:
-    server = llama if which == LLAMA else python
-    fields = {"model": "another", "prompt": "One", "max_tokens": 1}
-    asked = urllib.request.Request(
-        f"{server.url}/completions", json.dumps(fields).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(asked) as answer:  # a server with one model answers with that one
-        assert json.load(answer)["usage"]["completion_tokens"] == 1
-    with pytest.raises(LabError, match="The server has no model another"), connect(server.url, model="another"):
-        pass
-
-
 # What they stream
 
 
@@ -242,18 +219,6 @@ def test_llama_server_caches_unless_it_is_asked_not_to(reached: dict[tuple[str, 
     assert warm.timings is not None and warm.timings.n_prompt == 1
 
 
-def test_a_nonce_is_behind_the_template_of_a_chat(reached: dict[tuple[str, str], Server]) -> None:
-    def cached(api: str) -> int | None:
-        ask = dataclasses.replace(ask_of(reached[LLAMA, api], 64, 4))
-        fields = {name: value for name, value in json.loads(ask.body).items() if name != "cache_prompt"}
-        asks = dataclasses.replace(ask, body=json.dumps(fields))
-        return [figures(send(reached[LLAMA, api], asks)).n_cached for _ in range(2)][1]
-
-    n_cached = cached(CHAT)
-    assert n_cached is not None and 20 <= n_cached < 40  # what the template puts first is the same in all prompts
-    assert (cached(COMPLETIONS) or 0) <= 1  # two nonces may begin alike
-
-
 def test_llama_cpp_server_caches_and_does_not_say_so(
     reached: dict[tuple[str, str], Server], python: RealServer
 ) -> None:
@@ -310,15 +275,6 @@ def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -
         assert after.request.failure == REFUSED
 
 
-def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -> None:
-    options = (*ONE_THREAD_OF_PYTHON, "--interrupt_requests", "true")  # as it is unless it is switched off
-    with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
-        plan = SendPlan(asks=(ask_of(server, 48, 60),) * 2, api=COMPLETIONS, n_at_once=2)
-        interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
-    assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
-    assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)
-
-
 # A full cache
 
 
@@ -343,31 +299,6 @@ def test_what_exceeds_the_context_is_refused_or_truncated(embedded: Path) -> Non
     assert (truncated.status, truncated.finish_reason) == (OK, "length")
     assert figures(truncated).n_generated == CONTEXT - 60 and figures(truncated).is_truncated
     assert not figures(truncated).meets(Slo(e2e_s=1e9))
-
-
-def test_a_shifted_context_gives_a_whole_answer_that_is_longer_than_the_context(embedded: Path) -> None:
-    with a_small_server(embedded, "--context-shift") as server:
-        known = figures(send(server, ask_of(server, 60, 210)))
-    assert (known.n_prompt, known.n_generated, known.is_truncated) == (60, 210, False)
-
-
-def test_users_who_share_a_cache_that_is_too_small_fail_in_mid_stream(embedded: Path) -> None:
-    with a_small_server(embedded, "--kv-unified", n_slots=3) as server:
-        asks = (ask_of(server, 100, 60),) * 3  # each fits alone
-        (alone,) = server.client.run(SendPlan(asks=asks[:1], api=COMPLETIONS))
-        together = list(server.client.run(SendPlan(asks=asks, api=COMPLETIONS, n_at_once=3)))
-    assert alone.request.status == OK
-    failed = [reply.request for reply in together if reply.request.status == FAILED]
-    assert failed and {one.failure for one in failed} == {ERROR_INSIDE}
-    assert {one.error for one in failed} == {"Context size has been exceeded."}
-
-
-def test_llama_cpp_server_cuts_off_what_exceeds_the_context(embedded: Path) -> None:
-    options = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", str(CONTEXT))
-    with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
-        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 200, 100))
-    assert (refused.failure, refused.http_status) == (CUT_OFF, 200)
-    assert (truncated.status, truncated.finish_reason, figures(truncated).is_truncated) == (OK, "length", True)
 
 
 # The commands, end to end

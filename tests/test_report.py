@@ -15,11 +15,11 @@ import pytest
 from lab.cli import measuring
 from lab.core import results
 from lab.core.asked_settings import defaults
-from lab.core.record import Ceilings, Record, Steps, Totals
+from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from lab.show import page, plot_runs, reproduce
+from lab.show import page, reproduce
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -157,15 +157,6 @@ def test_a_page_answers_its_question_first() -> None:
     assert f"{question}There is no clear difference between Far, 4 cores and Near, 4 cores." in same
 
 
-def test_of_three_the_fastest_is_named() -> None:
-    records = [*paces("A", 1, 10, 3), *paces("B", 0.5, 20, 3), *paces("C", 2, 30, 3)]
-    text = Page(page.html(records, [])).text
-    assert "By the medians, B, 4 cores is the fastest in prefill of 20 tokens." in text
-    assert "By the medians, A, 4 cores is the fastest in TPOT after 20 prompt tokens (3 generated)." in text
-    apart = [*paces("A", 1, 10, 3), *(make_record(make_run(30, 3), session="b") for _ in range(3))]
-    assert "have no length in common" in Page(page.html(apart, [])).text
-
-
 def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     other = [dataclasses.replace(MODEL, name=name) for name in ("big", "huge")]
     walk = [make_record(make_run(20, 3, i, every=5), session="walk") for i in range(2)]
@@ -180,23 +171,6 @@ def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     assert html.text.count("have no length in common") == 1  # one sentence on all that is not compared
     assert "The limits of 5 other setups are unknown without ceilings" in html.text
     assert "By the medians" not in text.partition("<main>")[0]  # answers stand in the chapter of comparisons
-
-
-def test_slow_and_fast_setups_share_a_decode_plot() -> None:
-    fast, slow = paces("Near", 1, 1, 2), paces("Far", 1, 100, 3)
-    alone, both = plot_runs.plot_decode(fast), plot_runs.plot_decode([*fast, *slow])
-    assert (alone.get_yscale(), both.get_yscale()) == ("linear", "log")
-    assert "(2 repeats)" in alone.get_title() and "(2 to 3 repeats)" in both.get_title()
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    unknown = dataclasses.replace(MODEL, n_ctx_train=None, arch=None, n_layer=None, n_bytes=None, quantization=None)
-    bare = dataclasses.replace(MACHINE, llama_cpp_python=None, os=None, ram_bytes=None, cpu=None)
-    imported = make_run(512, 128, totals=Totals(9 * 10**9, 19 * 10**9), steps=Steps())
-    html = Page(page.html([make_record(imported, model=unknown, machine=bare)], []))
-    assert "Prefill of 512 tokens takes 9.00 s, each token after it takes 150 ms (6.68 tokens/s)." in html.text
-    assert "decode compute ms" in html.text and "TTFT s" not in html.text
-    assert "None" not in html.text and "nan" not in html.text.lower() and "lab measure" not in html.text
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:

@@ -101,12 +101,6 @@ def test_without_tokens_per_event_there_is_no_itl_and_tpot_is_between_bounds() -
     assert times.chunk_gaps_ns(request) == [30, 60]
 
 
-def test_as_many_events_as_tokens_are_one_token_each() -> None:
-    request = without_tokens(usage=Usage(completion_tokens=3))
-    assert times.n_first(request) == 1
-    assert times.tpot_ns(request) == 90 / 2
-
-
 @pytest.mark.parametrize("n", [None, 2])
 def test_tpot_needs_a_count_that_can_be_true(n: int | None) -> None:
     request = without_tokens(usage=Usage(completion_tokens=n))
@@ -127,14 +121,6 @@ def test_nothing_generated_has_no_times() -> None:
         times.n_first(request),
     ] == [None] * 7
     assert times.chunk_gaps_ns(request) == []
-
-
-def test_one_event_with_everything_has_no_tpot() -> None:
-    events = Events((7,), (1,), (TEXT,), (6,))
-    request = make_request(events=events)
-    assert times.ttft_ns(request) == times.e2e_ns(request) == 7
-    assert times.tpot_ns(request) is None
-    assert times.itl_ns(request) == [0] * 5
 
 
 @pytest.mark.parametrize(("cached", "warm"), [(0, False), (3, True), (None, None)])
@@ -165,17 +151,6 @@ def test_limits_are_met_by_figures_that_are_known() -> None:
     assert figures(one).meets(Slo(ttft_s=8e-9, tpot_s=1e-9))  # it has no further token
 
 
-def test_short_answers_are_known() -> None:
-    assert figures(make_request()).is_short is False
-    assert figures(make_request(usage=Usage(completion_tokens=5))).is_short is True
-    assert figures(make_request(usage=None)).is_short is None
-
-
-def test_columns_of_events_have_one_length() -> None:
-    with pytest.raises(ValueError, match="differ in length"):
-        Events((1, 2), (1, 1), (TEXT,))
-
-
 def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
     run, request = make_record(), make_request_record(make_request(timings=ServerTimings(prompt_ms=1.5)))
     for line in (run, request, request):
@@ -196,19 +171,8 @@ def test_a_broken_request_is_named() -> None:
         parse_line(json.dumps(whole).encode() + b"\n")
 
 
-def test_a_request_of_a_newer_lab_keeps_what_is_known() -> None:
-    whole = json.loads(to_json(make_request_record()))
-    whole["request"]["of_tomorrow"] = whole["of_tomorrow"] = 1
-    assert parse_line(json.dumps(whole).encode() + b"\n") == make_request_record()
-
-
 def test_strings_of_a_server_cannot_command_a_terminal() -> None:
     evil = make_request_record(make_request(error="\x1b[2Jx", finish_reason="stop\x07"))
     parsed = parse_line(to_json(evil).encode() + b"\n")
     assert isinstance(parsed, RequestRecord)
     assert (parsed.request.error, parsed.request.finish_reason) == ("?[2Jx", "stop?")
-
-
-def test_capabilities_are_asked_by_name() -> None:
-    endpoint = make_request_record().endpoint
-    assert (endpoint.can("streaming"), endpoint.can("token ids")) == ("yes", "unknown")

@@ -10,12 +10,10 @@ import pytest
 import lab
 from lab.analysis import comparison, request_table, table
 from lab.analysis.comparison import SLOWER
-from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
     CLOSED,
-    CUT_OFF,
     REASONING,
     STALLED,
     TEXT,
@@ -25,11 +23,10 @@ from lab.core.request import (
     Load,
     RequestRecord,
     ServerSettings,
-    ServerTimings,
     Usage,
 )
 from lab.errors import LabError
-from lab.show import console, page, plot_runs, reproduce, text_compare, text_requests
+from lab.show import console, page, reproduce, text_compare, text_requests
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
@@ -85,18 +82,6 @@ def test_a_request_is_a_row_of_the_table_of_runs() -> None:
     assert len(lab.steps([make_record(), served()])) == len(lab.steps([make_record()]))
 
 
-def test_a_request_that_failed_has_no_figures_as_a_run_that_failed_has_none() -> None:
-    rows = lab.runs([served(), served(status=FAILED, failure=CUT_OFF)])
-    assert rows.ttft_s.notna().tolist() == rows.tpot_low_ms.notna().tolist() == [True, False]
-    assert rows.failure[1] == CUT_OFF and rows.n_events.tolist() == [5, 5]
-
-
-def test_runs_alone_have_the_columns_that_they_always_had() -> None:
-    rows = lab.runs([make_record()])
-    assert not {"server", "warm", "url"} & set(rows)
-    assert not {"server", "warm", "n_bounds"} & set(lab.summary(rows))
-
-
 def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
     cold = [served(repeat=i, first_ms=50) for i in range(3)]
     warm = served(repeat=3, first_ms=5, cached=90)
@@ -136,23 +121,6 @@ def test_what_a_server_says_of_itself_is_part_of_the_setup(changes: dict[str, An
     assert [name for name, _ in table.setups(lab.runs([one, one, other]))][1] == label
 
 
-def test_a_single_setup_is_named_by_model_server_and_client() -> None:
-    ((label, _),) = table.setups(lab.runs([served()]))
-    assert label == "tiny, llama-server at http://127.0.0.1:1/v1, client Test CPU, 4 cores"
-
-
-def test_a_model_that_is_called_by_its_path_is_labelled_by_its_file() -> None:
-    by_path = dataclasses.replace(served(), model="/home/me/models/tiny.gguf")
-    ((label, _),) = table.setups(lab.runs([by_path]))
-    assert label.startswith("tiny.gguf, llama-server")
-    assert "\ntiny.gguf through" in lab.plot_prefill([by_path]).get_title()
-
-
-def test_an_engine_and_a_server_are_named_apart() -> None:
-    labels = [label for label, _ in table.setups(lab.runs([make_record(), served()]))]
-    assert labels == ["tiny Q4_0, in process", "tiny, llama-server at http://127.0.0.1:1/v1"]
-
-
 def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(session(), capsys)
     assert "TTFT" in out and "prefill alone is not visible" in out and "prefill\n" not in out
@@ -162,26 +130,12 @@ def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureF
     assert "!" not in out  # everything is known
 
 
-def test_six_requests_have_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "medians; below them the 95 % interval" in shown(session(n=6), capsys)
-
-
 def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown([served(n_tokens=None, n_gen=10)], capsys)
     assert "4.44 to 10.0" in out  # 40 ms of 9 tokens, or of 4
     assert "100 to 225" in out
     assert "In 1 of 1 requests the number of tokens in the first event is unknown" in out
     assert "inter-chunk latency" in out and "5 events contained 10 tokens" in out
-
-
-def test_exact_and_bounded_requests_of_a_row_are_shown_as_bounds() -> None:
-    few = served(repeat=1, n_tokens=None, usage=Usage(completion_tokens=5, cached_tokens=0))
-    bounded = served(repeat=2, n_tokens=None, usage=Usage(completion_tokens=6, cached_tokens=0))
-    rows = lab.summary(lab.runs([few, bounded]))
-    assert rows.n_bounds.tolist() == [1]
-    (section,) = text_requests.sections([few, bounded])
-    ((_, _, _, _, tpot, *_),) = section.cells
-    assert section.headings[4].startswith("TPOT") and tpot == "9.00 to 10.0"
 
 
 @pytest.mark.parametrize(
@@ -218,18 +172,6 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
     assert "gaps (shortest: 100 us or less)" in words
 
 
-def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown([served(kinds=(REASONING, REASONING, TEXT, TEXT, TEXT))], capsys)
-    assert "output s" in out and "0.0700" in out
-    assert "output s" not in shown([served()], capsys)
-
-
-def test_the_servers_own_times_are_named_so(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown([served(timings=ServerTimings(prompt_ms=42.0, gen_ms=39.0))], capsys)
-    assert "Times reported by the server" in out and "0.0420" in out and "8.00" in out
-    assert "reported by" not in shown([served()], capsys)
-
-
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     failed = [served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)]
     out = shown([served(), *failed], capsys)
@@ -239,31 +181,6 @@ def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]
     warmup = served(asked=asked, status=FAILED, failure=STALLED, error="nothing for 60 s")
     out = shown([served(), warmup, *failed], capsys)
     assert "failed 2 of 3 requests (stalled)" in out and "failed 1 of 1 warm-up request (stalled)" in out
-
-
-@pytest.mark.parametrize(
-    ("record", "line"),
-    [
-        (served(), "100 prompt tokens, repeat 1: TTFT 0.0500 s, TPOT 10.0 ms"),
-        (served(n_tokens=None, n_gen=10), "100 prompt tokens, repeat 1: TTFT 0.0500 s, TPOT 4.44 to 10.0 ms"),
-        (served(cached=3), "100 prompt tokens, repeat 1: TTFT 0.0500 s, TPOT 10.0 ms (warm)"),
-        (served(usage=None), "100 prompt tokens, repeat 1: TTFT 0.0500 s"),
-        (served(events=Events()), "100 prompt tokens, repeat 1: no token arrived"),
-        (served(status=FAILED, failure=STALLED), "100 prompt tokens, repeat 1: stalled"),
-    ],
-)
-def test_a_line_on_a_finished_request(record: RequestRecord, line: str) -> None:
-    assert text_requests.finished(record) == line
-
-
-def test_rows_as_json_have_the_figures() -> None:
-    (row,) = text_requests.as_rows([served()])
-    assert (row["server"], row["ttft_s"], row["repeats"]) == ("llama-server at http://127.0.0.1:1/v1", 0.05, 1)
-
-
-def test_a_run_of_the_engine_still_has_a_label_of_model_and_machine() -> None:
-    ((label, _),) = table.setups(lab.runs([make_record(make_run())]))
-    assert label == "tiny Q4_0, Test CPU, 4 cores"
 
 
 # Pictures
@@ -309,53 +226,6 @@ def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
     assert "in process and through" in decode.get_title()
 
 
-def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None:
-    ax = lab.plot_decode([served(n_gen=9, n_tokens=(1, 2, 2, 2, 2))])
-    points, line = ax.get_lines()
-    assert y_of(points) == [10, 0] * 4
-    assert x_of(points) == list(range(2, 10))
-    assert y_of(line) == pytest.approx([5.0] * 8)
-    assert labels_of(ax) == ["after 100 prompt tokens, running mean"]
-
-
-def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
-    ax = lab.plot_decode([served(n_tokens=None, n_gen=9)])
-    assert "inter-chunk latency" in ax.get_title() and ax.get_ylabel() == "time since the previous event (ms)"
-    assert y_of(ax.get_lines()[0]) == [10] * 4
-    both = lab.plot_decode([served(n_tokens=None, n_gen=9), served(n_prompt=10)])
-    assert both.get_ylabel() == "time since the previous token or event (ms)"
-    assert labels_of(both) == [
-        "after 10 prompt tokens, between tokens",
-        "after 100 prompt tokens, between events",
-    ]
-
-
-def test_points_above_the_axis_are_counted_and_slow_and_fast_ones_share_it() -> None:
-    stalled = [served(repeat=i) for i in range(9)]
-    arrive = (50 * MS, 60 * MS, 70 * MS, 80 * MS, 9000 * MS, 9000 * MS)
-    events = dataclasses.replace(stalled[0].request.events, arrive_ns=arrive)
-    ax = lab.plot_decode([*stalled, served(repeat=9, events=events)])
-    assert labels_of(ax) == ["after 100 prompt tokens (1 point above the axis)"]
-    assert lab.plot_decode([served(), served(10, gap_ms=500)]).get_yscale() == "log"
-
-
-def test_warm_and_short_ones_are_lines_of_their_own() -> None:
-    ax = lab.plot_prefill([served(), served(n_prompt=10), served(cached=90, first_ms=5), served(n_gen=9, usage=None)])
-    assert labels_of(ax)[:2] == ["median over requests", "requests"]
-    assert "warm: median" in labels_of(ax)
-    assert labels_of(ax)[-1] == "proportional (0.500 ms per token at 100)"  # not that of the warm one
-
-
-@pytest.mark.parametrize("draw", [lab.plot_prefill, lab.plot_decode])
-def test_nothing_to_draw_is_an_error(draw: Any) -> None:
-    with pytest.raises(LabError, match="nothing to draw"):
-        draw([served(status=FAILED, failure=STALLED)])
-    load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
-    with pytest.raises(LabError, match="nothing to draw"):
-        draw([served(asked=Asked(n_prompt=100, n_gen=5, load=load))])
-    assert plot_runs.drawings([served(status=FAILED)]) == {}
-
-
 # Comparisons
 
 
@@ -391,11 +261,6 @@ def test_warm_short_and_busy_requests_are_not_compared() -> None:
         comparison.groups(apart)
 
 
-def test_sessions_of_one_server_are_compared() -> None:
-    one = compared(session(name="a"), session(name="b", gap_ms=30))
-    assert (one.base, one.other) == ("session a", "session b")
-
-
 def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.CaptureFixture[str]) -> None:
     engine = [make_record(make_run(100, 5, i, decode_ms=10)) for i in range(3)]
     groups = comparison.groups([*engine, *session(first_ms=2)])
@@ -408,22 +273,6 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.Captu
     assert "In process, TTFT is prefill plus sampling one token." in out
     assert "  server: in process | llama-server at http://127.0.0.1:1/v1" in out
     assert "n_threads" not in out and "n_slots" not in out
-
-
-def test_engines_are_compared_as_ever() -> None:
-    faster = [make_record(make_run(100, 5, i, prefill_ms=2), session="b") for i in range(3)]
-    rows = compared([make_record(make_run(100, 5, i)) for i in range(3)], faster).rows
-    assert "ttft_s" not in {row.figure for row in rows}
-
-
-def test_sessions_show_how_much_a_server_differs_from_itself() -> None:
-    sessions = [session(first_ms=50 + i, name=f"{i}") for i in range(4)]
-    known = known_spreads([one for own in sessions for one in own])
-    assert {figure for _, figure in known} == {"ttft_s", "tpot_ms"}
-    assert {machine[-1] for machine, _ in known} == {"llama-server at http://127.0.0.1:1/v1"}
-    far = other_server(session(), url="http://example.org/v1")
-    (compared_far,) = comparison.compare([*session(), *far])
-    assert any("the server's machine is unknown" in words for words in compared_far.spreads)
 
 
 # Files, commands and pages
@@ -441,13 +290,6 @@ def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
         dataclasses.replace(record, request=dataclasses.replace(record.request, sent_ns=i))
         for i, record in enumerate(records)
     ]
-
-
-def test_the_order_of_files_is_kept(tmp_path: Path) -> None:
-    runs = write(tmp_path / "a.jsonl", [make_record()])
-    requests = write(tmp_path / "b.jsonl", [served()])
-    assert [type(one) for one in results.read([runs, requests]).measured] == [Record, RequestRecord]
-    assert [type(one) for one in results.read([requests, runs]).measured] == [RequestRecord, Record]
 
 
 def test_two_requests_are_told_apart_by_when_they_were_sent(tmp_path: Path) -> None:
@@ -478,15 +320,6 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
         assert status == 1 and words in err, wrong
 
 
-def test_the_commands_read_files_with_both(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [make_record(make_run(100)), *numbered(session())])
-    shown = run_lab("show", file)[1]
-    assert shown.index("tokens generated per run") < shown.index("tokens requested; medians")
-    assert [Path(one).name for one in run_lab("plot", file)[1].split()][::2] == ["a-prefill.png", "a-decode.png"]
-    document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
-    assert [row["figure"] for row in document["comparisons"][0]["rows"]] == ["ttft_s", "tpot_ms"]
-
-
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
     records = numbered([*session(), served(repeat=7, status=FAILED, failure=STALLED, error="nothing for 60 s")])
     path = lab.report(tmp_path / "page.html", records)
@@ -510,11 +343,6 @@ def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode
 
 
-def test_a_page_needs_a_request_that_went_well() -> None:
-    with pytest.raises(LabError, match="no request went well"):
-        page.html([served(status=FAILED, failure=STALLED)], [])
-
-
 def test_strings_of_a_server_cannot_act_in_a_page() -> None:
     evil = dataclasses.replace(served(), model="<script>alert(1)</script>$x$")
     text = page.html([evil], [])
@@ -535,10 +363,3 @@ def test_other_sessions_of_a_server_show_how_much_it_differs_from_itself(tmp_pat
     document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
     (compared_two,) = document["comparisons"]
     assert any("from 5 sessions of this machine" in words for words in compared_two["spreads"])
-
-
-def test_the_command_that_makes_it_again_has_the_length_of_answers_not_of_warm_ups() -> None:
-    short = Asked(n_prompt=10, n_gen=2, warmup=True)
-    records = [make_request_record(make_request(asked=short)), make_request_record()]
-    (command,) = reproduce.commands(records)
-    assert "--gen 6 --repeat 1" in command

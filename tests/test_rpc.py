@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -24,15 +22,13 @@ from lab.core.record import Device
 from lab.core.results import read as read_results
 from lab.engine import native
 from lab.errors import LabError
-from lab.experiments import tuning
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, noise_watch, side_by_side
 from lab.runner.placing import shared_memory
 from lab.runner.progress import Status
-from tests.conftest import SETTINGS, FakeWorker, run_lab, start_lab
+from tests.conftest import SETTINGS, run_lab, start_lab
 
 GB = 10**9
 OURS = (7, 0, 0)
@@ -79,11 +75,6 @@ def greeting(*version: int, caps: bytes = bytes(25)) -> Callable[[socket.socket]
 # What is named with --rpc
 
 
-def test_servers_are_named_by_host_and_port() -> None:
-    assert rpc.parse("127.0.0.1:50052, 10.0.0.7:1") == ("127.0.0.1:50052", "10.0.0.7:1")
-    assert rpc.parse("localhost:50052") == ("127.0.0.1:50052",)
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "127.0.0.1", "127.0.0.1:", ":50052", "127.0.0.1:0", "127.0.0.1:65536", "a:b", "h:1,", "h:²", "[::1]:50052"],
@@ -91,11 +82,6 @@ def test_servers_are_named_by_host_and_port() -> None:
 def test_what_cannot_be_a_server_is_refused(text: str) -> None:
     with pytest.raises(LabError, match="--rpc"):
         rpc.parse(text)
-
-
-def test_a_server_is_named_once() -> None:
-    with pytest.raises(LabError, match=r"names the server 127\.0\.0\.1:9 twice"):
-        rpc.parse("127.0.0.1:9,localhost:9")
 
 
 # What they answer
@@ -145,12 +131,6 @@ def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer
 # Our own, as a command
 
 
-def test_unknown_devices_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(LabError, match="no device GPU7") as problem:
-        RpcServer("127.0.0.1", 0, ["CPU", "GPU7"])
-    assert "CPU" in problem.value.hint
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.20", "8.8.8.8"])
 def test_an_address_that_others_reach_needs_to_be_asked_for(host: str) -> None:
     status, out, err = run_lab("rpc-server", "--host", host, "--port", 0)
@@ -185,26 +165,6 @@ def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
             with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGABRT .* last output: Expected HELLO"):
                 dying.watch(show)
     assert "llama.cpp: Expected HELLO command, update client" in sentences
-
-
-def test_clients_are_named() -> None:
-    sentences: list[str] = []
-    with RpcServer("127.0.0.1", 0) as one:
-        rpc.probe(one.endpoint, rpc_server.own_version())
-        host, _, port = one.endpoint.rpartition(":")
-        client = socket.create_connection((host, int(port)))
-        address = "{}:{}".format(*client.getsockname())
-
-        def show(sentence: str) -> None:
-            sentences.append(sentence)
-            if sentence == f"{address} connected":
-                client.close()
-            if sentence == f"{address} left":
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            one.watch(show)
-    assert sentences[-2:] == [f"{address} connected", f"{address} left"]
 
 
 def _introduced(process: subprocess.Popen[str]) -> str:
@@ -263,11 +223,6 @@ def test_memory_behind_servers_counts_once(devices: list[Device], groups: list[t
     assert shared_memory([CPU, *devices], 16 * GB) == expected
 
 
-def test_a_server_at_an_address_of_this_machine_lends_its_own_memory() -> None:
-    groups = shared_memory([CPU, behind("A", "10.0.0.7:1", 16)], 16 * GB, ["10.0.0.7"])
-    assert groups == [(frozenset({"CPU", "A"}), 16 * GB)]
-
-
 # Measuring over them
 
 OVER_RPC = dataclasses.replace(SETTINGS, n_gpu_layers=31, n_threads=1, n_threads_batch=1, n_ctx=256)
@@ -278,14 +233,6 @@ def worker(server: RpcServer) -> Iterator[Worker]:
     with Worker() as started:
         started.use(Backend(rpc=(server.endpoint,)))
         yield started
-
-
-def test_several_devices_of_a_server_are_told_apart() -> None:
-    with RpcServer("127.0.0.1", 0, ["CPU", "CPU"]) as twice, Worker() as worker:
-        worker.use(Backend(rpc=(twice.endpoint,)))
-        names = [device.description for device in worker.build.devices if device.type != "cpu"]
-        assert names == [f"RPC server {twice.endpoint} (device {i} of 2)" for i in (1, 2)]
-        assert len(worker.servers[0].memories) == 2
 
 
 def test_a_vanished_peer_is_noticed() -> None:
@@ -309,13 +256,6 @@ def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: 
         psutil.Process(hanging.pid).suspend()
         with pytest.raises(WorkerDied, match="an RPC server or its machine hangs"):
             worker.run(scripts.run(list(range(100, 120)), 5, 8), lambda progress: None)
-
-
-def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
-    assert machine.servers_here([server.endpoint]) == [server.pid]
-    assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
-    watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
-    assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last
 
 
 def test_lab_machine_shows_servers(server: RpcServer) -> None:
@@ -371,54 +311,3 @@ def test_a_server_that_stays_away_ends_the_session_and_keeps_its_runs(
     measured = [record.run for record in read_results([next(tmp_path.glob("*.jsonl"))]).records]
     assert [run.status for run in measured if not run.warmup] == ["ok", "crashed"]
     assert f"The RPC server {dying.endpoint} is gone: nothing listens there" in str(measured[-1].error)
-
-
-class OneClient(FakeWorker):
-    """A worker that notes which of its kind use a server at the same time."""
-
-    using: ClassVar[list[Any]] = []
-    most = 0
-
-    def __exit__(self, *_: object) -> None:
-        self.use(Backend())
-
-    def use(self, backend: Backend) -> None:
-        super().use(backend)
-        OneClient.using = [worker for worker in self.using if worker is not self] + ([self] if backend.rpc else [])
-        OneClient.most = max(OneClient.most, len(OneClient.using))
-
-
-@pytest.mark.parametrize(
-    ("servers", "most"), [(("127.0.0.1:1", "127.0.0.1:1"), 1), (("127.0.0.1:1", "127.0.0.1:2"), 2)]
-)
-def test_variants_take_turns_at_a_server(
-    servers: tuple[str, str], most: int, tmp_path: Path, fake_worker: FakeWorker
-) -> None:
-    variants = [("", {"ubatch": 8}), ("", {"ubatch": 16})]
-    plans = side_by_side.plan(fake_worker, variants, 2, prompt_len="20", gen=5)  # type: ignore[arg-type]
-    plans = {
-        name: dataclasses.replace(plan, backend=Backend(rpc=(server,)))
-        for (name, plan), server in zip(plans.items(), servers, strict=True)
-    }
-    OneClient.most, path = 0, tmp_path / "trial.jsonl"
-    made = list(side_by_side.execute(plans, 2, path, lambda status: None, OneClient))  # type: ignore[arg-type]
-    measured = [(record.run.variant, record.run.block) for record in made if not record.run.warmup]
-    assert OneClient.most == most
-    assert {key: measured.count(key) for key in measured} == {(name, block): 2 for name in plans for block in (0, 1)}
-
-
-def test_a_search_of_settings_leaves_the_server_to_the_engine(tmp_path: Path, simulated: None) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    server, planning = Backend(rpc=("127.0.0.1:1",)), OneClient()
-    made = tuning.plan(planning, 20, 5, str(tmp_path / "tiny.gguf"), budget="10s")  # type: ignore[arg-type]
-
-    def make(worker: Any, choice: Any, stage: str) -> Any:
-        made_of_choice = made.make(worker, choice, stage)
-        worker.use(server)  # as planning with --rpc does
-        return dataclasses.replace(made_of_choice, backend=server)
-
-    OneClient.most = 0
-    plan = dataclasses.replace(made, make=make)
-    path, clock = tmp_path / "tune.jsonl", itertools.count().__next__
-    assert list(tuning.execute(plan, planning, path, lambda status: None, OneClient, clock))  # type: ignore[arg-type]
-    assert OneClient.most == 1

@@ -89,26 +89,6 @@ def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
     assert problem.value.hint == f"Correct or delete {folder / 'fast.json'}"
 
 
-def test_a_file_that_is_no_text_is_refused(folder: Path) -> None:
-    (folder / "fast.json").mkdir(parents=True)
-    with pytest.raises(LabError, match="cannot be read"):
-        load("fast")
-    (folder / "slow.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(LabError, match="cannot be read"):
-        load("slow")
-
-
-def test_wrong_settings_are_not_saved(folder: Path) -> None:
-    for wrong in ({"thread": 1}, {"threads": "x"}, {"threads": 0}):
-        with pytest.raises(LabError, match="Settings cannot be saved as fast"):
-            save("fast", wrong, "")
-    assert names() == []
-    folder.parent.joinpath("settings").write_text("a file, where the folder should be")
-    with pytest.raises(LabError, match="cannot be written") as problem:
-        save("fast", {}, "")
-    assert "LAB_SETTINGS" in problem.value.hint
-
-
 # The option
 
 
@@ -144,12 +124,6 @@ def test_every_setting_can_be_saved_and_given() -> None:
     given = contexts("measure", "--settings", "all")
     written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
     assert {name: given[name] for name in table()} == written
-
-
-def test_predict_keeps_its_own_device() -> None:
-    save("fast", {"device": "none", "threads": 3}, "")
-    given = contexts("predict", "--settings", "fast")
-    assert (given["device"], given["threads"]) == (None, 3)
 
 
 def test_a_variant_may_name_saved_settings() -> None:

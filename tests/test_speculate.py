@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lab.core import guesses, results
-from lab.core import script as scripts
 from lab.core.guesses import StepTimes
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
@@ -38,11 +37,6 @@ def test_what_followed_the_same_words_last_is_guessed() -> None:
     assert Lookup([1]).guess(4) == []
 
 
-def test_a_text_that_runs_in_circles_is_guessed_beyond_its_end() -> None:
-    assert Lookup([5, 6, 7, 5, 6, 7, 5, 6]).guess(7) == [7, 5, 6, 7, 5, 6, 7]
-    assert Lookup([1, 1, 1]).guess(3) == [1, 1, 1]
-
-
 TIMES = StepTimes({1: 1.0, 2: 1.5, 3: 2.0, 5: 3.0}, {})
 
 
@@ -52,16 +46,6 @@ def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
     with_draft = StepTimes(TIMES.target, {1: 0.25, 2: 0.4})
     assert guesses.speed_up(chains, with_draft) == pytest.approx(4 / (4 * 0.25 + 3))  # L / (n c + v)
     assert guesses.speed_up([(3, 1)], TIMES) is None  # no step of 4 was timed
-
-
-def test_after_a_step_with_all_right_the_draft_reads_two_tokens() -> None:
-    with_draft = StepTimes(TIMES.target, {1: 0.25, 2: 0.4})
-    assert guesses.speed_up([(1, 1), (1, 0)], with_draft) == pytest.approx(3 / (0.25 + 1.5 + 0.4 + 1.5))
-
-
-def test_acceptance_by_position_counts_those_whose_predecessors_were_right() -> None:
-    assert guesses.by_position([(3, 3), (3, 1), (3, 0), (2, 2)]) == pytest.approx((3 / 4, 2 / 3, 1 / 1))
-    assert guesses.by_position([(0, 0)]) == ()
 
 
 def test_the_same_guesses_fewer_at_a_time_take_more_steps() -> None:
@@ -156,11 +140,6 @@ def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path, t
     assert four.n_parted == 0 and four.to_blame is None
 
 
-def test_the_interval_needs_six_blocks(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
-    (row,) = speculation_rows.rows(measured(fake_worker, model_file, tmp_path, lengths="2", prompt="code", repeat=6))
-    assert row.low == pytest.approx(row.speed_up) and row.high == pytest.approx(row.speed_up) and row.n_runs == 6
-
-
 def test_what_costs_most_is_to_blame() -> None:
     tried = [(2, 1)] * 10
     assert speculation_rows.to_blame(tried, StepTimes({1: 1.0, 3: 2.9}, {}), 2) == speculation_rows.VERIFYING
@@ -211,33 +190,6 @@ def scaled(steps: Steps, factor: int) -> Steps:
     return dataclasses.replace(steps, **stamps)
 
 
-def test_curves_of_several_drafts_stay_apart(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
-    draft = str(model_file.with_name("draft.gguf"))
-    records = [
-        *measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code"),
-        *measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code", draft=draft),
-    ]
-    assert {(row.draft, row.c is None) for row in speculation_rows.curve(records)} == {
-        (LOOKUP, True),
-        ("tiny Q4_0", False),
-    }
-
-
-def test_a_failed_curve_leaves_rows_without_a_prediction(
-    fake_worker: FakeWorker, model_file: Path, tmp_path: Path
-) -> None:
-    records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if r.run.speculation]
-    rows = speculation_rows.rows([r for r in records if r.run.speculation and r.run.speculation.text])
-    assert rows and all(row.expected is None and row.speed_up is not None for row in rows)
-
-
-def test_without_plain_decoding_there_is_no_speed_up(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
-    records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if guessed(r)]
-    rows = speculation_rows.rows(records)
-    assert rows and all(row.speed_up is None and row.plain_tpot_s is None for row in rows)
-    assert "cannot be compared with plain decoding" in " ".join(speculation_rows.sentences(rows, records))
-
-
 def test_a_draft_model_reads_the_prompt_and_is_recorded(
     fake_worker: FakeWorker, model_file: Path, tmp_path: Path
 ) -> None:
@@ -281,22 +233,6 @@ def test_a_draft_of_another_vocabulary_is_refused(fake_worker: FakeWorker, model
     fake_worker.differ = "one has 100 tokens, the other 90"
     with pytest.raises(LabError, match="and tiny Q4_0 differ: one has 100 tokens, the other 90"):
         make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
-
-
-def test_a_draft_that_is_larger_or_the_same_is_told(
-    fake_worker: FakeWorker, model_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "is the model itself" in " ".join(make_plan(fake_worker, model_file, draft=str(model_file)).warnings)
-    sizes = iter([10**6, 3 * 10**6])
-    monkeypatch.setattr(fake_worker, "read_model", lambda *_: dataclasses.replace(MODEL, n_bytes=next(sizes)))
-    plan = make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
-    assert "larger than the model (3 MB, 1 MB)" in " ".join(plan.warnings)
-    assert plan.memory(plan.cases[0]).weights_bytes == 4 * 10**6
-
-
-def test_random_weights_are_not_asked_for_their_acceptance(fake_worker: FakeWorker, model_file: Path) -> None:
-    with pytest.raises(LabError, match="has random weights, so the acceptance of drafts says nothing"):
-        speculation.plan(fake_worker, LOOKUP, model="synthetic:llama-3.2-1b")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -398,11 +334,3 @@ def test_errors_of_the_command_are_sentences(small_synthetic: None, tmp_path: Pa
     ):
         status, _, err = run_lab("speculate", *asked, "--dry-run", "--out", tmp_path)
         assert status == 1 and words in err, err
-
-
-def test_words_of_runs() -> None:
-    assert Speculation(None, 0, "code").words == "code, no drafts"
-    assert Speculation(LOOKUP, 4, "code").words == "code, 4 drafted by lookup"
-    assert Speculation(LOOKUP, 4, None).words == "steps of 1 to 5 positions"
-    written = scripts.decode([0], 3)
-    assert scripts.n_chosen(written) == 3

@@ -15,7 +15,7 @@ from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker
 from lab.show import plot_why, text_why
-from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, where
+from lab.why import learning, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
@@ -156,24 +156,6 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     assert [*seconds] == ["RPC0", "CUDA0", plot_why.BETWEEN, plot_why.ALL_ELSE]
 
 
-def test_bars_are_by_device_where_there_are_several() -> None:
-    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
-    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
-    ax = plot_why.plot_where(roofline.explain([record], ceilings), "a split")
-    labels = [bars.get_label() for bars in ax.containers]
-    decode = ["decode: CPU", "decode: CUDA0", "decode: between devices", "decode: all else"]
-    assert [label for label in labels if str(label).startswith("decode")] == decode
-    tops = [bar.get_y() + bar.get_height() for bars in ax.containers for bar in bars]
-    assert max(tops) == pytest.approx(100)
-    alone = plot_why.plot_where(
-        roofline.explain([record_of(placed(("CUDA0", 17)), dataclasses.replace(WIDE, n_gpu_layers=17), 0.5)], KNOWN[1]),
-        "one device",
-    )
-    assert [bars.get_label() for bars in alone.containers][:3] == [
-        *("prefill: weights", "prefill: attention", "prefill: all else")
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -220,30 +202,6 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
 
 
 # Which ceilings are those of a device
-
-
-def test_two_devices_of_a_kind_are_measured_once() -> None:
-    second = dataclasses.replace(GPU, name="CUDA1")
-    here = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, second))
-    place = Where(here, ("CUDA0", "CUDA1"))
-    settings = dataclasses.replace(WIDE, n_gpu_layers=17)
-    todo = probing.unknown(BIG, settings, (), place, [])
-    assert {probe.device for probe in todo} == {"CUDA0"} and {probe.n_threads for probe in todo} == {1}
-    assert {probe.op for probe in todo} == {MUL_MAT, ATTENTION, UPLOAD, DOWNLOAD}
-    measured = dataclasses.replace(KNOWN[1], machine=here)
-    best = probing.known([measured], place)
-    assert best is not None and [one.device for one in (best, *(best.others or ()))] == ["CUDA0", "CUDA1"]
-
-
-def test_of_several_devices_a_missing_one_is_named() -> None:
-    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
-    assert probing.known(KNOWN[1:], where.of_record(record)) is None
-    with pytest.raises(LabError, match=r"The ceilings of CPU \(Test CPU, 4 cores\), for this have not been measured"):
-        probing.need(KNOWN[1:], where.of_record(record), False, "this")
-    with pytest.raises(LabError, match="The ceilings of RPC0 have not been measured"):
-        pair = probing.need(KNOWN, where.of_record(record), False, "this")
-        layers = ("RPC0",) * (N_LAYER + 1)
-        step_kernels.parts(BIG, record.settings, pair, 1, 0, 1, layers=layers)
 
 
 def test_the_roof_of_several_devices_is_that_of_their_shares() -> None:
@@ -297,19 +255,6 @@ def test_sums_teach_where_single_steps_do_not() -> None:
 
 
 # Runs on several devices teach about these
-
-
-def test_runs_teach_only_about_the_devices_they_were_on() -> None:
-    settings = dataclasses.replace(WIDE, n_gpu_layers=13, devices=("CUDA0",))
-    split = record_of(None, settings, 0.1)
-    on_server = record_of(placed(("CPU", 4), ("RPC0", 13)), dataclasses.replace(settings, devices=("RPC0",)), 0.7)
-    ceilings = probing.need(KNOWN, where.of_record(split), False, "this")
-    learned = learning.learn([split, on_server], ceilings, "part")
-    assert learned.n_runs == 1
-    (row,) = [row for row in roofline.explain([split], ceilings) if row.phase == "decode"]
-    predicted = prediction.here(BIG, settings, ceilings, learned, 512, 3)
-    assert predicted.tpot_expected_s == pytest.approx(row.measured_s, rel=0.05)
-    assert predicted.tpot_limit_s == pytest.approx(row.traffic_s, rel=0.2)
 
 
 # A real server on this machine

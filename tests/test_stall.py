@@ -14,7 +14,6 @@ from lab.core import script as scripts
 from lab.core.levers import Stall
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
 from lab.core.script import Operation
-from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import stalls
 from lab.experiments.stalls import Piece
@@ -103,22 +102,6 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert alone.lost is None and alone.expected_gap_s is None
 
 
-def test_rows_are_medians_and_name_the_longest_gap_of_all_runs() -> None:
-    records = [stall_record(100, 50, repeat=i, prefill_ms=ms) for i, ms in enumerate((1, 3, 2))]
-    (row,) = stalls.rows(records)
-    assert row.n_runs == 3 and row.longest_gap_s == pytest.approx((2 * 51 + 2) / 1e3)
-    assert (row.longest_min_s, row.longest_max_s) == pytest.approx([53 / 1e3, (3 * 51 + 2) / 1e3])
-
-
-def test_gaps_count_from_when_the_prompt_came() -> None:
-    known = gaps.of(stall_record(100, 50).run)
-    assert known is not None
-    assert known.n_before == stalls.N_BEFORE - 1 and known.n_during == 2
-    assert known.ends_s[known.n_before - 1] == 0  # the last token before it
-    assert known.ends_s[known.n_before] == pytest.approx(known.during_s[0])
-    assert len(known.gaps_s) == stalls.N_BEFORE - 1 + 2 + stalls.N_GEN - 1
-
-
 SHOW_NOTHING = (
     None,
     Stall(1, 8, 128, 0),
@@ -136,14 +119,6 @@ def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     assert gaps.of(run) is None and gaps.figures(run) == {}
     changed = [dataclasses.replace(record, run=run)]
     assert not stalls.rows(changed) and not stalls.check(changed)
-
-
-def test_what_was_not_prefilled_as_planned_is_not_predicted() -> None:
-    prediction: Any = Straight()
-    record = stall_record(100, 50)
-    assert stalls.rows([record], prediction)[0].expected_gap_s is not None
-    longer = dataclasses.replace(record, run=dataclasses.replace(record.run, n_prompt=10**12))
-    assert stalls.rows([longer], prediction) == []
 
 
 def test_the_newcomers_tokens_are_those_that_were_chosen_for_it() -> None:
@@ -189,12 +164,6 @@ def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> Non
     assert made.settings.kv_unified and made.settings.n_seq_max == 3
     assert made.settings.n_ctx == max(sum(case.sequences) for case in made.cases)
     assert [case.lever.chunk for case in plan(fake_worker, 300, None, "1").cases] == [64, 256, None]
-
-
-def test_separate_caches_are_measured_and_said(fake_worker: FakeWorker) -> None:
-    made = plan(fake_worker, 300, "64", "1", kv_unified="off")
-    assert not made.settings.kv_unified and stalls.SEPARATE in made.warnings
-    assert stalls.SEPARATE not in plan(fake_worker, 300, "64", "1").warnings
 
 
 REFUSED = [
@@ -252,19 +221,6 @@ def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:
         Piece(1, 19, 1),
     ]
     assert list(stalls.mixed(Stall(2, 1, 128, 32), 20, 19, separate)) == [Piece(1, 19, 3, ((1, 179),) * 2)]
-
-
-@pytest.mark.parametrize("settings", [SHARED, dataclasses.replace(SHARED, kv_unified=False, n_ubatch=32)])
-@pytest.mark.parametrize("chunk", [1, 7, 64, 100])
-def test_what_is_priced_is_what_is_computed(settings: Settings, chunk: int) -> None:
-    lever = Stall(3, chunk, 128, 32)
-    operations = stalls.write(stalls.case(100, 3, chunk), text, settings)
-    shapes = [shape for shape in scripts.shapes(operations) if shape.kind == MIXED]
-    for number, shape in enumerate(shapes):
-        pieces = list(stalls.mixed(lever, 100, number, settings))
-        assert sum(piece.n_tokens + sum(n for n, _ in piece.others) for piece in pieces) == shape.n_tokens
-        assert sum(piece.n_outputs for piece in pieces) == shape.n_outputs
-        assert max(past for piece in pieces for past in (piece.n_past, *(past for _, past in piece.others))) <= 259
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,31 +281,6 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
 
 def timed(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.run.status == OK and not record.run.warmup]
-
-
-def test_the_picture_has_a_panel_for_each_chunk() -> None:
-    records = [stall_record(100, chunk, n, repeat) for chunk in (10, 50, None) for n in (1, 2) for repeat in (0, 1)]
-    figure = canvas.drawn(lambda figure: stalls.draw((), records, None, "", figure), (11, 5))
-    assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
-    (legend,) = figure.legends
-    assert [line.get_text() for line in legend.get_texts()] == [
-        "1 stream", "2 streams", "first token of the new request"
-    ]  # fmt: skip
-    for ax, at_s in zip(figure.axes, (0.1 + 10 * 2e-3 + 1e-3, 0.1 + 2 * 2e-3 + 1e-3, 0.101), strict=True):
-        step: Any = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")
-        assert max(step.get_xydata()[:, 1]) == pytest.approx(1e3 * max(gaps_of(ax.get_title()).gaps_s))
-        dotted: Any = next(line for line in ax.lines if line.get_linestyle() == ":")
-        assert list(dotted.get_xydata()[:, 0]) == pytest.approx([at_s] * 2)
-    many = [stall_record(100, chunk) for chunk in (10, 20, 30, 40, 50, 60, None)]
-    figure = canvas.drawn(lambda figure: stalls.draw((), many, None, "", figure), (11, 5))
-    assert [ax.get_title() for ax in figure.axes][::3] == ["chunks of 10", "all at once"] and len(figure.axes) == 4
-
-
-def gaps_of(title: str) -> gaps.Gaps:
-    chunk = None if title == "all at once" else int(title.removeprefix("chunks of "))
-    known = gaps.of(stall_record(100, chunk).run)
-    assert known is not None
-    return known
 
 
 def test_stalls_of_the_real_engine(mini: Path, tmp_path: Path) -> None:

@@ -144,29 +144,12 @@ def test_the_change_of_a_trend_is_the_median_slope() -> None:
     assert stats.trend([*values[:4], 100.0, *values[5:]])[0] == pytest.approx(change, rel=0.1)  # one outlier
 
 
-def test_ties_are_no_trend() -> None:
-    assert stats.trend([2, 2, 2, 2]) == (1.0, 1.0)
-    change, chance = stats.trend([1, 1, 2, 1, 1, 1])
-    assert change == 1 and chance > 0.5
-
-
-def test_no_trend_without_values() -> None:
-    assert stats.trend([]) == stats.trend([5, 6]) == (1.0, 1.0)
-
-
 def test_a_fit_finds_the_coefficients_and_none_below_zero() -> None:
     lengths = [512 * i for i in range(1, 17)]
     columns = [[1] * 16, lengths, [n * n for n in lengths]]
     assert stats.fit(columns, [0.01 + 2e-3 * n + 3e-7 * n * n for n in lengths]) == pytest.approx((0.01, 2e-3, 3e-7))
     falling = stats.fit([[1] * 3, [1, 2, 3]], [3, 2, 1])
     assert falling[1] == 0
-
-
-def test_a_fit_keeps_its_bounds() -> None:
-    columns, values = [[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]], [0.5, 1.0, 2.0]
-    assert stats.fit(columns, values) == pytest.approx((0.5, 0))
-    assert stats.fit(columns, values, at_least=(1, 0)) == pytest.approx((1, 0))
-    assert stats.fit(columns, [4.0, 7.0, 13.0], at_least=(1, 0)) == pytest.approx((3, 1))
 
 
 def test_three_values_have_an_interval_by_students_t_on_their_logarithms() -> None:
@@ -186,9 +169,3 @@ def test_a_wild_point_does_not_move_a_slope() -> None:
     assert rise is not None and rise.estimate == pytest.approx(2) and rise.low == pytest.approx(2)
     assert stats.slope(points[:3], values[:3]) is None
     assert stats.slope(points, [1.0] * 10) == stats.Ratio(0, 0, 0)
-
-
-def test_values_lie_on_straight_lines_between_points() -> None:
-    points = [(0, 0.0), (10, 1.0), (20, 3.0)]
-    assert [stats.on_lines(points, x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.0, 3.0, 5.0]
-    assert stats.on_lines([(4, 2.0)], 9) == 2.0

@@ -11,11 +11,10 @@ from lab.analysis import table
 from lab.core import phases, results
 from lab.core import script as scripts
 from lab.core.record import Run
-from lab.errors import LabError
 from lab.process.wire import Progress
 from lab.process.worker import Worker
 from lab.runner import prompts
-from tests.conftest import make_record, make_run, run_lab, run_process
+from tests.conftest import make_run, run_lab, run_process
 from tests.test_real import REAL
 
 
@@ -153,19 +152,3 @@ def test_impossible_trials(tmp_path: Path, arguments: list[str], says: str) -> N
     assert code == 1 and not out
     assert says in err and "Error" in err
     assert not (tmp_path / "none").exists()
-
-
-def test_comparing_nothing(tmp_path: Path) -> None:
-    results.append(tmp_path / "a.jsonl", make_record())
-    assert "nothing to compare" in run_lab("compare", tmp_path)[2]
-    assert run_lab("compare", tmp_path / "none.jsonl")[0] == 1
-
-
-def test_a_worker_says_what_it_cannot_forget(worker: Worker, tmp_path: Path) -> None:
-    import dataclasses
-
-    write_mamba(tmp_path / "mamba.gguf")
-    worker.load(tmp_path / "mamba.gguf", REAL)
-    worker.new_context(dataclasses.replace(REAL, n_ctx=64, n_ubatch=32))
-    with pytest.raises(LabError, match="sliding window"):
-        worker.run(scripts.sweep([1, 2, 3], 2, 512, 2), look)

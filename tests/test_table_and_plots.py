@@ -9,7 +9,6 @@ import pytest
 from lab.analysis import table, wording
 from lab.cli import running
 from lab.core.record import Device, Record
-from lab.errors import LabError
 from lab.show import console, plot_runs, text_results
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
@@ -53,13 +52,6 @@ def test_summary_takes_medians_of_timed_runs_only() -> None:
     )
 
 
-def test_different_settings_are_not_pooled() -> None:
-    four = dataclasses.replace(SETTINGS, n_threads=4)
-    rows = table.summary(table.runs(session() + session(settings=four)))
-    assert sorted(label for label, _ in table.setups(rows)) == ["tiny Q4_0, n_threads 2", "tiny Q4_0, n_threads 4"]
-    assert len(rows) == 6
-
-
 def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
     four = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
     other = dataclasses.replace(MODEL, name="other", sha256="ab")
@@ -81,14 +73,6 @@ def test_sentences_say_what_the_table_shows() -> None:
     assert "2x per token, because each token attends to more" in sentences
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences
     assert "96 % at 1,000 prompt tokens; decoding 5 tokens" in sentences
-
-
-def test_sentences_without_decode_or_with_one_length() -> None:
-    one = table.summary(table.runs([make_record(make_run(20, 1))]))
-    assert wording.sentences(one) == [
-        "Prefill took 95 % of the time at 20 prompt tokens; sampling one token took the rest."
-    ]
-    assert wording.sentences(one[:0]) == []
 
 
 def test_different_machines_builds_and_files_are_not_pooled() -> None:
@@ -119,36 +103,12 @@ def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
     assert table.runs([unknown]).devices[0] is None and len(table.summary(table.runs([unknown, unknown]))) == 1
 
 
-def test_no_cause_is_named_where_ranges_overlap() -> None:
-    records = [
-        make_record(make_run(n, 5, i, prefill_ms=ms)) for n in (10, 100) for i, ms in enumerate((1, 3 + n / 100))
-    ]
-    assert "about in proportion" in wording.sentences(table.summary(table.runs(records)))[0]
-
-
-def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-
-    text_results.print_results([make_record(make_run(10, n)) for n in (2, 7)], console.console())
-    shown = capsys.readouterr().out
-    assert "2 tokens generated" in shown and "7 tokens generated" in shown
-
-
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
     text_results.print_results([make_record(make_run(10, 2), model=odd)], console.console())
     text_results.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
     shown = capsys.readouterr().out
     assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
-
-
-def test_digits() -> None:
-    assert [wording.digits(x) for x in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
-        "0.0123",
-        "1.50",
-        "99.9",
-        "1,234",
-        "-",
-    ]
 
 
 def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> None:
@@ -179,17 +139,3 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
     late = dataclasses.replace(run, steps=steps)
     ax = plot_runs.plot_decode([make_record(late)], Figure().subplots())
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
-
-
-def test_axes_of_ones_own_will_do() -> None:
-    from matplotlib.figure import Figure
-
-    ax = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
-    assert plot_runs.plot_prefill(session(), ax) is ax
-
-
-def test_nothing_to_draw_is_an_error() -> None:
-    with pytest.raises(LabError, match="no run went well"):
-        plot_runs.plot_prefill([make_record(make_run(status="failed"))])
-    with pytest.raises(LabError, match="no run decoded"):
-        plot_runs.plot_decode([make_record(make_run(n_gen=1))])

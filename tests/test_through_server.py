@@ -20,7 +20,7 @@ from lab.endpoints import prompts
 from lab.endpoints.null_server import NullServer
 from lab.errors import LabError
 from lab.runner import server_session, through_server
-from lab.runner.progress import ANSWERING, WARMING_UP, Status
+from lab.runner.progress import Status
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from tests.conftest import run_lab
@@ -91,15 +91,6 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
     assert len(texts) == 2  # cut at another place for each repeat
 
 
-def test_rounds_are_shuffled_by_the_seed(plain: Server, tmp_path: Path) -> None:
-    def order(seed: int) -> list[int]:
-        records, _ = run(plain, tmp_path, prompt_len="13,14,15,16", repeat=1, gen=1, seed=seed)
-        return [record.request.asked.n_prompt for record in records if not record.request.asked.warmup]
-
-    first = order(1)
-    assert first == order(1) and first != order(2) and sorted(first) == [13, 14, 15, 16]
-
-
 def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path: Path) -> None:
     records, _ = run(plain, tmp_path, prompt_len=f"{LEAST - 1},{LEAST},495,496", repeat=1)
     sent = {record.request.asked.n_prompt for record in records if record.request.status == OK}
@@ -110,12 +101,6 @@ def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path:
     assert f"the shortest one has {LEAST}" in str(refused[LEAST - 1].error)
     assert "context of 500 tokens" in str(refused[496].error)
     assert all(request.status == FAILED and request.sent_ns is None for request in refused.values())
-
-
-def test_where_nothing_is_possible_nothing_is_sent(plain: Server, tmp_path: Path) -> None:
-    records, _ = run(plain, tmp_path, prompt_len="1")
-    assert [record.request.failure for record in records] == [NOT_SENT]
-    assert records[0].client_error_ns is None
 
 
 def test_without_a_tokenizer_one_prompt_serves_all_repeats_with_another_nonce(tmp_path: Path) -> None:
@@ -197,39 +182,6 @@ def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
         assert not empty.exists()
 
 
-def test_who_stops_while_an_answer_is_counted_keeps_it(
-    null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Server, "counted", interrupted)
-    with connect(null.url, "uncounted") as server:
-        plan = fitted(make_plan([40], 3, 1), server)
-        path = new_file(plan, server, tmp_path)
-        with pytest.raises(KeyboardInterrupt):
-            list(execute(plan, server, path, lambda status: None))
-    (kept,) = (record.request for record in results.read([path]).requests if not record.request.asked.warmup)
-    assert kept.status == OK
-
-
-def test_progress_counts_requests_and_forecasts(plain: Server, tmp_path: Path) -> None:
-    seen: list[Status] = []
-    run(plain, tmp_path, seen)
-    assert {status.doing for status in seen} >= {WARMING_UP, ANSWERING}
-    answering = [status for status in seen if status.doing == ANSWERING]
-    assert {status.n_runs_done for status in answering} == {0, 1, 2, 3}
-    assert {status.n_runs for status in seen} == {4}
-    assert all(status.left_s is not None for status in answering)  # learned from the warm-ups
-    assert not any(status.text for status in seen)
-
-
-def test_the_text_of_an_answer_can_be_shown(plain: Server, tmp_path: Path) -> None:
-    seen: list[Status] = []
-    run(plain, tmp_path, seen, stream=True, prompt_len="20", repeat=1)
-    assert "".join(status.text for status in seen) == " word" * 5
-
-
 def endpoint_that(settings: ServerSettings | None, server: str = "llama-server", **answers: str) -> Endpoint:
     names = ("streaming", "usage in streams", "tokens per event", "cached tokens", "ignore_eos", "server timings")
     known = {name: answers.get(name.replace(" ", "_"), YES) for name in names}
@@ -274,14 +226,6 @@ def test_as_python(null: NullServer, tmp_path: Path) -> None:
     assert lab.read([tmp_path]).requests == tuple(records)
 
 
-def test_as_python_the_checks_are_those_of_the_command(null: NullServer, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="--threads, --every are only for the lab's own engine"):
-        lab.measure("20", url=null.url, out=tmp_path, threads=2, every=5)  # type: ignore[call-overload]
-    with pytest.raises(LabError, match="--header is only for a server"):
-        lab.measure("20", out=tmp_path, header=["X: y"])  # type: ignore[call-overload]
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_command_says_what_it_can_do_first_and_measures(
     null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,15 +248,6 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     assert [row["n_prompt"] for row in document["rows"]] == [20]
     assert len(document["failures"]) == 1 and any("the lab shows TTFT" in sentence for sentence in document["unseen"])
     assert "as seen in" in err
-
-
-def test_a_dry_run_measures_nothing(null: NullServer, tmp_path: Path) -> None:
-    asked = ("measure", "--url", null.url, "-m", "plain", "-p", "5,20", "--out", tmp_path / "none", "--dry-run")
-    status, out, _ = run_lab(*asked)
-    assert status == 0 and "Plan: 3 rounds" in out and "the shortest one has" in out
-    status, out, _ = run_lab(*asked, "--json")
-    assert [case["refused"] is None for case in json.loads(out)["cases"]] == [False, True]
-    assert not (tmp_path / "none").exists()
 
 
 def test_options_of_the_other_kind_are_refused_by_name(null: NullServer) -> None:

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lab.core import cost, results
-from lab.core.lines import to_json
-from lab.core.record import Ceilings, Device, Rate, Record
-from lab.core.traced import Attention, Looks, Phase, TokenTrace
+from lab.core.record import Ceilings, Rate, Record
+from lab.core.traced import Phase, TokenTrace
 from lab.engine import tracing
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
@@ -73,34 +72,6 @@ def test_the_start_and_end_of_threads_are_timed(mini: Path, n_threads: int) -> N
     assert [one.threads_ns > 0 for one in (both.prefill, both.decode)] == [n_threads == 2] * 2
 
 
-def test_without_a_view_nothing_is_taken_off() -> None:
-    phase = token_trace.phase("decode", steps(Q), MODEL, SETTINGS)
-    assert phase.stops_s == {} and phase.parts[0].seconds == pytest.approx(3e-6)
-
-
-def test_each_device_has_its_own_cost_of_a_stop() -> None:
-    there = [dataclasses.replace(one, buffer="CUDA0") for one in (Q, dataclasses.replace(VIEW, times_ns=(2500,) * 3))]
-    phase = token_trace.phase("decode", steps(Q, VIEW, *there), MODEL, SETTINGS)
-    assert phase.stops_s == pytest.approx({"CPU": 1e-6, "CUDA0": 2.5e-6})
-    assert [1e6 * part.seconds for part in phase.parts[:2]] == pytest.approx([2, 0.5])
-    assert "less 1.00 us for each stop on CPU and 2.50 us for each stop on CUDA0," in told(phase)
-
-
-def test_an_operation_faster_than_its_stop_has_no_share_but_counts_in_the_sum() -> None:
-    fast = dataclasses.replace(Q, times_ns=(200,) * 3)
-    phase = token_trace.phase("decode", steps(fast, VIEW, VIEW), MODEL, SETTINGS)
-    assert phase.parts[0].seconds == pytest.approx(-0.8e-6)
-    assert phase.sum_s == pytest.approx(4.2e-6) and phase.total_s == pytest.approx(12e-6)
-    assert "attention's output 0 %" in told(phase)
-
-
-def test_devices_come_from_buffers() -> None:
-    lent = (Device("RPC0", "RPC server a:1", "gpu", 1), Device("RPC1", "RPC server b:1", "gpu", 1))
-    for buffer, device in {"CUDA_Host": "CPU", "CPU_REPACK": "CPU", "CUDA0": "CUDA0", "RPC0[b:1]": "RPC1"}.items():
-        there = dataclasses.replace(Q, buffer=buffer)
-        assert token_trace.phase("decode", steps(there), MODEL, SETTINGS, None, lent).parts[0].device == device
-
-
 def test_operations_and_layers_come_from_weights_and_names() -> None:
     weights = {"attn_norm": "norm", "ffn_gate": "feed-forward gate", "ffn_down_exps": "feed-forward down, experts"}
     for name, expected in weights.items():
@@ -129,14 +100,6 @@ def test_bytes_and_flops_follow_from_shapes() -> None:
     assert token_trace.flops_of(node("FLASH_ATTN_EXT", "node_1", *heads)) == 2 * 6 * 256 * (8 + 4)
 
 
-def test_copies_between_devices_take_the_gap_before_the_next_operation() -> None:
-    moved = node("ADD", "l_out-4", operand("CUDA0#ffn_out-4#0", 8), operand("x", 8), gap_us=21)
-    phase = token_trace.phase("decode", steps(Q, Q, moved, VIEW), MODEL, SETTINGS)
-    (copy,) = [part for part in phase.parts if part.operation == token_trace.COPIES]
-    assert (copy.n_bytes, copy.layer) == (32, 4) and copy.seconds == pytest.approx(20e-6)
-    assert "Copies between devices take" in told(phase)
-
-
 def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
     rate = Rate("mul_mat", "Q4_0", "CPU", 16, 8, 1, SETTINGS.n_threads, 720, 1, (5000,))
     ceilings = Ceilings("2026-11-22T00:00:00Z", MACHINE, False, (rate,))
@@ -151,20 +114,6 @@ def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
         "decode", steps(Q, VIEW), MODEL, SETTINGS, dataclasses.replace(ceilings, rates=(unknown,))
     )
     assert without.parts[0].least_s is None and without.parts[0].held_s == 0
-
-
-def test_the_ceiling_of_attention_counts_the_positions_that_tokens_see() -> None:
-    (seen,) = cost.attended(MODEL, 1, 40) or []
-    n_head, n_head_kv = seen.heads.n_head, seen.heads.n_head_kv
-    wide = MODEL.head_dim or 0
-    rate = Rate("attention", "F16", "CPU", n_head, wide, 1, SETTINGS.n_threads, 1, 1000, (500,), n_head_kv, 41)
-    ceilings = Ceilings("2026-11-22T00:00:00Z", MACHINE, False, (rate,))
-    caches = operand("k", wide, 256, n_head_kv, kind="F16"), operand("v", wide, 256, n_head_kv, kind="F16")
-    attends = node("FLASH_ATTN_EXT", "node_21", operand("q", wide, 1, n_head), *caches, us=100)
-    phase = token_trace.phase("decode", steps(attends, VIEW), MODEL, SETTINGS, ceilings)
-    assert phase.parts[0].least_s == pytest.approx(4 * n_head * wide * 41 * 0.5e-9)  # 41 positions, not 256
-    part_of_a_prompt = node("FLASH_ATTN_EXT", "node_21", operand("q", wide, 2, n_head), *caches, us=100)
-    assert token_trace.phase("decode", steps(part_of_a_prompt), MODEL, SETTINGS, ceilings).parts[0].least_s is None
 
 
 def traced(decode: Phase) -> Record:
@@ -185,12 +134,6 @@ def test_a_sum_that_is_far_off_says_so() -> None:
         "Decode: 2 operations, less 1.00 us for each stop on CPU, add up to 7.00 us, 50 % less than"
     )
     assert "too far for the shares to be right" in warning
-
-
-def test_tensors_of_another_size_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "ggml", lambda: SimpleNamespace(ggml_tensor_overhead=lambda: 400))
-    with pytest.raises(LabError, match="368 bytes; the lab knows those of 336"):
-        tracing._check_layout()
 
 
 def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path) -> None:
@@ -300,37 +243,6 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp
         status, _, err = run_lab(command, path)
         assert status == 1 and "only runs of lab trace" in err
     assert json.loads(run_lab("show", path, "--json")[1])["traces"][0]["phases"][1]["n_past"] == 6
-
-
-def test_traces_beside_runs_change_no_other_table(tmp_path: Path) -> None:
-    phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
-    run = make_run(40, 2)
-    alone, both = tmp_path / "alone.jsonl", tmp_path / "both.jsonl"
-    results.append(alone, Record("other", MACHINE, MODEL, SETTINGS, run))
-    results.append(both, Record("other", MACHINE, MODEL, SETTINGS, run), traced(phase))
-    shown, more = (run_lab("show", path)[1] for path in (alone, both))
-    assert more.startswith(shown) and "Where do the" in more.removeprefix(shown)
-    for command in (("export", "-f", "csv"), ("export", "-f", "llama-bench")):
-        assert run_lab(*command, alone)[1] == run_lab(*command, both)[1]
-    assert run_lab("report", both, "-o", tmp_path / "both.html")[0] == 0
-
-
-@pytest.mark.parametrize("change", [{"untraced_s": 0.0}, {"parts": ()}])
-def test_a_trace_without_times_is_skipped(tmp_path: Path, change: dict[str, object]) -> None:
-    phase = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS)
-    line = json.loads(to_json(traced(phase)))
-    line["run"]["trace"]["decode"].update(change)
-    (tmp_path / "odd.jsonl").write_text(json.dumps(line) + "\n")
-    reading = results.read([tmp_path])
-    assert not reading.traces and "a traced step needs a time" in reading.skipped[0]
-
-
-def test_attention_needs_a_weight_for_each_pair() -> None:
-    whole = Attention("ab", ("a", "b"), 0, "c", Looks((((1.0, 0.0), (0.5, 0.5)),), ((0.5, 0.5),), ((0.0, 0.1),)))
-    assert whole.differs == 0
-    for looks in (Looks((), (), ()), dataclasses.replace(whole.looks, decode=((1.0,),))):
-        with pytest.raises(ValueError, match="a weight for each pair"):
-            dataclasses.replace(whole, looks=looks)
 
 
 @pytest.mark.parametrize(("has_server", "expected"), [(True, [7]), (False, [])])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lab.analysis import tuning
-from lab.analysis.tuning import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TPOT, TTFT, Measured, phases_of
-from lab.analysis.tuning_search import Choice, Phase, Search, Timing
+from lab.analysis.tuning import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TTFT, Measured, phases_of
+from lab.analysis.tuning_search import Choice, Search, Timing
 from lab.core import results
 from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
@@ -116,18 +116,6 @@ def test_wrong_predictions_do_not_hide_the_best() -> None:
             seconds = {one.name: true_s(one.name, one.part_of(choice)) * math.exp(chance.gauss(0, 0.01)) for one in of}
             search.learn([Timing(block, choice, seconds)])
     assert search.best() == (("flash_attn", "off"),)
-
-
-def test_settings_that_do_not_matter_for_the_goal_are_left_out() -> None:
-    to_first = Search(every_choice(SPACE), phases_of(TTFT, 100, False))
-    each = Search(every_choice(SPACE), phases_of(TPOT, 100, False))
-    assert not any(dict(choice).get("threads") for choice in to_first.choices)
-    assert {name for choice in each.choices for name, _ in choice} == {"threads", "flash_attn"}
-
-
-def test_a_batch_decodes_with_the_threads_of_prefill() -> None:
-    _, decode = phases_of(REQUEST, 100, True)
-    assert decode.part_of((("threads", 1), ("threads_batch", 2), ("ubatch", 64))) == (("threads_batch", 2),)
 
 
 @pytest.mark.parametrize(
@@ -294,22 +282,7 @@ def test_the_budget_is_kept_with_long_answers(tiny: str, gen: int, is_enough: bo
     assert is_enough or "larger --budget" in text_tune.sentences(found)[0]
 
 
-def test_runs_of_the_search_generate_a_part_of_the_answer(tiny: str) -> None:
-    records = [one for one in session(tiny, no_flash) if one.run.variant == DEFAULT and not one.run.warmup]
-    lengths = {one.run.tuning.stage: one.run.n_gen for one in records if one.run.tuning}
-    assert lengths[SEARCH] == experiment.N_SEARCH_GEN and lengths[CONFIRM] == 50
-
-
 @pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])
 def test_impossible_budgets(budget: str) -> None:
     with pytest.raises(LabError, match="--budget"):
         experiment.seconds_of(budget)
-
-
-def test_budgets() -> None:
-    assert [experiment.seconds_of(text) for text in ("90s", "2min", "1.5h", 60)] == [90, 120, 5400, 60]
-
-
-def test_a_phase_counts_as_often_as_it_happens() -> None:
-    assert phases_of(REQUEST, 300, False)[1].n == 299
-    assert phases_of(REQUEST, 1, False) == (Phase(PREFILL, phases_of(REQUEST, 1, False)[0].settings),)

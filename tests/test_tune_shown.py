@@ -8,20 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
-import lab
 from lab.analysis.tuning import Crossing, of_sessions
-from lab.cli import tuning as tune_command
 from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
 from lab.drawing import canvas
 from lab.experiments import tuning
 from lab.models import catalog
-from lab.show import console, plot_trial, text_tune
+from lab.show import text_tune
 from lab.show.section import Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
 
@@ -182,31 +178,6 @@ def test_without_a_confirmed_gain_nothing_is_recommended(records: list[Record], 
     assert row["recommended"] is None and "recommended" not in [one["verdict"] for one in row["tried"]]
 
 
-def test_a_gain_of_the_search_alone_is_called_too_optimistic() -> None:
-    (nothing,), (two,) = only(session(won=None)).sentences, only(session(n_confirmed=2)).sentences
-    assert "but nothing confirmed it. The gain of a search is too optimistic" in nothing
-    assert "but only 2 new blocks of at least 4 confirmed it. The gain of a search is too optimistic" in two
-
-
-def test_a_lossy_winner_is_called_lossy_in_every_line() -> None:
-    records = session({DEFAULT: 9.0, LOSSY: 4.5}, won=LOSSY)
-    section = only(records)
-    assert section.sentences[0].startswith(f"{LOSSY} (changes the model's output) is 1.81 times as fast")
-    assert section.lines[1][0].text == f"{LOSSY}\nchanges the model's output"
-    assert text_tune.as_rows(records)[0]["changes_output"] is True
-    drawn = canvas.drawn(section.pictures[0].draw, (10, 4.6))
-    assert [tick.get_text() for tick in drawn.axes[0].get_yticklabels()][1] == section.lines[1][0].text
-
-
-@pytest.mark.parametrize(
-    ("goal", "words"),
-    [("ttft", "the first token after 20 prompt tokens"), ("tpot", "each further token after 20 prompt tokens")],
-)
-def test_a_goal_names_the_tokens_that_it_is_about(goal: str, words: str) -> None:
-    records = session(goal=goal, prefill_ms=9.0, n_confirmed=0, won=None)
-    assert only(records).question == f"Which settings are the fastest for {words}?" and not only(records).parts
-
-
 def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     (found,) = of_sessions(session())
     lines = text_tune.command_lines(found)
@@ -220,16 +191,6 @@ def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     assert text_tune.command_lines(unproven) == {}
 
 
-def test_what_a_program_lacks_stands_in_a_comment() -> None:
-    records = session({DEFAULT: 9.0, "--no-repack": 4.5}, won="--no-repack")
-    assert (
-        only(records)
-        .parts[-1]
-        .facts["llama-cpp-python"]
-        .endswith("\n# without --no-repack: llama-cpp-python has no such option")
-    )
-
-
 def test_the_models_file_is_found_on_this_machine_but_not_named_on_a_page(tmp_path: Path, embedded: Path) -> None:
     model = dataclasses.replace(MODEL, name=catalog.DEFAULT, source=catalog.EMBEDDED, file=embedded.name)
     path = saved(tmp_path, [dataclasses.replace(record, model=model) for record in session()])
@@ -237,23 +198,6 @@ def test_the_models_file_is_found_on_this_machine_but_not_named_on_a_page(tmp_pa
     assert run_lab("report", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
     assert f"llama-server --model ./{embedded.name} " in page and str(embedded.parent) not in page
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_the_table_fits_and_shows_twelve_rows_without_details(
-    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    names = [f"--threads {n} --flash-attn off --no-repack" for n in range(3, 20)]
-    for n, name in enumerate(names, 3):
-        monkeypatch.setitem(CHOICES, name, {"n_threads": n, "flash_attn": "off", "repack": False})
-    path = saved(tmp_path, session({DEFAULT: 9.0, OFF: 4.5} | dict.fromkeys(names, 12.0)))
-    code, out, _ = run_lab("show", path)
-    table = out[: out.index("--flash-attn off is")]
-    assert code == 0 and "7 more rows: add --details" in table and table.count("slower") == 10
-    assert all(len(line) <= width for line in table.splitlines()[2:]) and "Columns left out" not in table
-    _, everything, _ = run_lab("show", "--details", path)
-    assert "more rows" not in everything and everything.count("slower") == 17
 
 
 def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
@@ -288,16 +232,6 @@ def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:
     assert "<h1>Which settings are the fastest for 20 + 301 tokens?</h1>" in page
     assert "--flash-attn off is 1.81 times as fast" in page and "<h2>Runs</h2>" not in page and page.count("<svg") == 1
     assert "lab tune --prompt-len 20 --gen 301 --allow-lossy --model" in page
-
-
-def test_beside_plain_runs_a_session_stays_apart(tmp_path: Path) -> None:
-    plain = make_record(make_run(), session="plain")
-    saved(tmp_path, [plain, *whole()])
-    document = json.loads(run_lab("show", "--json", tmp_path)[1])
-    assert len(document["rows"]) == 1 == document["rows"][0]["repeats"] and len(document["tunings"]) == 1
-    assert len(plot_trial.sessions([plain, *whole()])) == 0
-    code, _, err = run_lab("report", tmp_path)
-    assert (code, err) == (0, "") and "The fastest settings" in (tmp_path / "report.html").read_text()
 
 
 def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp_path: Path) -> None:
@@ -351,11 +285,6 @@ def test_faster_settings_are_named_only_where_they_are_known_to_be_faster(
     assert text_tune.faster_settings([_with()], session()) == [FASTER]
 
 
-def test_the_newest_session_of_a_workload_counts() -> None:
-    newer = [dataclasses.replace(record, session="20260202T000000Z-tune") for record in session(gain=1.0)]
-    assert text_tune.faster_settings([_with()], [*newer, *session()]) == []
-
-
 def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:
     path = saved(tmp_path, [record for record in session() if record.run.variant != DEFAULT])
     assert "lab tune measured no run of the default" in run_lab("show", path)[1]
@@ -375,17 +304,6 @@ def test_hostile_settings_stay_text(tmp_path: Path) -> None:
     assert run_lab("report", path)[0] == run_lab("plot", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
     assert "<script>alert" not in page and "\x1b" not in page and "&lt;script&gt;alert(1)" in page
-
-
-def test_the_picture_has_every_run_beside_the_interval_of_its_choice() -> None:
-    section = only(whole())
-    (ax,) = canvas.drawn(section.pictures[0].draw, (10, 4.6)).axes
-    runs = [line for line in ax.lines if line.get_marker() == "o"]
-    drawn = sorted(round(float(y)) for line in runs for y in np.asarray(line.get_ydata()))
-    assert drawn.count(1) == 4 + 12 and drawn.count(2) == 4 and drawn.count(3) == 4
-    shown = " ".join(text.get_text() for text in ax.texts)
-    assert shown.startswith("1.00 0.553 (") and ax.get_xscale() == "log"
-    assert "faster | slower" in ax.get_xlabel()
 
 
 def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path) -> None:
@@ -410,53 +328,6 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
         assert json.loads(json.dumps(text_tune.as_rows(records), allow_nan=False))[0]["tried"], number
 
 
-def test_python_shows_the_table_and_the_picture_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = of_sessions(whole())
-    lab.show_tuned(found)
-    shown = capsys.readouterr().out
-    text_tune.print_tuned(whole(), console.console())
-    assert shown.strip() == capsys.readouterr().out.strip() and "--flash-attn off" in shown
-    figure = lab.plot_tuned(found)
-    (drawn,) = [axes.get_title() for axes in figure.axes]
-    (of_command,) = canvas.drawn(only(whole()).pictures[0].draw, (10, 4.6)).axes
-    assert drawn == of_command.get_title() and len(figure.axes[0].lines) == len(of_command.lines)
-    plt.close(figure)
-
-
-@pytest.mark.parametrize(
-    ("n_noisy", "words"), [(0, []), (1, ["! 1 of 36 runs"]), (12, ["! 12 of 36 runs", "half of the runs that confirm"])]
-)
-def test_disturbed_runs_are_counted(n_noisy: int, words: list[str]) -> None:
-    (found,) = of_sessions(session())
-    quiet, loud = found.measured[: -n_noisy or None], found.measured[len(found.measured) - n_noisy :]
-    noisy = [dataclasses.replace(run, timing=dataclasses.replace(run.timing, is_disturbed=True)) for run in loud]  # type: ignore[type-var]
-    section = text_tune.section(dataclasses.replace(found, measured=(*quiet, *noisy)))
-    said = " ".join([section.title, *section.warnings])
-    assert all(word in said for word in words) and ("disturbed" in said) == bool(words)
-    assert len(section.warnings) == (n_noisy == 12)
-
-
-def test_ctrl_c_in_a_warm_up_leaves_nothing_to_name(tmp_path: Path) -> None:
-    warm_up = a_run(DEFAULT, 0, warmup=True)
-    assert tune_command._so_far([warm_up], tmp_path) == ""
-    said = tune_command._so_far([warm_up, *session(n_confirmed=0)], tmp_path)
-    assert said.startswith(f"12 finished runs are in {tmp_path}. No recommendation: ")
-
-
 def test_an_odd_name_is_known_before_the_search(tmp_path: Path) -> None:
     status, _, err = run_lab("tune", "--save", "../x", "--budget", "10s", "-o", tmp_path)
     assert status == 1 and "'../x' cannot name settings" in err and not list(tmp_path.iterdir())
-
-
-def test_a_plan_names_what_is_tried_as_options(tmp_path: Path, embedded: Path) -> None:
-    status, out, _ = run_lab("tune", "-p", "300", "-n", "8", "--flash-attn", "on", "--dry-run", "-o", tmp_path)
-    lines = out.splitlines()
-    assert status == 0 and "  --no-mmap" in lines and "--flash-attn" not in out and not list(tmp_path.iterdir())
-    assert any(line.split()[0] == "--ubatch" and line.endswith("256, 128, 64") for line in lines)
-
-
-def test_recommended_settings_are_keywords_that_leave_the_threads_of_prefill_alone() -> None:
-    (found,) = of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE))
-    assert found.settings == {"threads": 1, "threads_batch": SETTINGS.n_threads_batch}
-    (without,) = of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE, gain=1.0))
-    assert without.choice and without.settings == {}
