@@ -249,7 +249,7 @@ def test_the_commands_figures_are_the_samples() -> None:
         for rate in contents.ceilings[0].rates
         if (rate.op, rate.n_tokens, rate.n_threads) == ("mul_mat", 512, 2)
     }
-    assert f"alone ({at_1000.gflops:.0f} GFLOP/s with attention), where Q4_0 has a ceiling of {best['Q4_0']:.0f}." in page
+    assert f"({at_1000.gflops:.0f} GFLOP/s with attention), where Q4_0 has a ceiling of {best['Q4_0']:.0f}." in page
 
 
 def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
