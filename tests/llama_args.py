@@ -54,13 +54,6 @@ def slots(*arguments: str) -> list[dict[str, Any]]:
     return answer
 
 
-def help_of(program: str) -> str:
-    """What the program prints with --help."""
-    done = _child(program, "--help")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.llama_args", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -13,8 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from lab.cli.main import lab as cli
-from lab.cli.models import models
 from lab.core import results
 from lab.core.record import CRASHED, OK
 from lab.errors import LabError
@@ -82,16 +80,6 @@ def test_lengths_in_thousands_and_with_spaces() -> None:
         with pytest.raises(LabError, match="is not a prompt length"):
             parse_lengths(wrong)
     fails("--gen", "1.5", says="'1.5' is not a number of tokens")
-
-
-def test_a_short_option_means_one_thing_in_all_commands() -> None:
-    meanings: dict[str, set[str]] = {}
-    for command in (*cli.commands.values(), *models.commands.values()):
-        for option in command.params:
-            for short in (*option.opts, *option.secondary_opts):
-                if not short.startswith("--"):
-                    meanings.setdefault(short, set()).add(max(option.opts, key=len))
-    assert {short: names for short, names in meanings.items() if len(names) > 1} == {}
 
 
 def test_usage_errors() -> None:

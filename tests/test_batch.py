@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
-from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
-from lab.runner import side_by_side
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, reproduce
+from lab.show import levers
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -199,26 +196,6 @@ def test_batches_are_compared_number_by_number() -> None:
     (compared,) = comparison.compare([*session(), *other])
     tpot = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
     assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
-
-
-def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:
-    worker: Any = FakeWorker()
-    variants = [("", {}), ("--kv-unified on", {"kv_unified": "on"})]
-    make = functools.partial(batching.plan, sequences="1,3")
-    plans = side_by_side.plan(worker, variants, 10, make, prompt_len="20", gen=5, model=str(model_file))
-    first = next(iter(plans.values()))
-    path = new_results_file(first, tmp_path)
-    records = list(side_by_side.execute(plans, 10, path, lambda status: None, FakeWorker))  # type: ignore[arg-type]
-    (compared,) = comparison.compare([record for record in records if not record.run.warmup])
-    assert {(row.lever, row.figure, row.verdict) for row in compared.rows} == {
-        (lever, figure, "no difference")
-        for lever in ("1 sequence", "3 sequences")
-        for figure in ("prefill_s", "tpot_ms")
-    }
-    assert all(row.paired and row.n_base == 10 for row in compared.rows)
-    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    (line,) = reproduce.commands([dataclasses.replace(record, model=embedded) for record in records])
-    assert "'--kv-unified on' --prompt-len 20 --gen 5 --blocks 10 --sequences 1,3" in line
 
 
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:

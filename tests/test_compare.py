@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import random
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 
 from lab.analysis import comparison
 from lab.analysis.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
-from lab.analysis.spread import known_spreads
 from lab.core import results
-from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
 from lab.runner import side_by_side
@@ -94,29 +91,6 @@ def test_known_sessions_of_the_machine_replace_the_assumption() -> None:
         "TPOT: 4.1 % (assumed for a physical machine)",
         "prefill: 4.1 % (assumed for a physical machine)",
     )
-
-
-def test_the_spread_is_that_of_the_medians_of_sessions() -> None:
-    levels = [10.0, 11.0, 12.0, 13.0, 14.0]
-    records = [record for i, level in enumerate(levels) for record in steady(str(i), level - 1)]
-    (spread,) = (s for (_, figure), s in known_spreads(records).items() if figure == "tpot_ms")
-    assert spread.sd == pytest.approx(statistics.stdev(map(math.log, levels)))
-    assert (spread.df, spread.n_sessions) == (4, 5)
-    assert known_spreads(records[:9]) == {}  # three sessions are too few
-    assert known_spreads([]) == {}
-
-
-def test_nothing_is_claimed_of_a_session_that_was_disturbed_most_of_the_time() -> None:
-    noise = Noise(
-        NoiseReading(None, None, None, None, None, None),
-        NoiseReading(None, None, None, None, None, None),
-        NoiseSamples((1000, 2000), (2900, 2900), None, None, None),
-    )
-    loud = [make_run(20, 5, i, decode_ms=99, noise=noise) for i in range(3)]
-    records = session(BASE[:3]) + [make_record(run, machine=OTHER) for run in loud]
-    row = only_tpot(records)
-    assert row.verdict == DISTURBED and row.ratio is None
-    assert row.words.startswith("unclear, at least half of the runs were disturbed: about 9.01x the time")
 
 
 def test_two_real_machines_of_default_sessions_are_told_apart() -> None:

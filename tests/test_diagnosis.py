@@ -127,15 +127,6 @@ def test_a_kill_from_outside_is_no_crash(tmp_path: Path) -> None:
     assert {record.run.error for record in records if record.run.error} == {WORDS}
 
 
-def test_trials_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter(range(0, 1000, 9))
-    monkeypatch.setattr(diagnosis, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(moments))}))
-    worker = Faulty(lambda settings, n: n == 32)
-    records, _ = measured(worker, tmp_path)
-    assert "The cause was not found within 30 s" in str(records[0].run.error)
-    assert worker.deaths <= 5
-
-
 def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     """To go on with another setting than a variant's would compare what nobody asked for."""
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")

@@ -102,25 +102,6 @@ def test_openai() -> None:
     assert times.n_first(as_request(stream)) == 1  # as many events as tokens
 
 
-# The same source: calls of tools come as parts of their arguments; log-probabilities have one entry a token
-def test_openai_tools_and_logprobs() -> None:
-    def call(function: dict[str, str], **more: str) -> dict[str, Any]:
-        return delta({"tool_calls": [{"index": 0, "function": function, **more}]})
-
-    stream = read(
-        sse(delta({"role": "assistant", "content": None})),
-        sse(call({"name": "weather", "arguments": ""}, id="call_1", type="function")),
-        sse(call({"arguments": '{"city":'})),
-        sse(delta({}, "tool_calls")),
-        sse("[DONE]"),
-    )
-    whole(stream)
-    assert stream.events.kind == (ROLE, TOOL, TOOL, OTHER, DONE)
-    probabilities = {"logprobs": {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}}
-    stream = read(sse(delta({"content": "ab"}, choice=probabilities), delta({}, "stop"), "[DONE]"))
-    assert (stream.tokens_by, stream.events.n_tokens) == ("logprobs", (2, 0, 0))
-
-
 # vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the role with content ""
 # and prompt_token_ids; with return_token_ids a chunk that has ids and no text; running usage; `reasoning`
 def test_vllm() -> None:
@@ -335,10 +316,3 @@ def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
     whole(stream)
     assert not set(stream.events.kind) & {TEXT, REASONING, TOOL}
     assert stream.usage is None
-
-
-def test_more_tokens_in_events_than_in_the_answer_count_nothing() -> None:
-    stream = read(
-        sse(delta({"content": "a"}, choice={"token_ids": [1, 2, 3]}), {"choices": [], "usage": usage(1, 2)}, "[DONE]")
-    )
-    assert stream.events.n_tokens is None

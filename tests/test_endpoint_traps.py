@@ -85,7 +85,6 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "bundled, uncounted": Behaviour(bundle=3, n_held=1, **FAST),
     "role at accept": Behaviour(role=ACCEPT, first_ms=60.0, gap_ms=1.0),
     "no usage": Behaviour(usage=NEVER, **FAST),
-    "no usage, short": Behaviour(usage=NEVER, stops_after=3, **FAST),
     "always usage": Behaviour(usage=ALWAYS, **FAST),
     "cache": Behaviour(has_cache=True, **FAST),
     "silent cache": Behaviour(has_cache=True, gives_cached=False, **FAST),
@@ -98,7 +97,6 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "ids": Behaviour(token_ids=True, bundle=2, **FAST),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
-    "even": Behaviour(first_ms=5.0, gap_ms=10.0),
     "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
 }
 
@@ -170,6 +168,12 @@ def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     assert (times.ttft_ns(request) or 0) >= 60 * MS
     assert (times.ttft_ns(request) or 0) >= request.events.arrive_ns[0]
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+
+
+def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
+    request = send(client, "pausing", 6)
+    assert (times.e2e_ns(request) or 0) >= (4 + 5 + 80) * MS
+    assert request.events.arrive_ns[times.generated(request)[3]] >= (4 + 3 + 80) * MS  # it comes after three tokens
 
 
 # 3: usage must be asked for, comes in any chunk, or not at all

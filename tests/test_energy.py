@@ -1,7 +1,6 @@
 """Joules: counters are read as they are, wraps are added up, and nothing is shown where nothing is known."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,6 @@ from lab.runner.energy import Counter, EnergyWatch, describe
 from lab.runner.gpu_watch import GpuWatch
 from lab.show import text_results
 from tests.conftest import MACHINE, make_record, make_run
-from tests.test_noise import stand_in
 
 NO_GPU = cast(GpuWatch, type("NoGpu", (), {"n_gpus": 0}))
 WITH_GPU = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("CUDA0", "A GPU", "gpu")))
@@ -48,15 +46,6 @@ def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path) -> None:
     write_zone(tmp_path, "intel-rapl:0", name="package-0")  # energy_uj cannot be read
     assert describe(READ_COUNTERS(NO_GPU, tmp_path)).startswith("Only root can read RAPL. To allow all users")
     assert describe(READ_COUNTERS(NO_GPU, tmp_path / "none")).startswith("no counter that can be read")
-
-
-def test_nvml_counts_where_the_gpu_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetTotalEnergyConsumption=lambda handle: 7_500))
-    (counter,) = READ_COUNTERS(GpuWatch([]), tmp_path)
-    assert (counter.covers, counter.read(), counter.unit_j) == (GPU, 7_500, 1e-3)
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in())  # a card without a counter
-    found = READ_COUNTERS(GpuWatch([]), tmp_path)
-    assert found[0].read() is None and describe(found).startswith("no counter")
 
 
 def reads(*values: int | None) -> Callable[[], int | None]:

@@ -10,7 +10,6 @@ import pytest
 import lab
 from lab.cli.main import lab as cli
 from lab.core.asked_settings import defaults
-from lab.experiments.common import first_difference, off_by
 from lab.experiments.experiment import Experiment
 from lab.experiments.known import EXPERIMENTS, of_run
 from tests.conftest import make_run
@@ -35,16 +34,3 @@ def test_the_function_says_what_it_does(experiment: Experiment) -> None:
 
 def test_a_plain_run_is_of_no_experiment() -> None:
     assert of_run(make_run()) is None
-
-
-@pytest.mark.parametrize(
-    ("ids", "others", "wanted"), [((1, 2, 3), (1, 4, 3), 1), ((1, 2), (1, 2), None), ((1, 2, 3), (), None)]
-)
-def test_where_two_answers_part(ids: tuple[int, ...], others: tuple[int, ...], wanted: int | None) -> None:
-    assert first_difference(ids, others) == wanted
-
-
-def test_how_far_predictions_are_off() -> None:
-    pairs = [(1.1, 1.0), (0.7, 1.0), (1.2, 1.0), (None, 1.0), (1.0, None)]
-    assert off_by(pairs, "step times") == ["Prediction error of step times: median 20 %, maximum 30 %."]
-    assert off_by([(None, 1.0)], "step times") == []

@@ -17,7 +17,6 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
-from lab.models import synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
@@ -25,7 +24,6 @@ from lab.runner.progress import Status
 from lab.show import text_why
 from lab.why import advice, plain_read, probing, roofline, step_kernels, where
 from lab.why.where import Where
-from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -218,31 +216,6 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 
 
-@pytest.mark.parametrize(("types", "says"), [("FOO", "not a weight type"), ("F32", "not a weight type")])
-def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
-    tmp_path: Path, types: str, says: str
-) -> None:
-    code, _, err = run_lab("ceilings", "--types", types, "-o", tmp_path / "none")
-    assert code == 1 and says in err and not (tmp_path / "none").exists()
-
-
-def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
-    class Failing:
-        pid, backend = os.getpid(), Backend()
-
-        def probe(self, probe: Probe) -> Rate:
-            if probe.n_tokens > 1:
-                raise LabError("no", "")
-            return FAST.rates[0]
-
-    wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
-    failing: Any = Failing()
-    with pytest.raises(LabError, match="no"):
-        probing.run_probes(failing, Where(MACHINE), wanted, lambda what: None, tmp_path)
-    kept = probing.known(probing.kept(tmp_path), Where(MACHINE))
-    assert kept and kept.rates == (FAST.rates[0],)
-
-
 # How much is probed, in how many rounds, and what is kept
 
 
@@ -359,25 +332,6 @@ def test_nothing_that_can_be_asked_for_ends_the_engine(worker: Worker, changes: 
     with pytest.raises(LabError) as problem:
         worker.probe(dataclasses.replace(small(MUL_MAT, "Q4_0", 1), n_head_kv=2, **changes))
     assert not isinstance(problem.value, WorkerDied)
-
-
-@pytest.mark.parametrize(("source", "kind"), [("Q4_K_M", "Q4_K"), ("IQ4_XS", "IQ4_XS")])
-def test_mixes_of_a_narrow_model_can_be_probed_and_explained(
-    worker: Worker, tmp_path: Path, source: str, kind: str
-) -> None:
-    """Like SmolLM2-135M: only its feed-forward matrices are wide enough for blocks of 256 weights."""
-    whole, path = tmp_path / "whole.gguf", tmp_path / f"{source}.gguf"
-    shape = dataclasses.replace(miniature.entry("llama", width=576).shape, n_ff=1536)
-    synthetic.write(shape, "Q8_0", whole)
-    worker.quantize(whole, path, source, lambda done: None)
-    model = worker.read_model(path, source, "file")
-    assert kind in model.tensor_bytes
-    settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
-    wanted = [dataclasses.replace(p, n_bytes=2**20, seconds=0.001) for p in probing.probes(model, settings, ["Q6_K"])]
-    best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(map(worker.probe, wanted)))
-    for step in ((1, 100, 1), (8, 0, 0)):
-        kernels = step_kernels.total(model, settings, best, *step)
-        assert kernels and kernels.total_s > 0
 
 
 def test_a_levers_command_measures_what_it_promised() -> None:

@@ -1,6 +1,5 @@
 """The loop over runs, with a fake engine: order, warm-ups, failures, deaths, full disks."""
 
-import dataclasses
 import errno
 import itertools
 import types
@@ -11,7 +10,7 @@ import pytest
 
 from lab.analysis import table
 from lab.core import results, stats
-from lab.core.record import CRASHED, FAILED, OK, Device, Record
+from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import warm_engine
@@ -61,15 +60,6 @@ def test_a_whole_step_that_takes_long_is_not_warmed_up(bench: Any, monkeypatch: 
     monkeypatch.setattr(warm_engine, "FULL_WARMUP_S", 0.0)
     records, _ = bench(prompt_len="10,600", repeat=1)
     assert [r.run.n_prompt for r in records if r.run.warmup] == [32]
-
-
-def test_every_shape_is_warmed_up_first_and_marked_on_a_gpu(bench: Any, fake_worker: FakeWorker) -> None:
-    gpu = Device("GPU0", "A GPU", "gpu", 10**12)
-    fake_worker.build = dataclasses.replace(fake_worker.build, devices=(*fake_worker.build.devices, gpu))
-    records, _ = bench(prompt_len="10,600,1112", repeat=1)
-    warmups = [r.run.n_prompt for r in records if r.run.warmup]
-    assert warmups == [10, 600]  # 600 = a full ubatch and the tail 88, which is 1112's tail too
-    assert [r.run.warmup for r in records[:2]] == [True, True]
 
 
 def test_prompts_of_a_round_start_together_and_of_rounds_apart(bench: Any) -> None:
@@ -239,23 +229,6 @@ def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
     runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
     assert max(run.repeat for run in runs) == 8
     assert {(row.n_prompt, row.figure) for row in wide_rows(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
-
-
-def test_a_length_that_is_given_up_gets_no_further_rounds(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.0001, 8, None))
-    shaky(worker, [0, 1, 2, 3])
-    calls = 0
-
-    def die_later(n_prompt: int, n_gen: int) -> None:
-        nonlocal calls
-        calls += (n_prompt, n_gen) == (20, 5)
-        if calls > 2 and (n_prompt, n_gen) == (20, 5):
-            raise died()
-
-    worker.on_run = die_later
-    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert [run.status for run in runs if run.n_prompt == 20] == [OK, OK, CRASHED, CRASHED]
-    assert [run.status for run in runs if run.n_prompt == 10] == [OK] * 8
 
 
 def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorker) -> None:

@@ -143,18 +143,6 @@ def test_a_real_busy_neighbour_is_seen() -> None:
     assert read.after.own_cpu_s is not None
 
 
-def test_only_the_cores_of_this_process_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_core = [types.SimpleNamespace(user=10.0 * n, system=1.0, steal=n / 2) for n in range(4)]
-    total = types.SimpleNamespace(user=60.0, system=4.0, steal=3.0)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setattr("psutil.cpu_times", lambda percpu=False: by_core if percpu else total)
-    for own, expected in (((0, 1, 2, 3), (64, 3)), ((1, 3), (42, 2)), (None, (64, 3)), ((2, 9), (64, 3))):
-        monkeypatch.setattr(noise_watch, "own_cores", lambda own=own: own)
-        noise_watch._some_cores.cache_clear()
-        assert noise_watch._cpu_times() == expected
-    noise_watch._some_cores.cache_clear()
-
-
 ENGINE, NEIGHBOUR, DESKTOP = 100, 200, 300
 
 

@@ -264,28 +264,6 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
 
 
-def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    contents = lab.read([ROOT / "results" / "sample-batch-smollm2-135m-amd-epyc.jsonl"])
-    together = [record for record in contents.records if record.run.batch]
-    plain = [record for record in contents.records if record.run.lever is None]
-    rows = lesson.rows(together)
-    assert [row.n_seq for row in rows] == [1, 2, 4, 8, 16] and all(row.expected_s is None for row in rows)
-    lesson.show(together)
-    assert "No predictions" in capsys.readouterr().out
-    lesson.show(together, lesson.ceilings_of(contents), plain)
-    shown = capsys.readouterr().out
-    assert "predicted" in shown.splitlines()[2] and "16 sequences together" in shown
-    lesson.experiments(plain, lesson.ceilings_of(contents))
-    shown = capsys.readouterr().out
-    assert [line.rpartition("Try: lab ")[2].split()[0] for line in shown.splitlines()] == [
-        "batch",
-        "prefix",
-        "speculate",
-    ]
-
-
 def test_the_page_with_sliders_is_written_and_shown_below_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -334,22 +334,6 @@ def test_a_tls_port_that_is_asked_without_tls_is_told(tmp_path: Path) -> None:
     assert "use https:// for a server with TLS" in err
 
 
-def test_a_load_says_the_words_of_the_server(tmp_path: Path) -> None:
-    n = itertools.count()
-
-    def sometimes(asked: dict[str, Any]) -> Iterator[bytes]:
-        if next(n) % 3 == 2 and asked["max_tokens"] == 5:
-            yield b'data: {"error": {"message": "KV cache is full"}}\n\n'
-        else:
-            yield from paced(stream(*["w "] * asked["max_tokens"]))
-
-    with odd_server(chat(sometimes)) as server:
-        options = ("-c", 2, "-p", 20, "-n", 5, "--warmup", 0, "--duration", 1, "--rounds", 1, "--no-plot")
-        status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
-    assert status == 0, err
-    assert "error inside a 200, for example KV cache is full)." in out
-
-
 # Counts
 
 

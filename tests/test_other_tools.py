@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, AskedSettings, table
+from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, table
 from lab.core.record import Settings
-from lab.runner import as_options
 from lab.runner.other_tools import BENCH, OPTIONS, PYTHON, command_lines
 from tests import llama_args
 from tests.conftest import SETTINGS
@@ -193,36 +192,4 @@ def test_ollama_gets_a_modelfile_and_an_environment() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("k", "v", "lacks"),
-    [
-        ("q8_0", "q8_0", ()),
-        ("f16", "f16", ()),
-        ("q5_1", "q5_1", ("--cache-type-k q5_1", "--cache-type-v q5_1")),
-        ("q8_0", "f16", ("--cache-type-k q8_0",)),
-    ],
-)
-def test_ollama_has_one_cache_type_of_three(k: str, v: str, lacks: tuple[str, ...]) -> None:
-    settings = dataclasses.replace(SETTINGS, type_k=k, type_v=v, flash_attn="on", n_threads_batch=SETTINGS.n_threads)
-    assert missing(settings)["Ollama"] == lacks
-    assert ("OLLAMA_KV_CACHE_TYPE" in made(settings)["Ollama"]) == (not lacks)
-
-
 # The lab
-
-
-@pytest.mark.parametrize("n_users", [1, 4])
-def test_the_lab_asks_for_the_same_settings(n_users: int) -> None:
-    from lab.cli.main import lab
-
-    chosen = dataclasses.replace(ALL, split_mode="none", prompt="code", seed=7)
-    words = shlex.split(made(chosen, n_users)["lab"])
-    command = lab.commands[words[1]]
-    given = command.make_context(words[1], words[2:]).params
-    asked = {name: given[name] for name in table() if name in given}
-    AskedSettings(**asked).check()
-    expected = as_options.asked(dataclasses.replace(chosen, prompt="text", seed=1))
-    written = {name: given[name] for name in expected}
-    assert written == {**expected, "tensor_split": "3,1.5", "override_tensor": "ffn_.*_exps=CPU,attn.*=CPU"}
-    assert (given["model"], given["prompt_len"], str(given["gen"])) == (MODEL, "500", "64")
-    assert given.get("sequences", "1") == str(n_users)

@@ -11,13 +11,12 @@ from lab.core import placement
 from lab.core.placement import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
 from lab.engine.model_params import read_log
-from lab.models import catalog, synthetic
+from lab.models import synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import machine
 from tests import miniature
-from tests.bench import placement as bench
 from tests.conftest import MACHINE, MODEL, SETTINGS
 
 
@@ -240,20 +239,3 @@ def test_experts_stay_on_the_cpu(engine: Worker, folder: Path, arch: str) -> Non
     path = written(folder, arch)
     for changes in ({}, {"n_cpu_moe": 2}, {"n_cpu_moe": 99}, {"override_tensor": ("exps=RPC1",)}):
         check(engine, path, n_gpu_layers=7, **changes)
-
-
-@pytest.mark.parametrize(("name", "most"), [("llama-3.2-3b", 0.1), ("gpt-oss-20b", 0.25)])
-def test_compute_buffers_of_wide_models_are_about_those_reserved(engine: Worker, name: str, most: float) -> None:
-    entry = catalog.find(name)
-    n = entry.shape.n_layer
-    with bench.header(entry) as path:
-        for changes in (
-            {"n_gpu_layers": n + 1},
-            {"n_gpu_layers": n // 2},
-            {"n_gpu_layers": n // 2, "flash_attn": "off"},
-        ):
-            settings = offloaded(n_ctx=4096, n_ubatch=512, flash_attn_resolved=None, **changes)
-            rows = bench.compared(engine, entry, path, settings)
-            assert {device for device, *_ in rows} == {"RPC0", "RPC1", CPU}
-            for _, worked_out, real in rows:
-                assert worked_out == pytest.approx(real, rel=most)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lab.core import layers, memory
+from lab.core import memory
 from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
@@ -176,25 +176,6 @@ def test_numbers_that_cannot_be_are_refused(
     with pytest.raises(LabError, match=words):
         planned(fake_worker, tmp_path, **asked)
     assert planned(fake_worker, tmp_path, "991").cases
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"windows": (64, 0)},
-        {"uncounted": layers.SINGLE["ssm.state_size"]},
-        {"uncounted": layers.SINGLE["wkv.head_size"]},
-        {"uncounted": layers.UNCOUNTED["llama4"]},
-    ],
-)
-def test_models_that_do_not_keep_every_position_are_refused(
-    fake_worker: FakeWorker, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    fake_worker.model = dataclasses.replace(MODEL, **changes)
-    with pytest.raises(LabError, match="cannot be copied and cut"):
-        planned(fake_worker, tmp_path)
-    fake_worker.model = dataclasses.replace(MODEL, windows=(0, 0), uncounted=layers.SINGLE["attention.key_length_mla"])
-    assert planned(fake_worker, tmp_path).cases
 
 
 def test_prefixes_whose_states_find_no_room_are_refused(

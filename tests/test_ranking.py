@@ -12,7 +12,6 @@ import pytest
 import lab
 from lab.core.request import Slo
 from lab.core.results import read, save
-from lab.drawing.canvas import drawn
 from lab.errors import LabError
 from lab.show import text_predict
 from lab.why import datasheet, prediction
@@ -126,12 +125,6 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
     words = "Not shown: 1 slower, 1 with too little memory, 1 without a known prefill. To see them: --all"
     assert words in few.sentences
-
-
-def test_the_picture_has_a_bar_for_each_device() -> None:
-    found = lab.predict("1000", 200, LLAMA, "geforce")
-    bars = drawn(lambda figure: text_predict.plot_requests(found[:9], figure.subplots()), (10, 5)).axes[0]
-    assert len(bars.get_yticklabels()) == 9
 
 
 def test_the_command_ranks_kinds_and_explains_names() -> None:

@@ -280,22 +280,6 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     assert dataclasses.replace(again, model=plan.model) == plan
 
 
-@pytest.mark.parametrize(
-    ("changes", "spec"),
-    [
-        ({"name": "smollm2-135m", "source": "requantized", "quantization": "Q8_0"}, "smollm2-135m:Q8_0"),
-        ({"name": "phi-3-mini", "source": "synthetic", "quantization": "Q4_0"}, "synthetic:phi-3-mini:Q4_0"),
-        ({"name": "phi-3-mini", "source": "hub", "quantization": "Q4_K_M"}, "phi-3-mini"),
-        ({"name": "phi-3-mini", "source": "hub", "quantization": "Q8_0"}, "phi-3-mini:Q8_0"),
-        ({"name": "x", "source": "hub", "repo": "a/b", "file": "x.gguf", "revision": "abc"}, "hf:a/b/x.gguf@abc"),
-        ({"name": "x", "source": "file", "file": "my model.gguf"}, "'my model.gguf'"),
-    ],
-)
-def test_the_command_names_the_model(changes: dict[str, Any], spec: str) -> None:
-    command = reproduce.command([make_record(model=dataclasses.replace(MODEL, **changes))])
-    assert command and f"--model {spec} " in command
-
-
 def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
     records = []
     for block in range(2):

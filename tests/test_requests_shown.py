@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lab
-from lab.analysis import comparison, request_table, table
+from lab.analysis import comparison, request_table
 from lab.analysis.comparison import SLOWER
 from lab.core import results
 from lab.core.record import FAILED, Record
@@ -22,7 +22,6 @@ from lab.core.request import (
     Events,
     Load,
     RequestRecord,
-    ServerSettings,
     Usage,
 )
 from lab.errors import LabError
@@ -94,31 +93,6 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
     ]
     assert [request_table.is_measured(one) for one in (cold[0], warm, short)] == [True, False, False]
     assert len(request_table.measured(lab.runs([*cold, warm, short]))) == 3
-
-
-def test_requests_of_a_load_are_no_rows_of_the_summary() -> None:
-    load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
-    busy = served(asked=Asked(n_prompt=100, n_gen=5, load=load))
-    assert lab.runs([busy]).lever.tolist() == ["8 users"]
-    assert lab.summary(lab.runs([busy, served()])).repeats.tolist() == [1]
-    assert request_table.loads_of([busy, served(), make_record()]) == [busy]
-    assert request_table.alone([busy, served(), make_record()]) == [served()]
-
-
-@pytest.mark.parametrize(
-    ("changes", "label"),
-    [
-        ({"url": "http://127.0.0.1:2/v1"}, "tiny, llama-server at http://127.0.0.1:2/v1"),
-        ({"version": "b2"}, "tiny, llama-server b2 at http://127.0.0.1:1/v1"),
-        ({"api": "completions"}, "tiny, api completions"),
-        ({"settings": ServerSettings(n_slots=1, n_ctx=4096)}, "tiny, n_slots 1"),
-        ({"settings": ServerSettings(n_slots=4, n_ctx=4096, quantization="Q8_0")}, "tiny, quantization Q8_0"),
-    ],
-)
-def test_what_a_server_says_of_itself_is_part_of_the_setup(changes: dict[str, Any], label: str) -> None:
-    one = served()
-    other = dataclasses.replace(one, endpoint=dataclasses.replace(one.endpoint, **changes))
-    assert [name for name, _ in table.setups(lab.runs([one, one, other]))][1] == label
 
 
 def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,13 +264,6 @@ def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
         dataclasses.replace(record, request=dataclasses.replace(record.request, sent_ns=i))
         for i, record in enumerate(records)
     ]
-
-
-def test_two_requests_are_told_apart_by_when_they_were_sent(tmp_path: Path) -> None:
-    one, other = numbered([served(), served()])
-    contents = results.read([write(tmp_path / "a.jsonl", [one, other, one])])
-    assert contents.requests == (one, other)
-    assert contents.skipped == ("a.jsonl line 3 skipped: it is a duplicate",)
 
 
 def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:

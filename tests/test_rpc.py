@@ -18,7 +18,6 @@ import pytest
 
 import lab
 from lab.core import script as scripts
-from lab.core.record import Device
 from lab.core.results import read as read_results
 from lab.engine import native
 from lab.errors import LabError
@@ -26,7 +25,6 @@ from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker, WorkerDied
-from lab.runner.placing import shared_memory
 from lab.runner.progress import Status
 from tests.conftest import SETTINGS, run_lab, start_lab
 
@@ -138,12 +136,6 @@ def test_an_address_that_others_reach_needs_to_be_asked_for(host: str) -> None:
     assert "--open-network" in err
 
 
-@pytest.mark.parametrize("host", ["localhost", "::1", "127.1", "nonsense"])
-def test_a_host_must_be_a_numeric_ipv4_address(host: str) -> None:
-    with pytest.raises(LabError, match="not a numeric IPv4 address"):
-        RpcServer(host, 0)
-
-
 def test_a_port_in_use_is_refused(server: RpcServer) -> None:
     with pytest.raises(LabError, match="Cannot listen") as problem:
         RpcServer("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
@@ -195,32 +187,6 @@ def test_ctrl_c_ends_a_server_cleanly(number: int) -> None:
 
 
 # Which memory is counted once
-
-
-def behind(name: str, endpoint: str, gigabytes: float | None) -> Device:
-    return Device(name, f"RPC server {endpoint}", "gpu", None if gigabytes is None else round(gigabytes * GB))
-
-
-CPU = Device("CPU", "Test CPU", "cpu", 16 * GB)
-
-
-@pytest.mark.parametrize(
-    ("devices", "groups"),
-    [
-        ([behind("A", "127.0.0.1:1", 16), behind("B", "127.0.0.2:2", 15.9)], [({"CPU", "A", "B"}, 16)]),
-        ([behind("A", "127.0.0.1:1", 24)], [({"CPU"}, 16), ({"A"}, 24)]),
-        ([behind("A", "127.0.0.1:1", 24), behind("B", "127.0.0.1:2", 24)], [({"CPU"}, 16), ({"A", "B"}, 24)]),
-        ([behind("A", "10.0.0.7:1", 16)], [({"CPU"}, 16), ({"A"}, 16)]),
-        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.7:2", 64.5)], [({"CPU"}, 16), ({"A", "B"}, 64)]),
-        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.7:2", 66)], [({"CPU"}, 16), ({"A"}, 64), ({"B"}, 66)]),
-        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.8:1", 64)], [({"CPU"}, 16), ({"A"}, 64), ({"B"}, 64)]),
-        ([behind("A", "10.0.0.7:1", 24), behind("B", "10.0.0.7:1", 24)], [({"CPU"}, 16), ({"A"}, 24), ({"B"}, 24)]),
-        ([behind("A", "127.0.0.1:1", None)], [({"CPU"}, 16), ({"A"}, None)]),
-    ],
-)
-def test_memory_behind_servers_counts_once(devices: list[Device], groups: list[tuple[set[str], int]]) -> None:
-    expected = [(frozenset(names), None if size is None else size * GB) for names, size in groups]
-    assert shared_memory([CPU, *devices], 16 * GB) == expected
 
 
 # Measuring over them

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost, phases, shape
+from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
@@ -16,7 +16,6 @@ from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Prob
 from lab.process.worker import Worker
 from lab.show import plot_why, text_why
 from lab.why import learning, probe_plan, probing, roofline, step_kernels, where
-from lab.why.where import Where
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
 
@@ -204,33 +203,10 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
 # Which ceilings are those of a device
 
 
-def test_the_roof_of_several_devices_is_that_of_their_shares() -> None:
-    best = probing.known(KNOWN, Where(BOTH, ("CUDA0", None)))
-    assert best is not None
-    halves = ("CUDA0", None)
-    assert roofline.roof(best, halves).gbps == pytest.approx(2 / (1 / 100 + 1 / 10), rel=1e-6)
-    assert roofline.roof(best, ("CUDA0",)).gbps == roofline.roof(best).gbps == pytest.approx(100)
-
-
 # What single prefill steps do not tell
 
 
 END = dataclasses.replace(WIDE, prefill_wait="end")
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_timed"),
-    [
-        ({}, True),
-        ({"prefill_wait": "step"}, True),
-        ({"prefill_wait": "end"}, False),
-        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 17}, False),
-        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 0}, True),
-        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 17, "devices": ("CUDA0",)}, True),
-    ],
-)
-def test_which_prefill_steps_are_timed(changes: dict[str, Any], is_timed: bool) -> None:
-    assert phases.times_prefill_steps(dataclasses.replace(WIDE, **changes)) == is_timed
 
 
 def test_sums_teach_where_single_steps_do_not() -> None:

@@ -185,20 +185,6 @@ def test_what_cannot_be_is_refused_before(
         plan(fake_worker, *asked, **settings)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        dataclasses.replace(MODEL, windows=(0, 64)),
-        dataclasses.replace(MODEL, uncounted="some of its layers are recurrent"),
-        dataclasses.replace(MODEL, uncounted="some of its layers are convolutions"),
-    ],
-)
-def test_models_that_forget_are_refused(fake_worker: FakeWorker, model: Any) -> None:
-    fake_worker.model = model
-    with pytest.raises(LabError, match="The cache of tiny cannot be copied and cut: some of its layers"):
-        plan(fake_worker, 300, "64", "1")
-
-
 def test_streams_that_do_not_fit_in_memory_are_refused(fake_worker: FakeWorker) -> None:
     fake_worker.model = dataclasses.replace(MODEL, head_dim=4096, n_head_kv=512, n_layer=1000)
     made = plan(fake_worker, 300, "64", "1,100")

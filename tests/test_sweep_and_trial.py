@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 
 from lab.analysis import table
@@ -42,56 +40,6 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
         assert swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids  # nothing of what was forgotten is left
         leg = phases.by_length(run)[i].steps
         assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.steps.kind, alone.steps.n_tokens, alone.steps.n_past)
-
-
-def write_mamba(path: Path) -> None:
-    """A tiny recurrent model with random weights."""
-    n_embd, n_inner, n_state, n_conv, rank, n_vocab = 64, 128, 16, 4, 4, 300
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.add_context_length(1000)
-    writer.add_embedding_length(n_embd)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_block_count(1)
-    writer.add_ssm_conv_kernel(n_conv)
-    writer.add_ssm_inner_size(n_inner)
-    writer.add_ssm_state_size(n_state)
-    writer.add_ssm_time_step_rank(rank)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(n_vocab)
-    writer.add_tokenizer_model("no_vocab")
-    chance = np.random.default_rng(1)
-    shapes = {
-        "token_embd.weight": (n_vocab, n_embd),
-        "output_norm.weight": (n_embd,),
-        "blk.0.attn_norm.weight": (n_embd,),
-        "blk.0.ssm_in.weight": (2 * n_inner, n_embd),
-        "blk.0.ssm_conv1d.weight": (n_inner, n_conv),
-        "blk.0.ssm_conv1d.bias": (n_inner,),
-        "blk.0.ssm_x.weight": (rank + 2 * n_state, n_inner),
-        "blk.0.ssm_dt.weight": (n_inner, rank),
-        "blk.0.ssm_dt.bias": (n_inner,),
-        "blk.0.ssm_a": (n_inner, n_state),
-        "blk.0.ssm_d": (n_inner,),
-        "blk.0.ssm_out.weight": (n_embd, n_inner),
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(name, (0.05 * chance.standard_normal(shape)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) -> None:
-    write_mamba(tmp_path / "mamba.gguf")
-    common = ["-m", tmp_path / "mamba.gguf", "--prompt", "random", "-n", "4", "-r", "1", "-t", "1", "--no-plot"]
-    common += ["-o", tmp_path]
-    code, out, err = run_lab("measure", "-p", "20", *common)
-    assert code == 0, err
-    code, out, err = run_lab("sweep", "--max-len", "40", "-e", "10", *common)
-    assert code == 1
-    assert "which this model (recurrent or sliding window) cannot do" in out
 
 
 @pytest.mark.usefixtures("undisturbed")

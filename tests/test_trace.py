@@ -1,17 +1,14 @@
 """lab trace: the arithmetic on made-up stamps, and the real operations of a small model."""
 
-import ctypes
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.traced import Phase, TokenTrace
-from lab.engine import tracing
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Node, Operand, StepTrace
@@ -243,23 +240,6 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp
         status, _, err = run_lab(command, path)
         assert status == 1 and "only runs of lab trace" in err
     assert json.loads(run_lab("show", path, "--json")[1])["traces"][0]["phases"][1]["n_past"] == 6
-
-
-@pytest.mark.parametrize(("has_server", "expected"), [(True, [7]), (False, [])])
-def test_a_stop_on_an_rpc_server_reads_a_byte_of_the_result(
-    monkeypatch: pytest.MonkeyPatch, has_server: bool, expected: list[int]
-) -> None:
-    read: list[int] = []
-    fake = SimpleNamespace(ggml_nbytes=lambda address: 4, ggml_backend_tensor_get=lambda *given: read.append(given[0]))
-    monkeypatch.setattr(tracing, "ggml", lambda: fake)
-    stops = object.__new__(tracing._Stops)
-    stops.stamps, stops.describes, stops._byte = (
-        [],
-        False,
-        ctypes.create_string_buffer(1) if has_server else None,
-    )
-    assert stops._stop(7, True, None) and not read
-    assert stops._stop(7, False, None) and read == expected and len(stops.stamps) == 2
 
 
 def test_operations_on_an_rpc_server_and_the_copies_to_it_are_traced(mini: Path, tmp_path: Path) -> None:

@@ -103,29 +103,6 @@ def test_text_names_its_encoding(file: str) -> None:
     assert default_encodings((PACKAGE / f"{file}.py").read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "is_seen"),
-    [
-        ("path.read_text()", True),
-        ('path.read_text(encoding="utf-8")', False),
-        ('path.write_text("a")', True),
-        ("path.open()", True),
-        ('path.open("a")', True),
-        ('path.open(mode="w")', True),
-        ('path.open("rb")', False),
-        ('open(path, "x")', True),
-        ('open(path, "w", encoding="utf-8")', False),
-        ('os.fdopen(1, "w")', True),
-        ('os.fdopen(1, "wb")', False),
-        ("subprocess.run(command, text=True)", True),
-        ('subprocess.run(command, encoding="ascii")', False),
-        ("engine.open(cases)", False),
-    ],
-)
-def test_what_names_no_encoding_is_seen(source: str, is_seen: bool) -> None:
-    assert bool(default_encodings(source)) == is_seen
-
-
 def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
     name = "模型 é"
     file = tmp_path / "a.jsonl"
