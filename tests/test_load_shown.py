@@ -114,7 +114,7 @@ def test_a_round_in_which_the_server_hangs_is_a_round() -> None:
 
 
 def test_rates_are_of_all_that_arrived_inside_the_window() -> None:
-    (only,) = arm(planted(0.8), planted(2), planted(4.85)).rounds
+    (only,) = arm(planted(0.8, OPEN), planted(2, OPEN), planted(4.85, OPEN)).rounds
     assert only.tokens_tps == (3 + 5 + 1) / 4
     assert only.requests_ps == 2 / 4  # the last one ends at 5.15 s
     uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
@@ -212,16 +212,16 @@ def test_failures_count_as_bad_and_not_as_latencies() -> None:
     assert shown.goodput_ps is not None and shown.goodput_ps.value == 8 / 4
 
 
-def test_seconds_follow_from_the_mean_time_of_an_answer() -> None:
-    """Two users, answers of 0.3 s with 5 tokens: 0.15 s for an answer, 0.03 s for a token, wherever the window cuts."""
+def test_rates_of_a_closed_loop_do_not_depend_on_where_the_window_cuts_its_waves() -> None:
+    """Two users, answers of 0.3 s with 5 tokens: 6.67 answers and 33.3 tokens per second."""
     load = dataclasses.replace(LOAD, concurrency=2)
     for shift_s in (0.0, 0.1, 0.2):
-        waves = arm(*(planted(shift_s + 0.3 * wave, load) for wave in range(18) for _ in range(2)))
-        assert load_figures.seconds_each(waves, lambda one: one.figures.n_generated) == pytest.approx(0.03)
-        assert load_figures.seconds_each(waves, lambda one: float(one.is_ok)) == pytest.approx(0.15)
-        assert load_figures.seconds_each(waves, lambda one: 0.0) is None
-        assert load_figures.seconds_each(waves, lambda one: None) is None
-    assert load_figures.seconds_each(arm(planted(2.5, OPEN)), lambda one: 1.0) is None
+        waves = [planted(shift_s + 0.3 * wave, load) for wave in range(18) for _ in range(2)]
+        shown = figures(*waves)
+        assert shown.requests_ps and shown.requests_ps.value == pytest.approx(2 / 0.3)
+        assert shown.tokens_tps and shown.tokens_tps.value == pytest.approx(10 / 0.3)
+        late = figures(*waves, failed(2.0, load, RATE_LIMITED))
+        assert late.requests_ps and late.requests_ps.value < 2 / 0.3  # a failure takes its time, and the pause after
 
 
 def test_an_unknown_figure_does_not_keep_a_limit() -> None:
@@ -238,12 +238,13 @@ def test_tpot_is_a_bound_where_nobody_says_how_many_tokens_are_in_an_event() -> 
     assert shown.tpot is not None and shown.tpot.median_s == pytest.approx(0.05)
 
 
-def test_rates_have_their_range_over_rounds() -> None:
-    again = dataclasses.replace(LOAD, round=1)
-    shown = figures(*spaced(8), *spaced(4, again))
+def test_rates_have_an_interval_over_rounds() -> None:
+    first, again = OPEN, dataclasses.replace(OPEN, round=1)
+    shown = figures(*spaced(8, first), *spaced(4, again))
     rate = shown.tokens_tps
     assert rate is not None
-    assert (rate.value, rate.low, rate.high, rate.by_round) == (7.5, 5, 10, (10.0, 5.0))
+    assert (rate.value, rate.low, rate.by_round) == (7.5, 0, (10.0, 5.0))
+    assert rate.high == pytest.approx(7.5 + 6.3138 * 2.5 + 7.5 / 12, rel=1e-4)  # t(1) at 95 %, 6 requests in a round
     assert shown.user_tps == pytest.approx(1 / 0.05)
 
 
@@ -379,7 +380,7 @@ def test_a_full_cache_is_named_and_a_truncated_answer_is_not_a_good_one(capsys: 
     figures = load_figures.figures_of(arm(*cut, planted(3), planted(4), planted(6)))
     assert figures.attainment and (figures.attainment.n_good, figures.attainment.n) == (2, 4)
     assert figures.e2e and figures.ttft and (figures.e2e.n, figures.ttft.n) == (2, 4)
-    assert figures.requests_ps and figures.requests_ps.value == 2 / 4  # of 4 s
+    assert figures.requests_ps and figures.requests_ps.value == pytest.approx(2 / (4 * 0.3))
 
     refused = "400 Bad Request: request (300 tokens) exceeds the available context size (256 tokens), try increasing it"
     for error in (refused, "Context size has been exceeded.", "This model's maximum context length is 256 tokens"):
@@ -455,7 +456,7 @@ def test_rows_name_their_units() -> None:
     assert row["load"] == "1 user" and row["load_concurrency"] == 1
     assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
     assert (row["ttft_p99_s"], row["ttft_p99_beyond"]) == (None, None)
-    assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (60 * 5 / 4, [75.0])
+    assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (pytest.approx(5 / 0.3), [pytest.approx(5 / 0.3)])
     assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
     assert text_load._as_row([], ENDPOINT)["arms"] == []
 

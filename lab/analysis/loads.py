@@ -31,6 +31,9 @@ PAUSE_S = 0.5
 """In a closed loop some user always waits for an answer, or pauses after a failure (0.25 s). A round was aborted if
 nothing happened for longer than this before the end of its window."""
 
+FAILED_S = 0.25
+"""A user's pause after a failure (PAUSE_S of client_process.py)."""
+
 MOST_GAPS = 6
 """In an open loop of random arrivals, a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
 
@@ -137,17 +140,42 @@ class Round:
         return tuple(one for one in self.all if self.begin_s <= one.at_s < self.end_s)
 
     @property
+    def busy_s(self) -> float:
+        """Closed loop: the seconds that the users spent on the requests of the window, per user; infinity if unknown,
+        as after a timeout. Then rates count what arrived inside the window, as in an open loop.
+
+        Each user always waits for an answer or pauses after a failure. So N users get N answers per mean time of an
+        answer (Little's law), and rates follow from the requests alone. To count what ends inside the window aliases
+        with waves of users: who began together stays together, and the window cuts the waves at one phase.
+        """
+        spent_s = sum(one.end_s - one.at_s + (0 if one.is_ok else FAILED_S) for one in self.inside)
+        return spent_s / (self.load.concurrency or 1)
+
+    @property
+    def is_by_users(self) -> bool:
+        """Whether rates follow from the times of the users' requests."""
+        return self.load.arrivals == CLOSED and 0 < self.busy_s < math.inf
+
+    @property
     def tokens_tps(self) -> float | None:
-        """Tokens per second that arrived inside the window. None if a successful request has no count."""
-        if not self.length_s or any(one.n_in_window is None for one in self.all if one.is_ok):
+        """Tokens per second: in an open loop those that arrived inside the window. None if an answer is not counted."""
+        if not self.length_s:
+            return None
+        if self.is_by_users:
+            counts = [one.figures.n_generated for one in self.inside if one.is_ok]
+            known = [n for n in counts if n is not None]
+            return sum(known) / self.busy_s if len(known) == len(counts) else None
+        if any(one.n_in_window is None for one in self.all if one.is_ok):
             return None
         return sum(one.n_in_window or 0.0 for one in self.all) / self.length_s
 
     @property
     def requests_ps(self) -> float | None:
-        """Requests per second that ended inside the window with their whole answer."""
+        """Whole answers per second: in an open loop those that ended inside the window."""
         if not self.length_s:
             return None
+        if self.is_by_users:
+            return sum(one.is_ok and not one.figures.is_truncated for one in self.inside) / self.busy_s
         whole = [one for one in self.all if one.is_ok and not one.figures.is_truncated]
         return sum(self.begin_s <= one.end_s < self.end_s for one in whole) / self.length_s
 

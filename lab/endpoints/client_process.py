@@ -118,7 +118,8 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
     The answer is parsed meanwhile, so a pause after a failure may come one request late.
     """
     sent: list[asyncio.Task[Request]] = []
-
+    if load.plan.spread_s:
+        await asyncio.sleep(load.rng.uniform(0, load.plan.spread_s))
     for number in load.numbers:
         is_wanted = not load.is_late(time.perf_counter_ns() - load.start_ns)
         load.count(is_wanted)

@@ -73,6 +73,7 @@ class SendPlan:
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one, or with only pings after the first event
     stop_s: float | None = None
+    spread_s: float = 0.0  # without times: each user begins at a random time within it
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
 

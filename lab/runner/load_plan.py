@@ -195,6 +195,11 @@ def nearest(values: Sequence[int], n: int) -> int:
     return min((j for j in (i - 1, i) if 0 <= j < len(values)), key=lambda j: abs(values[j] - n))
 
 
+def spread_s(load: Load) -> float:
+    """Users of a closed loop begin at random times within this: together they would stay together, in waves."""
+    return load.warmup_s / 2 if load.arrivals == CLOSED and load.concurrency != 1 else 0.0
+
+
 @dataclass(frozen=True)
 class Window:
     """One arm in one round. `times_ns` are the times of an open loop's requests from its start."""

@@ -18,7 +18,7 @@ from lab.core.request import RequestRecord
 from lab.core.results import unless_empty
 from lab.endpoints.send_plan import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.runner import progress
-from lab.runner.load_plan import MOST_LOST, STALL_S, LoadOptions, LoadPlan, Window, make_plan
+from lab.runner.load_plan import MOST_LOST, STALL_S, LoadOptions, LoadPlan, Window, make_plan, spread_s
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
 from lab.runner.server_session import ServerSession, warn_of_failures
@@ -125,6 +125,7 @@ def send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, .
         timeout_s=plan.timeout_s,
         stall_s=STALL_S,
         stop_s=window.stop_s,
+        spread_s=spread_s(window.load),
         order=plan.order(window, n_most),
         most_lost=MOST_LOST,
     )

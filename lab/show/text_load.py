@@ -66,7 +66,7 @@ def heading(shown: Sequence[ArmFigures]) -> str:
     windows = join_and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
     warmups = join_and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
     n = max(len(one.arm.rounds) for one in shown)
-    rounds = "1 round" if n == 1 else f"{n} rounds; ranges are between rounds"
+    rounds = "1 round" if n == 1 else f"{n} rounds; below rates their 90 % interval, below times the rounds' range"
     return f"{lengths}; {windows} window after {warmups} of warm-up; {rounds}"
 
 
