@@ -142,9 +142,9 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
       lab load --url http://127.0.0.1:8080/v1 --rate 0.5,1,2 --slo ttft=1s
 
     Each round measures every load once, in random order: a warm-up, then the steady window. Users begin at random times
-    of the warm-up, and the last requests of the window end under the same load. Each request is a line of a new file in --out. Failed requests count as results:
-    the exit status is 0 if any request succeeded, 1 if none did or the server is gone, and 130 after Ctrl-C, which
-    keeps finished requests and shows complete rounds.
+    of the warm-up, and the last requests of the window end under the same load. Each request is a line of a new file in
+    --out. Failed requests count as results: the exit status is 0 if any request succeeded, 1 if none did or the server
+    is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
     """
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
