@@ -7,8 +7,8 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `experiments`, `why`, `drawing`,
-`analysis`, `runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
+The folders below are the wings of the lab, read from top to bottom: `cli`, `features`, `show`, `experiments`, `why`,
+`drawing`, `analysis`, `runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
 """
 
 import ast
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
     from lab.experiments.tuning import tune as tune
+    from lab.features.page import report as report
     from lab.runner.loading import load as load
     from lab.runner.measuring import measure as measure
     from lab.runner.measuring import sweep as sweep
     from lab.runner.saved_settings import settings as settings
     from lab.runner.side_by_side import ab as ab
-    from lab.show.page import report as report
     from lab.show.plot_load import plot_arms as plot_arms
     from lab.show.plot_runs import plot_decode as plot_decode
     from lab.show.plot_runs import plot_prefill as plot_prefill

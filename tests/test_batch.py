@@ -17,11 +17,11 @@ from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
+from lab.features import known
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -283,4 +283,4 @@ def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, 
     broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
     for changed in (broken, dataclasses.replace(run, batch=Batch(10**10, False)), dataclasses.replace(run, n_prompt=0)):
         assert lever_figures.figures(changed) == {} and batching.rows([make_record(changed)]) == []
-        assert levers.sections([make_record(changed)]) == []
+        assert known.experiments_of([make_record(changed)]) == []

@@ -16,8 +16,9 @@ from lab.experiments.claims import judging, session
 from lab.experiments.claims.figures import CLAIMS
 from lab.experiments.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.experiments.claims.session import PARTS, Session
+from lab.features import known, page
 from lab.runner.plan import make_plan
-from lab.show import claim_views, console, page
+from lab.show import claim_views, console
 from lab.show.section import print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_claims_judged import Planted
@@ -144,7 +145,7 @@ def judged() -> Verdicts:
 
 
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(claim_views.sections([judged]), console.console())
+    print_sections(claim_views.sections([judged], known.warnings), console.console())
     out = " ".join(capsys.readouterr().out.split())
     assert all(one.claim.criterion in out for one in judged.judged) and judged.summary in out
     assert "must be at least 60 %" in out and "19 claims: " in out

@@ -12,8 +12,9 @@ from lab.core import results, shown
 from lab.core.matrix import Matrix
 from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.errors import LabError
+from lab.features import known, page
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
-from lab.show import page, plot_why, text_compare, text_results, text_why
+from lab.show import plot_why, text_compare, text_results, text_why
 from lab.why import advice, plain_read, probing, roofline, step_kernels
 from lab.why.advice import Lever
 from lab.why.where import Where
@@ -55,7 +56,7 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     assert ("Prefill of 40 tokens took" in sentences) == is_firm
     assert ("No findings from the runs of 40 prompt tokens" in sentences) != is_firm
     assert ("(unreliable: its runs were disturbed)" in text_results.times("", table.runs(records))[0]) != is_firm
-    assert any("lab measure --prompt-len 20,40" in sentence for sentence in text_results.warnings(records)) != is_firm
+    assert any("lab measure --prompt-len 20,40" in sentence for sentence in known.warnings(records)) != is_firm
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs: lab measure" in lead) != is_firm
 

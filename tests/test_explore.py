@@ -13,8 +13,8 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
+from lab.features import page
 from lab.models import catalog, shapes
-from lab.show import page
 from lab.why import datasheet, laws, learning, prediction, published, roofline, where
 from lab.why.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, run_lab

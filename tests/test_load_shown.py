@@ -34,7 +34,8 @@ from lab.core.request import (
 )
 from lab.drawing import canvas
 from lab.errors import LabError
-from lab.show import plot_load, reproduce, svg, text_load
+from lab.features import again
+from lab.show import plot_load, svg, text_load
 from lab.show.console import console
 from lab.show.section import print_section
 from tests.conftest import MACHINE, make_record, run_lab
@@ -665,9 +666,9 @@ def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
 
 def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
     replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
-    assert reproduce.load_command(recorded("s", spaced(3, replay))) is None
+    assert again.loads(recorded("s", spaced(3, replay))) is None
     rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
-    command = reproduce.load_command(recorded("s", spaced(3, rates)))
+    command = again.loads(recorded("s", spaced(3, rates)))
     assert command is not None
     assert command.endswith(
         "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"

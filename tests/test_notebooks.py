@@ -16,7 +16,8 @@ from nbclient import NotebookClient
 import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.show import answers, lesson, lesson_server
+from lab.features import lesson
+from lab.show import answers, lesson_server
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
@@ -124,7 +125,7 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
 def beyond_the_interface(source: str) -> list[str]:
     """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and every private name."""
     found = []
-    allowed = {"import lab", "from lab.show import lesson"}
+    allowed = {"import lab", "from lab.features import lesson"}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) not in allowed:
             package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name

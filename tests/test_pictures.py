@@ -15,7 +15,8 @@ from matplotlib.text import Text
 from lab.analysis import comparison
 from lab.core.record import Record
 from lab.drawing import canvas
-from lab.show import levers, plot_runs, plot_trial, plot_why, text_tune
+from lab.features import known
+from lab.show import plot_runs, plot_trial, plot_why, text_tune
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -52,7 +53,8 @@ def trial(n_blocks: int = 8, n_disturbed: int = 0) -> list[Record]:
 
 
 def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
-    return levers.drawings(levers.sections(records, [KERNELS]))[name]
+    (section,) = [one for one in known.experiments_of(records, [KERNELS]) if one.name == name]
+    return section.pictures[0].draw
 
 
 def roof(records: list[Record]) -> Callable[[Figure], Any]:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
 WINGS = [
     "cli",
+    "features",
     "show",
     "experiments",
     "why",
@@ -46,11 +47,11 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
-    "pandas": {"analysis", "show"},
+    "pandas": {"analysis", "features", "show"},
     "matplotlib": {"drawing", "experiments", "show"},
     "IPython": {"runner/progress"},
-    "jinja2": {"show/page"},
-    "rich": {"show", "cli/running"},
+    "jinja2": {"show/template"},
+    "rich": {"show", "cli/running", "features/known"},
     "click": {"cli"},
 }
 FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))

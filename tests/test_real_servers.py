@@ -343,7 +343,7 @@ def test_a_load_on_a_server(llama: RealServer, python: RealServer, which: str, t
 
 
 def test_a_notebooks_server_ends_with_its_process() -> None:
-    code = "import os; from lab.show import lesson; print(lesson.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
+    code = "import os; from lab.features import lesson; print(lesson.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     deadline = time.monotonic() + 30

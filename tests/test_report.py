@@ -17,9 +17,9 @@ from lab.core import results
 from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
+from lab.features import known, page
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from lab.show import page, reproduce
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -269,7 +269,7 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
     runs = [make_run(100, 5, i, every=plan.cases[0].every) for i in range(2)]
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    command = reproduce.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
+    command = known.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
     assert command is not None
     name, *words = command.split()[1:]
     context = getattr(measuring, name).make_context(name, words)
@@ -286,7 +286,7 @@ def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
         for variant, n in (("A: --threads 1", 1), ("B: as it is", 2)):
             settings = dataclasses.replace(SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on")
             records.append(make_record(make_run(block=block, variant=variant), settings=settings))
-    assert reproduce.command(records) == (
+    assert known.command(records) == (
         "lab ab '--threads 1' '--threads 2' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 "
         "--flash-attn on"
     )
@@ -296,11 +296,11 @@ def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
         make_record(make_run(block=0, variant=name), settings=each)
         for name, each in (("A: as it is", shared), ("B: -t 1 -fa off", own))
     ]
-    assert reproduce.command(trial) == (
+    assert known.command(trial) == (
         "lab ab '--threads 2' '--threads 1 --flash-attn off' --prompt-len 20 --gen 5 --blocks 1 --model tiny.gguf "
         "--threads-batch 4 --ubatch 8"
     )
-    assert reproduce.command([make_record(make_run(totals=Totals(1, 1)))]) is None
+    assert known.command([make_record(make_run(totals=Totals(1, 1)))]) is None
 
 
 # In a browser

@@ -25,7 +25,8 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.show import console, page, reproduce, text_compare, text_requests
+from lab.features import known, page
+from lab.show import console, text_compare, text_requests
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
@@ -66,7 +67,7 @@ def session(first_ms: float = 50, gap_ms: float = 10, name: str = "s", n: int = 
 
 
 def shown(records: list[RequestRecord], capsys: pytest.CaptureFixture[str]) -> str:
-    text_requests.print_requests(records, console.console())
+    known.print_results(records, console.console())
     return capsys.readouterr().out
 
 
@@ -317,7 +318,7 @@ def test_strings_of_a_server_cannot_act_in_a_page() -> None:
 
 
 def test_the_command_of_a_session_of_requests() -> None:
-    assert reproduce.commands([*session(), make_record()]) == [
+    assert known.commands([*session(), make_record()]) == [
         "lab measure --prompt-len 20 --gen 5 --repeat 1 --model tiny.gguf --threads 2 --ubatch 8",
         "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5 --repeat 3",
     ]

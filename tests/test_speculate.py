@@ -18,11 +18,11 @@ from lab.drawing import canvas
 from lab.engine.speculation import Lookup
 from lab.errors import LabError
 from lab.experiments import speculation, speculation_rows
+from lab.features import known, page
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, page, reproduce
 from lab.show.console import console
 from lab.show.section import print_sections
 from tests import miniature
@@ -199,7 +199,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     assert by_n[0].draft is None and by_n[2].draft == MODEL
     kinds = by_n[2].steps.kind
     assert kinds[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)  # it reads the prompt first
-    assert "speculate --draft" in str(reproduce.command(records))
+    assert "speculate --draft" in str(known.command(records))
     (row,) = speculation_rows.rows(records)
     assert row.draft == "tiny Q4_0"
     (curve, *_) = speculation_rows.curve(records)
@@ -289,17 +289,17 @@ def test_the_curve_has_every_step_and_leaves_nothing_in_the_cache(real: list[Rec
 
 
 def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = levers.sections(real)
+    shown = known.experiments_of(real)
     assert {section.name for section in shown} == {"speculate", "curve"}
     print_sections(shown, console())
     out = capsys.readouterr().out
     assert "tokens drafted and verified together" in out and "smollm2-135m Q4_1" in out
-    for draw in levers.drawings(shown).values():
-        files = canvas.write(draw, tmp_path, "a")
+    for section in shown:
+        files = canvas.write(section.pictures[0].draw, tmp_path, "a")
         assert all(path.stat().st_size > 10_000 for path in files)
     text = page.report(tmp_path / "report.html", real).read_text()
     assert "Does it pay to draft tokens" in text
-    rows = json.loads(json.dumps(levers.as_rows(shown)))
+    rows = json.loads(json.dumps(shown[0].document()["rows"]))
     assert {"speed_up", "expected", "by_position"} <= rows[0].keys()
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lab.analysis import table, wording
-from lab.cli import running
 from lab.core.record import Device, Record
-from lab.show import console, plot_runs, text_results
+from lab.features import known
+from lab.show import console, plot_runs
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
@@ -105,8 +105,8 @@ def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
-    text_results.print_results([make_record(make_run(10, 2), model=odd)], console.console())
-    text_results.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
+    known.print_results([make_record(make_run(10, 2), model=odd)], console.console())
+    known.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
     shown = capsys.readouterr().out
     assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
 
@@ -122,7 +122,7 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
-    files = running.draw(session() + session(session="other"), tmp_path, "x")
+    files = known.draw(known.sections(session() + session(session="other")), tmp_path, "x")
     assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
     assert all(f.stat().st_size > 5000 for f in files)
 

@@ -113,7 +113,7 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
     assert medians.startswith(
         "Medians of these blocks: first token after 21.2 ms instead of 21.2 ms, each further token"
     )
-    (row,) = text_tune.as_rows(records)
+    (row,) = only(records).document()["tunings"]
     assert row["recommended"] == OFF and row["gain_low"] < row["gain"] < row["gain_high"] < 1.25
     assert row["tried"][0]["time_ratio"] < 0.45
 
@@ -174,7 +174,7 @@ NOTHING = "Nothing that was tried is faster than the default beyond noise: keep 
 def test_without_a_confirmed_gain_nothing_is_recommended(records: list[Record], words: str) -> None:
     (sentence,) = only(records).sentences
     assert sentence.startswith(words)
-    (row,) = text_tune.as_rows(records)
+    (row,) = only(records).document()["tunings"]
     assert row["recommended"] is None and "recommended" not in [one["verdict"] for one in row["tried"]]
 
 
@@ -325,7 +325,7 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
         section = only(records)
         assert section.lines[0][0].text == DEFAULT
         canvas.drawn(section.pictures[0].draw, (10, 4.6))
-        assert json.loads(json.dumps(text_tune.as_rows(records), allow_nan=False))[0]["tried"], number
+        assert json.loads(json.dumps(section.document(), allow_nan=False))["tunings"][0]["tried"], number
 
 
 def test_an_odd_name_is_known_before_the_search(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lab.cli.options import (
     as_json_option,
     out_option,
 )
-from lab.cli.running import draw, hint, nearby, note, plot_folder, read, without_tuning
+from lab.cli.running import hint, nearby, note, plot_folder, read, without_tuning
 from lab.errors import LabError, printable
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
@@ -53,24 +53,26 @@ def compare(
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
-    from lab.show import console, text_compare, text_requests, text_results
+    from lab.features import known
+    from lab.show import console, text_compare, text_requests
 
     reading = without_tuning(read(results))
     records = reading.measured
     groups = comparing.groups(records, base)
     others = nearby(results, reading.measured)
-    known = known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
-    comparisons = comparing.compare_groups(groups, at_least, known)
+    spreads = known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
+    comparisons = comparing.compare_groups(groups, at_least, spreads)
     apart = reading.measured if reading.requests else comparing.by_session(reading.records)
     stem = f"{Path(results[0]).stem}-compared"
-    plots = [] if no_plot else draw(apart, plot_folder(results, out), stem, by_session=True)
+    made = [] if no_plot else known.sections(apart, known.Context(by_session=True), ("runs", "requests", "loads"))
+    plots = known.draw(made, plot_folder(results, out), stem)
     if as_json:
         console.print_json(
             {**text_compare.comparisons_as_json(groups, comparisons), "plots": [str(plot) for plot in plots]}
         )
         return
     stdout = console.console(details=hint(details))
-    warnings = [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]
+    warnings = [*known.warnings(reading.records), *text_requests.warnings(reading.requests)]
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:
         stdout.print(f"plot     {plot}")

@@ -5,7 +5,6 @@ The command that tries every claim of the textbooks: claims.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
-from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect, introduce, note
+from lab.cli.running import EXIT_FAILED, Output, carry_out, collect, introduce, note
 from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
 
@@ -82,10 +81,10 @@ def claims(only: str | None, **asked: Any) -> None:
     """
     from lab.experiments.claims import judging, session
     from lab.experiments.common import folder_in
+    from lab.features import known
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
     from lab.show import claim_views, console
-    from lab.show.section import print_sections
     from lab.why import probing
 
     output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
@@ -109,9 +108,8 @@ def claims(only: str | None, **asked: Any) -> None:
             return
         path = new_results_file(planned.base, folder)
         records, problem = collect(lambda watch: session.execute(planned, worker, path, watch, err.print), path, err)
-    judged = list(judging.of_sessions(chosen, records, probing.kept(folder, note)))
-    tables = functools.partial(print_sections, claim_views.sections(judged, with_criteria=False))
-    output.finish(records, path, tables, functools.partial(as_json_rows, records, judged=judged))
+    judged = judging.of_sessions(chosen, records, probing.kept(folder, note))
+    output.finish(records, path, made=claim_views.sections(judged, known.warnings, with_criteria=False))
     if problem:
         raise problem
     if any(record.run.error and record.run.part not in planned.problems for record in records):

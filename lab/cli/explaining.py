@@ -154,7 +154,8 @@ def _explained(
     label: str, records: Sequence[Record], known: Ceilings, folder: Path | None, stem: str, out: Terminal | None
 ) -> dict[str, Any]:
     """Explains the runs of one setup, draws into `folder` and prints to `out` where given; returns it all for JSON."""
-    from lab.show import text_results, text_why
+    from lab.features.known import warnings as doubts
+    from lab.show import text_why
     from lab.show.plot_why import save_why
     from lab.show.section import print_marked, print_sections
     from lab.why import advice, probing, roofline, where
@@ -164,7 +165,7 @@ def _explained(
     best = roofline.roof(known, where.layers_of(first))
     levers, tried = advice.levers(explained, first, known), advice.experiments(explained, records, known)
     plots = save_why(explained, best, label, folder, stem) if folder else []
-    warnings = text_results.warnings(records)
+    warnings = doubts(records)
     if out:
         print_sections([text_why.section(label, records, explained, known, [*levers, *tried])], out)
         print_marked(warnings, [], out)

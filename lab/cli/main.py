@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +27,10 @@ from lab.cli.tracing import trace
 from lab.cli.tuning import tune
 from lab.errors import LabError, printable
 from lab.experiments.known import EXPERIMENTS
+
+if TYPE_CHECKING:
+    from lab.core.record import Record
+    from lab.core.request import RequestRecord
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
@@ -113,18 +118,8 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.analysis.request_table import alone
-    from lab.show import (
-        claim_views,
-        console,
-        text_load,
-        text_places,
-        text_requests,
-        text_results,
-        text_tune,
-        trace_views,
-    )
-    from lab.show.section import Section, print_sections
+    from lab.features import known
+    from lab.show import console, text_places
 
     reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
     records = list(reading.records)
@@ -135,22 +130,13 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         else:
             text_places.print_recorded(placed, console.console())
         return
-    shown = running.experiments(records, results, reading.ceilings)
-    judged = running.verdicts_of(records, results, reading.ceilings)
+    measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
+    made = known.sections(measured, running.context(measured, results, ceilings=reading.ceilings, details=details))
     faster = running.faster_settings(results, records)
     if as_json:
-        console.print_json(running.as_json_rows(records, shown, judged, reading.requests, faster, reading.traces))
-        return
-    out = console.console(details=running.hint(details))
-    if rest := [record for record in records if not record.run.is_apart]:
-        text_results.print_results(rest, out, shown)
-    print_sections([Section(sentences=faster)] if faster else [], out)
-    text_tune.print_tuned(records, out)
-    print_sections(claim_views.sections(judged, with_criteria=details), out)
-    if alone(reading.requests):
-        text_requests.print_requests(reading.requests, out)
-    print_sections(text_load.sections(reading.requests), out)
-    print_sections(trace_views.sections(reading.traces, by_layer=details), out)
+        console.print_json({**known.as_json(measured, made), **({"faster_settings": faster} if faster else {})})
+    else:
+        known.print_results(measured, console.console(details=running.hint(details)), made, faster)
 
 
 @lab.command()
@@ -163,19 +149,19 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
       lab plot results/FILE.jsonl
       lab plot before.jsonl after.jsonl --out pictures
     """
+    from lab.features import known
     from lab.show import text_results
 
     reading = running.read(results, with_traces=True)
-    records, first = list(reading.records), Path(results[0])
+    first = Path(results[0])
     measured = [*reading.measured, *reading.traces]
     if not running.any_good(measured):
         raise LabError("There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS")
-    for sentence in text_results.imported(records):
+    for sentence in text_results.imported(reading.records):
         running.note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    shown = running.experiments(records, results, reading.ceilings)
-    of_claims = running.claim_pictures(running.verdicts_of(records, results, reading.ceilings))
-    for path in running.draw(measured, running.plot_folder(results, out), stem, shown, of_claims):
+    made = known.sections(measured, running.context(measured, results, ceilings=reading.ceilings))
+    for path in known.draw(made, running.plot_folder(results, out), stem):
         click.echo(printable(str(path)))
 
 
@@ -196,7 +182,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each
     phase, and has sliders for prompts, answers, users and devices, which predict as lab predict does.
     """
-    from lab.show import page
+    from lab.features import page
 
     reading = running.read(results, with_traces=True)
     first = Path(results[0])

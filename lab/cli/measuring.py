@@ -144,11 +144,12 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     """
     from lab.analysis import comparison
     from lab.experiments import batching
+    from lab.features import known
     from lab.process.worker import Worker
     from lab.runner import side_by_side
     from lab.runner.plan import make_plan
     from lab.runner.session import new_results_file
-    from lab.show import console, text_compare, text_results
+    from lab.show import console, text_compare
 
     output, err = Output.taken_from(asked), console.console(stderr=True)
     named = [(text.strip(), parse_variant(text)) for text in variants]
@@ -163,7 +164,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
     tables = functools.partial(
-        text_compare.print_comparisons, groups, comparisons, at_least, warnings=text_results.warnings(records)
+        text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records)
     )
     document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
     output.finish(records, path, tables, document, "compare", at_least=at_least)

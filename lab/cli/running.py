@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
-    from lab.experiments.claims.judging import Verdicts
+    from lab.features.known import Context
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
-    from lab.show.section import Picture, Section
+    from lab.show.section import Section
 
 
 RESULTS = "results"
@@ -108,57 +107,19 @@ def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     )
 
 
-def draw(
-    records: Sequence[Record | RequestRecord],
-    folder: Path,
-    stem: str,
-    shown: Sequence[Section] = (),
-    of_claims: Sequence[Picture] = (),
-    by_session: bool = False,
-) -> list[Path]:
-    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ...
-
-    Of runs that were made for claims those in `of_claims`. Requests share pictures with runs; with `by_session`
-    sessions of one setup are drawn apart.
-    """
-    from lab.analysis import request_table, tuning
-    from lab.drawing import canvas
-    from lab.show import levers, plot_runs, section, text_load, text_tune, trace_views
-
-    if not (any_good(records) or request_table.loads_of(records)):
-        return []
-    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5)}
-    of_engine = request_table.of_engine(records)
-    plain = [record for record in tuning.without(of_engine) if record.run.part is None]
-    drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
-    drawings |= levers.drawings(shown)
-    wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
-    of_tune = section.numbered([one.pictures for one in text_tune.sections(of_engine)])
-    of_loads = section.numbered([one.pictures for one in text_load.sections(records)])
-    of_traces = section.numbered_alike([one for each in trace_views.sections(of_engine) for one in each.pictures])
-    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *of_loads, *of_traces)]
-    return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
-
-
-def claim_pictures(judged: Sequence[Verdicts]) -> list[Picture]:
-    """The pictures of sessions of claims."""
-    from lab.show import claim_views, section
-
-    return section.numbered([claim_views.pictures(verdicts) for verdicts in judged])
-
-
-def experiments(
-    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
-) -> list[Section]:
-    """What experiments among the records of these files showed, predicted from ceilings and what lies beside them."""
-    from lab.show import levers
+def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any) -> Context:
+    """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
+    from lab.core.record import Record
+    from lab.features.known import Context
     from lab.why import probing
 
-    records = [record for record in records if not record.run.is_apart]
-    if not any(record.run.lever for record in records):
-        return []
-    known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
-    return levers.sections(records, known, nearby(results, records).records)
+    runs = [one.run for one in records if isinstance(one, Record)]
+    is_lever = any(run.lever and not run.is_apart for run in runs)
+    if is_lever or any(run.part for run in runs):
+        more["ceilings"] = [*more.get("ceilings", ()), *probing.kept(plot_folder(results, None), note)]
+    if is_lever:
+        more["others"] = nearby(results, records).records
+    return Context(**more)
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
@@ -168,52 +129,6 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
     if folder != RESULTS and not Path(folder).is_dir():
         raise LabError(f"There is no folder {folder} with ceilings.", "Name the one that lab ceilings wrote to.")
     return [*reading.ceilings, *probing.kept(Path(folder), note)]
-
-
-def verdicts_of(
-    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
-) -> list[Verdicts]:
-    """The verdicts of each session of claims among the records of these files."""
-    from lab.experiments.claims import judging
-    from lab.experiments.claims.figures import CLAIMS
-    from lab.why import probing
-
-    if not any(record.run.part for record in records):
-        return []
-    return list(judging.of_sessions(CLAIMS, records, [*ceilings, *probing.kept(plot_folder(results, None), note)]))
-
-
-def as_json_rows(
-    records: Sequence[Record],
-    shown: Sequence[Section] = (),
-    judged: Sequence[Verdicts] = (),
-    requests: Sequence[RequestRecord] = (),
-    faster: Sequence[str] = (),
-    traces: Sequence[Record] = (),
-) -> dict[str, Any]:
-    """The rows of the summary, of experiments, claims and requests, traces, what disturbed the runs, and what failed.
-
-    `faster`: sentences on faster settings.
-    """
-    from lab.analysis import table
-    from lab.show import levers, text_load, text_requests, text_results, text_tune, trace_views
-
-    rows = table.summary(table.runs([record for record in records if not record.run.is_apart]))
-    return {
-        "rows": [
-            *rows.to_dict("records"),
-            *levers.as_rows(shown),
-            *(row for verdicts in judged for row in verdicts.rows),
-            *text_requests.as_rows(requests),
-        ],
-        **levers.more(shown),
-        **({"tunings": tuned} if (tuned := text_tune.as_rows(records)) else {}),
-        **({"loads": of_loads} if (of_loads := text_load.as_rows(requests)) else {}),
-        **({"faster_settings": list(faster)} if faster else {}),
-        **({"traces": trace_views.as_rows(traces)} if traces else {}),
-        "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
-        "failures": [*text_results.failures(records), *text_requests.failures(requests)],
-    }
 
 
 def hint(details: bool = False, path: Path | None = None, command: str = "show") -> str:
@@ -244,38 +159,48 @@ class Output:
         self,
         records: Sequence[Record | RequestRecord],
         path: Path,
-        tables: Callable[[Console], object],
-        document: Callable[[], dict[str, Any]],
+        tables: Callable[[Console], object] | None = None,
+        document: Callable[[], dict[str, Any]] | None = None,
         shown_by: str = "show",
+        made: Sequence[Section] | None = None,
+        at_least: float | None = None,
+        sentences: Sequence[str] = (),
         **more: Any,
     ) -> None:
         """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
 
-        `shown_by`: the command that prints the same tables of the results file.
-
-        `more`: the smallest difference that is claimed (`at_least`), sections that are `shown`.
+        `tables` and `document` stand for those of the sections that are `made` of the records. `shown_by`: the command
+        that prints the same tables of the results file. `at_least`: the smallest difference that is claimed. The
+        `sentences` are printed last, `more` is of the JSON document.
         """
+        from lab.features import known
         from lab.show import console
+
+        if made is None:
+            made = known.sections(records, context(records, (str(path),)))
 
         out = None if self.as_json else console.console(details=hint(path=path, command=shown_by))
         if out:
-            tables(out)
-        written = self._write(records, path, out, **more) if records else {}
+            if tables:
+                tables(out)
+            else:
+                known.print_results(records, out, made, sentences)
+        written = self._write(records, path, out, made, at_least) if records else {}
         if self.as_json:
-            console.print_json({**written, **document()})
+            console.print_json({**written, **more, **(document() if document else known.as_json(records, made))})
 
     def _write(
         self,
         records: Sequence[Record | RequestRecord],
         path: Path,
         out: Console | None,
-        at_least: float | None = None,
-        shown: Sequence[Section] = (),
+        made: Sequence[Section],
+        at_least: float | None,
     ) -> dict[str, Any]:
         """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
         from lab.analysis.comparison import AT_LEAST
         from lab.analysis.request_table import of_engine
-        from lab.show import page
+        from lab.features import known, page
         from lab.why import probing
 
         runs = of_engine(records)
@@ -288,18 +213,17 @@ class Output:
         if out:
             out.print()
         files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-        of_claims = claim_pictures(verdicts_of(runs, (str(path),))) if self.plots else []
-        drawn = draw(records, path.parent, path.stem, shown, of_claims) if self.plots else []
+        drawn = known.draw(made, path.parent, path.stem) if self.plots else []
         files["plots"] = [named("plot", plot) for plot in drawn]
         files["report"] = None
         if self.report and any_good(records):
-            known, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
+            ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
             target = path.with_suffix(".html")
-            files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others))
+            files["report"] = named("report", page.report(target, records, ceilings, at_least or AT_LEAST, others))
         plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
         if out and any_good(plain):
-            ceilings = shell.lab("ceilings", *_of_engine(plain[0]))
-            out.print(f"next     what limited each phase: {ceilings} && {shell.lab('explain', path)}")
+            probe = shell.lab("ceilings", *_of_engine(plain[0]))
+            out.print(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
             out.print(f"next     a page to share: {shell.lab('report', path)}")
         return files
 
@@ -342,17 +266,10 @@ def carry_out(
             lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
     if records:
-        shown = experiments(records, (str(path),))
-        still_wide = text_results.still_wide(records, plan)
         faster = faster_settings((str(path),), records)
-
-        def tables(stdout: Console) -> None:
-            text_results.print_results(records, stdout, shown)
-            for sentence in (*still_wide, *faster):
-                stdout.print(sentence)
-
-        rows = functools.partial(as_json_rows, records, shown, faster=faster)
-        output.finish(records, path, tables, lambda: {**rows(), "still_wide": still_wide}, shown=shown)
+        still_wide = text_results.still_wide(records, plan)
+        more: dict[str, Any] = {"still_wide": still_wide, **({"faster_settings": faster} if faster else {})}
+        output.finish(records, path, sentences=[*still_wide, *faster], **more)
     if problem:
         raise problem
     if text_results.failures(records):

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from lab.cli.help import Command
 from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, as_json_rows, collect
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect
 from lab.core import shell
 from lab.core.lists import plural
 from lab.errors import LabError
@@ -209,12 +209,13 @@ def _show_load(requests: Sequence[RequestRecord], path: Path, output: Output) ->
     from lab.show import text_load
     from lab.show.section import print_section
 
-    (section,) = text_load.sections(requests)
+    (section,) = made = text_load.sections(requests)
     output.finish(
         requests,
         path,
         lambda out: print_section(dataclasses.replace(section, title=""), out),
-        lambda: text_load.as_rows(requests)[0],
+        lambda: section.document()["loads"][0],
+        made=made,
     )
 
 
@@ -308,12 +309,7 @@ def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: boo
         lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished
     )
     if records:
-        output.finish(
-            records,
-            path,
-            lambda out: text_requests.print_requests(records, out),
-            lambda: _known(plan, server) | as_json_rows((), requests=records),
-        )
+        output.finish(records, path, **_known(plan, server))
     if any_good(records) and not output.as_json:
         console.console().print(f"next     a page to share: {shell.lab('report', path)}")
     if problem:

@@ -43,8 +43,8 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
     With several devices the copies between them are an operation of their own. On an RPC server a stop takes a round
     trip. The picture shows all layers. The results file keeps all figures, for lab show and lab report.
     """
-    from lab.show import console, text_setup, trace_views
-    from lab.show.section import print_sections
+    from lab.features import known
+    from lab.show import console, text_setup
     from lab.why import attention_weights, token_trace
 
     output, err = Output.taken_from(asked), console.console(stderr=True)
@@ -58,12 +58,12 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
             record = attention_weights.recorded(attention, **settings, out=output.folder, watch=transferring)
     for line in text_setup.describe(record.machine, record.model):
         err.print(line)
-    shown = trace_views.sections([record], details)
+    made = known.sections([record], known.Context(details=details))
     output.finish(
         [record],
         output.folder / f"{record.session}.jsonl",
-        lambda out: print_sections(shown, console.console() if details else out),
-        lambda: {"traces": trace_views.as_rows([record])},
+        lambda out: known.print_results([record], console.console() if details else out, made),
+        made=made,
     )
 
 

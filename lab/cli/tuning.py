@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     from lab.process.worker import Worker
     from lab.runner import saved_settings
     from lab.runner.session import new_results_file
-    from lab.show import console, text_tune
+    from lab.show import console
 
     if save is not None:
         saved_settings.path_of(save)  # an odd name is known before the search, not after it
@@ -79,8 +78,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
         path = new_results_file(plan.default, output.folder)
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=_so_far)
     if records:
-        tables = functools.partial(text_tune.print_tuned, records)
-        output.finish(records, path, tables, lambda: {"tunings": text_tune.as_rows(records)})
+        output.finish(records, path)
     if problem:
         raise problem
     if save is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lab.core.lists import plural
+from lab.core.record import Record
 from lab.drawing import canvas
 from lab.drawing.canvas import COLOURS, GUIDE
 from lab.experiments.claims import judging
@@ -28,12 +29,15 @@ MOST_RATIO = 100.0
 """The picture ends at this multiple of a threshold, and at its inverse."""
 
 
-def sections(sessions: Iterable[Verdicts], with_criteria: bool = True) -> list[Section]:
-    """A table of all verdicts for each session, its picture and, on a page, the criteria."""
-    return [_section(f"claims-{i}", verdicts, with_criteria) for i, verdicts in enumerate(sessions, 1)]
+def sections(
+    sessions: Iterable[Verdicts], doubts: Callable[[Sequence[Record]], list[str]], with_criteria: bool = True
+) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page, the criteria. `doubts` says what disturbed
+    its runs."""
+    return [_section(f"claims-{i}", one, doubts(one.records), with_criteria) for i, one in enumerate(sessions, 1)]
 
 
-def _section(name: str, verdicts: Verdicts, with_criteria: bool) -> Section:
+def _section(name: str, verdicts: Verdicts, doubts: Sequence[str], with_criteria: bool) -> Section:
     failed = judging.failures(verdicts.records)
     rest = [record for record in verdicts.records if record.run.part not in failed]
     failures = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
@@ -51,10 +55,11 @@ def _section(name: str, verdicts: Verdicts, with_criteria: bool) -> Section:
             [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
             for one in verdicts.judged
         ],
-        warnings=[*text_results.warnings(verdicts.records), *(f"failed: {line}" for line in failures)],
+        warnings=[*doubts, *(f"failed: {line}" for line in failures)],
         sentences=[verdicts.summary],
         pictures=pictures(verdicts),
         parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
+        data=lambda: {"rows": verdicts.rows},
     )
 
 

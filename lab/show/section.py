@@ -1,6 +1,6 @@
 """A section of output: a title, a table, sentences, warnings, pictures, and parts, which are sections too.
 
-The other files of this folder make sections from records. This file prints them; page.html.jinja writes them as HTML.
+This file prints sections; page.html.jinja writes them as HTML.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Section:
     pictures: Sequence[Picture] = ()
     parts: Sequence[Section] = ()
     rows: Sequence[Any] = ()  # the source of the cells, for JSON
-    more: dict[str, list[Any]] = field(default_factory=dict)  # additional parts of JSON
+    data: Callable[[], dict[str, list[Any]]] = dict  # what JSON has of it, lists by name
 
     @property
     def caption(self) -> str:
@@ -104,6 +104,19 @@ class Section:
     def said(self) -> str:
         """All sentences of the section and its parts: a text alternative for its pictures."""
         return " ".join([*self.sentences, *(part.said for part in self.parts)]).strip()
+
+    @property
+    def all_pictures(self) -> list[Picture]:
+        """The pictures of the section and its parts."""
+        return [*self.pictures, *(picture for part in self.parts for picture in part.all_pictures)]
+
+    def document(self) -> dict[str, list[Any]]:
+        """What JSON has of the section and its parts."""
+        lists: dict[str, list[Any]] = {}
+        for one in (self.data(), *(part.document() for part in self.parts)):
+            for name, values in one.items():
+                lists.setdefault(name, []).extend(values)
+        return lists
 
     def is_text(self, column: int) -> bool:
         """Whether a column contains text, which is left-aligned and wraps."""
@@ -124,18 +137,7 @@ def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dic
     }
 
 
-def numbered(by_session: Sequence[Sequence[Picture]]) -> list[Picture]:
-    """The pictures of sessions. With several sessions each name begins with the number of its session."""
-    if len(by_session) == 1:
-        return list(by_session[0])
-    return [
-        dataclasses.replace(one, name=f"{number}-{one.name}")
-        for number, pictures in enumerate(by_session, 1)
-        for one in pictures
-    ]
-
-
-def numbered_alike(pictures: Sequence[Picture]) -> list[Picture]:
+def numbered(pictures: Sequence[Picture]) -> list[Picture]:
     """The same pictures; pictures of equal name are numbered."""
     names = [picture.name for picture in pictures]
     return [

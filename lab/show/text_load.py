@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lab.analysis import load_figures, loads
-from lab.analysis.load_figures import ArmFigures, Latency, Rate
+from lab.analysis.load_figures import ArmFigures, Latency, LoadSession, Rate
 from lab.analysis.loads import Attainment, Sample
 from lab.analysis.wording import digits, seconds, times
 from lab.core.lists import join_and, plural
@@ -36,9 +37,18 @@ DEFINITIONS = (
 def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
     """A section for each session of loads."""
     return [
-        section(one.samples, one.endpoint, plot_load.title(one.endpoint, one.model, one.machine))
+        dataclasses.replace(
+            section(one.samples, one.endpoint, plot_load.title(one.endpoint, one.model, one.machine)),
+            data=partial(_document, one),
+        )
         for one in load_figures.sessions(records)
     ]
+
+
+def _document(one: LoadSession) -> dict[str, list[Any]]:
+    """A session for JSON: arms by name and unit, capacity and the sentences."""
+    row = {"session": one.name, "url": one.endpoint.url, "model": one.model, **_as_row(one.samples, one.endpoint)}
+    return {"loads": [row]}
 
 
 def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> Section:
@@ -126,14 +136,6 @@ def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
     """Capacity of each session that has limits."""
     arms = (load_figures.all_figures(one.samples) for one in load_figures.sessions(records))
     return [sentence for shown in arms for sentence in capacities(shown)]
-
-
-def as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
-    """The sessions for JSON: arms by name and unit, capacity and the sentences."""
-    return [
-        {"session": one.name, "url": one.endpoint.url, "model": one.model, **_as_row(one.samples, one.endpoint)}
-        for one in load_figures.sessions(records)
-    ]
 
 
 def _as_row(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lab.analysis import request_table, table, wording
 from lab.core import levers
 from lab.core.lists import plural
@@ -15,7 +13,7 @@ from lab.core.record import OK
 from lab.core.request import RequestRecord
 from lab.core.request_times import Figures, figures
 from lab.show import request_words, text_results
-from lab.show.section import UNKNOWN, Columns, Section, print_marked, print_sections, tabled
+from lab.show.section import UNKNOWN, Columns, Section, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,12 +59,6 @@ def summary(records: Sequence[RequestRecord]) -> pd.DataFrame:
     return table.summary(table.runs(request_table.alone(records)))
 
 
-def as_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    """The rows of the summary as dictionaries."""
-    rows: list[dict[str, Any]] = summary(records).to_dict("records")
-    return rows
-
-
 def sections(records: Sequence[RequestRecord]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians, then the server's own times."""
     rows = summary(records)
@@ -100,14 +92,6 @@ def _columns(rows: pd.DataFrame) -> Columns:
         *((text_results.HEADINGS[name], partial(_figure, name=name)) for name in shown),
         ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
     ]
-
-
-def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
-    """Prints tables of requests that ran alone, findings, failures and warnings."""
-    print_sections(sections(records), out)
-    if not any(map(request_table.went_well, request_table.alone(records))):
-        out.print("\nNo request went well.")
-    print_marked(warnings(records), failures(records), out)
 
 
 def heading(rows: pd.DataFrame) -> str:

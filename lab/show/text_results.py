@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from lab.analysis import disturbances, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
@@ -17,8 +15,7 @@ from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
-from lab.show import reproduce
-from lab.show.section import Cell, Columns, Section, print_marked, print_sections, tabled
+from lab.show.section import Cell, Columns, Section, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,16 +128,6 @@ def heading(rows: pd.DataFrame) -> str:
     return f"{what}; {below(rows, 'run')}"
 
 
-def print_results(records: Sequence[Record], out: Console, experiments: Sequence[Section] = ()) -> None:
-    """Prints the tables of runs and of experiments, then what failed, and what disturbed runs of experiments."""
-    print_sections(sections(records), out)
-    print_sections(experiments, out)
-    if not any(record.run.is_timed for record in records):
-        out.print("\nNo run went well.")
-    of_experiments = [record for record in records if record.run.lever is not None]
-    print_marked([*imported(records), *distrust(records), *disturbed(of_experiments)], failures(records), out)
-
-
 def findings(rows: pd.DataFrame) -> list[str]:
     """Sentences on a summary of one setup and one n_gen, with the laws of a sweep. Unreliable rows are left out."""
     firm = table.firm(rows)
@@ -160,11 +147,6 @@ def doubts(records: Sequence[Record]) -> str:
         return ""
     doubt = " Unreliable: measure again." if disturbances.is_doubtful(records) else ""
     return f"{'; '.join(words)}.{doubt}"
-
-
-def warnings(records: Sequence[Record]) -> list[str]:
-    """The sentences of `imported`, `disturbed` and `distrust`."""
-    return imported(records) + disturbed(records) + distrust(records)
 
 
 def disturbed(records: Sequence[Record]) -> list[str]:
@@ -187,12 +169,12 @@ def imported(records: Sequence[Record]) -> list[str]:
     ] * bool(n)
 
 
-def distrust(records: Sequence[Record]) -> list[str]:
-    """A sentence for each session with unreliable figures, with the command to measure it again."""
+def distrust(records: Sequence[Record], again: Callable[[Sequence[Record]], str | None]) -> list[str]:
+    """A sentence for each session with unreliable figures, with the command that `again` makes of its records."""
     watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
     cases, sentences = _repeats(watched), list[str]()
     for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
-        command = reproduce.command([record for record in records if record.session == session])
+        command = again([record for record in records if record.session == session])
         sentences.append(
             f"{NOT_TO_BE_TRUSTED}: other programs disturbed at least half of the runs, so these figures are unreliable "
             f"(session {session}). Measure again while no other program runs{f': {command}' if command else '.'}"

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lab.analysis import setup_columns, tuning
 from lab.analysis.tuning import (
     AT_LEAST,
@@ -40,7 +38,7 @@ from lab.models import catalog, obtain
 from lab.runner import machine, other_tools
 from lab.show import console
 from lab.show.plot_tune import draw_tried
-from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, print_sections, tabled
+from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, tabled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,14 +74,6 @@ def sections(records: Sequence[Record], is_here: bool = False) -> list[Section]:
 def compared(records: Sequence[Record]) -> list[Record]:
     """A record of the default and one of the winner of each session of `lab tune`."""
     return [each for one in tuning.of_sessions(records) for each in (one.default, one.winner) if each]
-
-
-def print_tuned(records: Sequence[Record], out: Console) -> None:
-    """Prints the sections; where the default was not measured, a sentence says so."""
-    shown = sections(records, is_here=True)
-    print_sections(shown, out)
-    if not shown and any(record.run.tuning for record in records):
-        out.print("\nlab tune measured no run of the default, so nothing can be compared with it.")
 
 
 def show_tuned(found: Tuned) -> None:
@@ -139,14 +129,8 @@ def section(one: Tuned, is_here: bool = False) -> Section:
             "Ratio: that time over the default's, with its 95 % interval below."
         ],
         parts=[*_crossings(one), *_commands(one, is_here)],
-        pictures=[
-            Picture(
-                "tune",
-                CAPTION,
-                partial(_draw, one),
-                WIDE,
-            )
-        ],
+        pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
+        data=lambda: {"tunings": [_as_row(one)]},
     )
 
 
@@ -345,11 +329,6 @@ def _failures(rows: Sequence[Tried]) -> list[str]:
     """One line on all choices with a failed run."""
     failed = [f"{row.variant} ({row.error})" for row in rows if row.error]
     return [f"Runs failed with {'; '.join(failed)}."] if failed else []
-
-
-def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A row for each session of `lab tune` for JSON, with what was tried and the crossings as lists."""
-    return [_as_row(one) for one in tuning.of_sessions(records)]
 
 
 def _as_row(one: Tuned) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from lab.core import results
+from lab.features import known
 from lab.models import catalog
-from lab.show import levers
 from lab.why import probing
 
 SMALL = ["smollm2-135m:Q4_0", "smollm2-135m", "smollm2-135m:Q8_0"]
@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(sys.argv[1]) / model.replace(":", "-")
         folder.mkdir(parents=True, exist_ok=True)
         measure(model, folder)
-        (section,) = levers.sections(results.read([folder]).records, probing.kept(folder))
+        (section,) = known.experiments_of(results.read([folder]).records, probing.kept(folder))
         for row in section.rows:
             ratio = row.expected_s / row.step_s
             errors.append(abs(ratio - 1))

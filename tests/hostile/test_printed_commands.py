@@ -19,10 +19,10 @@ from lab.core.record import Record, Tuning
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.endpoints import probe
 from lab.errors import LabError
+from lab.features import known
 from lab.models import catalog, obtain
 from lab.models.catalog import HUB, Spec
 from lab.runner import other_tools
-from lab.show import reproduce
 from lab.why import advice, roofline, step_kernels
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST, timed
@@ -111,9 +111,9 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     levers = [lever.command for lever in advice.levers(rows, record, best)]
     levers += [advice._command(rows, record, {"--model": ("x", catalog.spec_of(record.model))})]
     levers += [advice._experiment_command("batch", {"--sequences": 2}, record)]
-    again = [reproduce.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})]
-    again += reproduce.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
-    again += reproduce.commands([poisoned(make_request_record())])
+    again = [known.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})]
+    again += known.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
+    again += known.commands([poisoned(make_request_record())])
     check([line for line in (*levers, *again) if line], empty)
 
 

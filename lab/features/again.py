@@ -1,4 +1,4 @@
-"""From records back to the command that makes them again.
+"""From the records of a session back to the command that makes them again, a function for each kind of result.
 
 Every record holds what was chosen, so the command can be written out in full. Options that have their default
 value are left out, but for the number of threads: its default is another one on another machine.
@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from lab.analysis import request_table, tuning
+from lab.analysis import tuning
 from lab.core import shell
 from lab.core.levers import Batch
-from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import CONSTANT, RequestRecord
-from lab.experiments import known
 from lab.experiments.claims.figures import CLAIMS
 from lab.experiments.claims.session import PARTS
+from lab.experiments.experiment import Experiment
 from lab.runner.as_options import option, options
-
-
-def commands(records: Sequence[Record | RequestRecord]) -> list[str]:
-    """The command line of each session."""
-    made = [command(own) for own in _by_session(request_table.of_engine(records))]
-    made += [request_command(own) for own in _by_session(request_table.alone(records))]
-    made += [load_command(own) for own in _by_session(request_table.loads_of(records))]
-    return [line for line in dict.fromkeys(made) if line]
-
-
-def _by_session(records: Sequence[Any]) -> list[list[Any]]:
-    return list(grouped(records, lambda one: one.session).values())
 
 
 def _line(
@@ -42,8 +28,8 @@ def _line(
     return shell.lab(name, *first, *(word for words in (*known, *last) for word in words))
 
 
-def request_command(records: Sequence[RequestRecord]) -> str:
-    """The command line of one session of requests that ran alone. Keys and headers are in no record."""
+def requests(records: Sequence[RequestRecord]) -> str:
+    """Requests that ran alone. Keys and headers are in no record."""
     asked = [record.request.asked for record in records]
     lengths = sorted({one.n_prompt for one in asked if one.n_prompt is not None})
     n_gen, repeat = max(one.n_gen for one in asked), 1 + max(one.repeat for one in asked)
@@ -54,49 +40,45 @@ def _server(record: RequestRecord) -> dict[str, object]:
     return {"url": record.endpoint.url, "model": record.model, "api": record.endpoint.api}
 
 
-def load_command(records: Sequence[RequestRecord]) -> str | None:
-    """The command line of one session of loads; None for a replay: records lack its file."""
-    loads = [one.request.asked.load for one in records if one.request.asked.load]
-    first, slo = loads[0], loads[0].slo
+def loads(records: Sequence[RequestRecord]) -> str | None:
+    """Loads; None for a replay: records lack its file."""
+    known = [one.request.asked.load for one in records if one.request.asked.load]
+    first, slo = known[0], known[0].slo
     lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
     if lengths is None:
         return None
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
     given = {
-        "concurrency": sorted({load.concurrency for load in loads if load.concurrency is not None}),
-        "rate": sorted({load.rate for load in loads if load.rate is not None}),
+        "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
+        "rate": sorted({load.rate for load in known if load.rate is not None}),
         "arrivals": CONSTANT if first.arrivals == CONSTANT else None,
         "prompt_len": lengths[1],
         "gen": lengths[2],
         "warmup": f"{first.warmup_s:g}",
         "duration": f"{first.duration_s:g}",
-        "rounds": 1 + max(load.round for load in loads),
+        "rounds": 1 + max(load.round for load in known),
         "slo": [f"{name}={limit:g}s" for name, limit in limits.items() if limit is not None],
         "seed": first.seed,
     }
     return _line("load", _server(records[0]) | given)
 
 
-def command(records: Sequence[Record]) -> str | None:
-    """The command line of one session; None for imported results.
+def _timed(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.run.warmup] or list(records)
 
-    Options that all variants share come last, once.
-    """
-    timed = [record for record in records if not record.run.warmup] or list(records)
-    if not timed or any(record.run.totals for record in timed):
+
+def _shared(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """The options that all of the records have."""
+    return [option for option in options(records[0]) if all(option in options(record) for record in records)]
+
+
+def runs(records: Sequence[Record], experiment: Experiment | None = None) -> str | None:
+    """Plain runs, sweeps, variants, and runs of an experiment; None for imported results."""
+    timed, shared = _timed(records), _shared(records)
+    run = timed[0].run
+    given: dict[str, object] = {"prompt_len": sorted({record.run.n_prompt for record in timed})}
+    if any(record.run.totals for record in timed):
         return None
-    if any(record.run.part for record in timed):
-        return _claims(timed)
-    run, repeat = timed[0].run, 1 + max(record.run.repeat for record in timed)
-    lengths = sorted({record.run.n_prompt for record in timed})
-    shared = [option for option in options(timed[0]) if all(option in options(record) for record in records)]
-    if run.tuning is not None:
-        return _tune(timed)
-    if run.attention is not None:
-        return _line("trace", {"attention": run.attention.text}, (), shared)
-    if run.trace is not None:
-        n_rounds = run.trace.prefill.n_steps
-        return _line("trace", {"prompt_len": lengths, "gen": run.n_gen - 1, "repeat": n_rounds}, (), shared)
     if run.block is not None:
         by_name = {record.run.variant or "": options(record) for record in records}
         own = [
@@ -104,19 +86,30 @@ def command(records: Sequence[Record]) -> str | None:
         ]
         blocks = 1 + max(record.run.block or 0 for record in timed)
         numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
-        given = {"prompt_len": lengths, "gen": run.n_gen, "blocks": blocks, "sequences": numbers}
-        return _line("ab", given, own, shared)
-    if run.lever is not None:
-        experiment = known.of_run(run)
-        assert experiment is not None
-        return _line(experiment.name, experiment.again([one.run for one in timed]) | {"repeat": repeat}, (), shared)
+        return _line("ab", {**given, "gen": run.n_gen, "blocks": blocks, "sequences": numbers}, own, shared)
+    repeat = 1 + max(record.run.repeat for record in timed)
+    if experiment is not None:
+        asked = experiment.again([one.run for one in timed])
+        return _line(experiment.name, asked | {"repeat": repeat}, (), shared)
     if run.every is not None:
-        return _line("sweep", {"max_len": lengths, "every": run.every, "gen": run.n_gen, "repeat": repeat}, (), shared)
-    return _line("measure", {"prompt_len": lengths, "gen": run.n_gen, "repeat": repeat}, (), shared)
+        lengths = given.pop("prompt_len")
+        given = {"max_len": lengths, "every": run.every}
+    name = "measure" if run.every is None else "sweep"
+    return _line(name, {**given, "gen": run.n_gen, "repeat": repeat}, (), shared)
 
 
-def _tune(timed: Sequence[Record]) -> str:
-    """The command line of a session of `lab tune`: the model, and the options that no choice changed."""
+def trace(records: Sequence[Record]) -> str:
+    """A run of `lab trace`."""
+    run, shared = records[0].run, _shared(records)
+    if run.attention is not None:
+        return _line("trace", {"attention": run.attention.text}, (), shared)
+    repeat = run.trace.prefill.n_steps if run.trace else None
+    return _line("trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared)
+
+
+def tune(records: Sequence[Record]) -> str:
+    """A session of `lab tune`: the model, and the options that no choice changed."""
+    timed = _timed(records)
     first = next((record for record in timed if record.run.variant == tuning.DEFAULT), timed[0])
     asked, lever = first.run.tuning, first.run.lever
     fixed = [one for one in options(first) if one[0] == "--model" or all(one in options(each) for each in timed)]
@@ -130,10 +123,10 @@ def _tune(timed: Sequence[Record]) -> str:
     return _line("tune", given, (), [*([("--allow-lossy",)] if is_lossy else []), *fixed])
 
 
-def _claims(timed: Sequence[Record]) -> str:
-    """The command line of a session of claims: with the settings of the parts that change none."""
+def claims(records: Sequence[Record]) -> str:
+    """A session of claims: with the settings of the parts that change none."""
+    timed = _timed(records)
     usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
-    shared = [option for option in options(usual[0]) if all(option in options(record) for record in usual)]
     tried = {record.run.part for record in timed}
     only = None if tried.issuperset(PARTS) else [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
-    return _line("claims", {"only": only}, (), shared)
+    return _line("claims", {"only": only}, (), _shared(usual))

@@ -22,6 +22,7 @@ from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.core.traced import Attention
 from lab.errors import LabError
+from lab.features import known, page
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
@@ -30,8 +31,6 @@ from lab.show import (
     attention_views,
     console,
     lesson_server,
-    levers,
-    page,
     text_compare,
     text_predict,
     text_results,
@@ -61,20 +60,22 @@ def begin() -> None:
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
-    text_results.print_results(records, console.console(), _sections(records, ceilings, runs))
+    made = known.sections(records, known.Context([ceilings] if ceilings else [], runs))
+    known.print_results(records, console.console(), made)
 
 
 def rows(records: Sequence[Record]) -> tuple[Any, ...]:
     """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
-    sections = _sections(_timed(records))
-    if not sections:
+    parts = known.experiments_of(_timed(records))
+    if not parts:
         raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.prefix() or lab.stall()")
-    return tuple(sections[0].rows)
+    return tuple(parts[0].rows)
 
 
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Draw an experiment as its command does."""
-    lesson_server.draw_all(levers.drawings(_sections(_timed(records), ceilings, runs)).values())
+    parts = known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
+    lesson_server.draw_all(picture.draw for part in parts for picture in part.pictures)
 
 
 def draw_attention(seen: Attention) -> None:
@@ -299,7 +300,3 @@ def _timed(records: Sequence[Record]) -> list[Record]:
         errors = text_results.failures(records)
         raise LabError(f"All runs failed. {' '.join(errors[:1])}".strip(), "Measure again, with shorter lengths.")
     return timed
-
-
-def _sections(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> list[Any]:
-    return levers.sections(records, [ceilings] if ceilings else [], runs)

@@ -1,0 +1,299 @@
+"""A report: results as one HTML page, with chapters for all kinds of results, and the records themselves.
+
+Besides the sections of the list (known.py) it says what is faster, why, what failed and what was measured. The page
+needs no network, and its records can be read back. If ceilings explain its runs, it has sliders: the laws behind
+predictions (lab/why/laws.py), and a script that computes with them (explore.js).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.analysis import comparison, request_table, table
+from lab.analysis.comparison import Group
+from lab.analysis.spread import Spread, known_spreads
+from lab.core import results
+from lab.core.lists import grouped, join_and, plural
+from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord, short_name
+from lab.errors import LabError
+from lab.features import known
+from lab.runner import machine
+from lab.show import template, text_compare, text_requests, text_results, text_setup, text_tune, text_why
+from lab.show.section import UNKNOWN, Columns, Section, tabled
+from lab.why import advice, laws, probing, roofline, where
+
+Lines = Sequence[Record | RequestRecord]
+
+MANY = 3
+"""With more setups than this, only setups of the same model are compared."""
+
+
+def report(
+    path: str | Path,
+    records: Lines,
+    ceilings: Sequence[Ceilings] = (),
+    at_least: float = comparison.AT_LEAST,
+    others: Sequence[Record] = (),
+    explore: bool = True,
+) -> Path:
+    """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
+
+        lab.report("results/page.html", records, [lab.ceilings()])
+
+    `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
+    they show how much sessions vary. Claims are judged again. If ceilings explain plain runs,
+    the page has sliders that predict other requests, unless `explore` is False. LabError if it cannot be written.
+    """
+    path = Path(path)
+    text = html(records, ceilings, at_least, others, explore)
+    results.write_whole(path, text.encode("utf-8", errors="replace"), "The report")
+    return path
+
+
+def html(
+    records: Lines,
+    ceilings: Sequence[Ceilings],
+    at_least: float = comparison.AT_LEAST,
+    others: Sequence[Record] = (),
+    explore: bool = True,
+) -> str:
+    """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
+    if not records:
+        raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
+    of_engine, alone = request_table.of_engine(records), request_table.alone(records)
+    of_loads = request_table.loads_of(records)
+    rest = [record for record in of_engine if not record.run.is_apart]
+    timed = [record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed]
+    special = [record for record in of_engine if record.run.is_apart]
+    claimed = [record for record in special if record.run.part is not None]
+    answered = [record for record in alone if request_table.went_well(record)]
+    traced = [record for record in special if record.run.is_traced]
+    good: Lines = [*timed, *claimed, *text_tune.compared(of_engine), *answered, *of_loads, *traced]
+    if not good:
+        what = "run" if of_engine else "request"
+        raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
+    spreads = known_spreads([*rest, *others, *alone])
+    is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
+    context = known.Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
+    kinds = known.sections([*timed, *special, *alone, *of_loads], context)
+    faster = text_tune.faster_settings(timed, [*of_engine, *others])
+    failed = [f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]]
+    setups = _setups(good)
+    lead = list[str]()
+    if is_all or len(kinds) == 1:
+        lead = [*(line for one in compared for line in one.sentences), *_gist(kinds)]
+        kinds = [dataclasses.replace(one, sentences=()) for one in kinds]
+        compared = [dataclasses.replace(one, sentences=()) for one in compared]
+    chapters = [*kinds, *compared, *_whys(timed, ceilings)]
+    chapters += [Section("What failed", name="failed", warnings=failed)] if failed else []
+    chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
+    firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()
+    used = [best for first in firsts if (best := probing.known(ceilings, where.of_record(first)))]
+    sliders = None
+    if explore and used:
+        with suppress(LabError):  # no plain run of a known model
+            sliders = laws.laws(timed, ceilings, others)
+    lines = dict.fromkeys(line for best in used for line in probing.lines(best))
+    return template.render(
+        title=_title(kinds, [timed, answered] if is_all else [], good),
+        dates=_dates(good),
+        lead=[*lead, *faster],
+        distrust=known.distrust(rest),
+        contents=[] if lead else chapters,
+        gist=_gist,
+        chapters=chapters,
+        laws=sliders,
+        commands=known.commands(records),
+        n_records=len(records),
+        packed=results.pack([*records, *lines]),
+    )
+
+
+def _gist(kinds: Sequence[Section]) -> list[str]:
+    """The first words of chapters: their own sentences, otherwise the first one of each part."""
+    return [
+        str(line)
+        for kind in kinds
+        for line in kind.sentences or [part.sentences[0] for part in kind.parts if part.sentences]
+    ]
+
+
+def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> str:
+    """The question of a page; for several kinds of results the number of sessions or the kinds, models and machine."""
+    if len(kinds) == 1:
+        return kinds[0].question
+    if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
+        return text_results.question(labels)
+    sessions = {one.session: one for one in good}
+    models = Counter(one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions.values())
+    (first, _), *others = models.most_common()
+    machines = {machine.label(one.machine) for one in good}
+    of = f"{first} and {plural(len(others), 'other model')}" if others else first
+    where_it_was = f"{len(machines)} machines" if len(machines) > 1 else machines.pop()
+    names = join_and([kind.title.lower() for kind in kinds])
+    what = plural(len(sessions), "session") if len(sessions) > 1 else f"{names[:1].upper()}{names[1:]}"
+    return f"{what} of {of} on {where_it_was}"
+
+
+def _dates(records: Lines) -> str:
+    """The day, or the first and the last day, of these runs and requests."""
+    begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in records)
+    days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
+    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date"
+
+
+def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
+    """Comparisons of setups, or of sessions of one setup: a part for each group with common lengths.
+
+    Also returns whether all setups are in one group.
+    """
+    try:
+        groups = comparison.groups(records)
+    except LabError:  # there is only one
+        return False, []
+    clusters = _clusters(groups)
+    answers, parts = list[str](), list[Section]()
+    for cluster in (cluster for cluster in clusters if len(cluster) > 1):
+        found = comparison.compare_groups(cluster, at_least, spreads)
+        answers += text_compare.answers(found)
+        names = [group.label for group in cluster]
+        differ = text_compare.differences(cluster)
+        parts.append(
+            Section(
+                "Differences" if differ else "",
+                words=[f"The base is {names[0]}."],
+                headings=["", *names] if differ else [],
+                cells=[[field, *values] for field, values in differ.items()],
+                parts=text_compare.sections(found),
+            )
+        )
+        parts.append(Section(sentences=text_compare.how_compared(cluster, found, at_least)))
+    n_alone = sum(len(cluster) == 1 for cluster in clusters)
+    rest = f"{n_alone} of {len(groups)} setups have no length in common with another setup of their model"
+    left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
+    title = "Which is faster, and how certain is that?"
+    return not n_alone and len(clusters) == 1, [
+        Section(title, name="compared", words=left_out, sentences=answers, parts=parts)
+    ]
+
+
+def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that can be compared with the first of each cluster; with many groups only groups of one model."""
+    clusters: list[list[Group]] = []
+    for group in groups:
+        keys = _measured(group, len(groups) > MANY)
+        fitting = [cluster for cluster in clusters if keys & _measured(cluster[0], len(groups) > MANY)]
+        if fitting:
+            fitting[0].append(group)
+        else:
+            clusters.append([group])
+    return [_relabelled(cluster) for cluster in clusters] if len(clusters) > 1 else clusters
+
+
+def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
+    """The measurements of a group: experiments, lengths and, if it counts, the model."""
+    rows = group.rows
+    model = rows.model.iloc[0].split(" ")[0] if by_model else ""
+    return {
+        (model, lever if isinstance(lever, str) else "", n) for lever, n in zip(rows.lever, rows.n_prompt, strict=True)
+    }
+
+
+def _relabelled(cluster: Sequence[Group]) -> list[Group]:
+    """The same groups, labelled by the differences among them."""
+    import pandas as pd
+
+    return [Group(label, rows) for label, rows in table.setups(pd.concat([group.rows for group in cluster]))]
+
+
+def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
+    """What limited each setup; one sentence on all setups without ceilings."""
+    plain = [record for record in timed if record.run.lever is None]
+    if not plain:
+        return []
+    parts, problems = list[Section](), list[str]()
+    for label, rows in table.setups(table.runs(plain)):
+        own = [plain[i] for i in dict.fromkeys(rows.run)]
+        for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
+            try:
+                parts.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known))
+            except LabError as problem:
+                problems.append(f"{problem.what} {problem.hint}")
+    if len(problems) > 1:
+        problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
+    return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
+
+
+def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
+    """What limited runs of one setup and one n_gen. LabError without ceilings of their machine."""
+    first = records[0]
+    ceilings = probing.need(known, where.of_record(first), False, label)
+    rows = roofline.explain(records, ceilings)
+    levers = [*advice.levers(rows, first, ceilings), *advice.experiments(rows, records, ceilings)]
+    section = text_why.section(label, records, rows, ceilings, levers)
+    caveat = text_why.caveat(first)
+    return dataclasses.replace(section, words=[*section.words, caveat]) if caveat else section
+
+
+def _setups(good: Lines) -> Section:
+    """Machine, build, model and settings; for several setups a table of the differences."""
+    all_facts = (_facts_of_run(one) if isinstance(one, Record) else _facts_of_request(one) for one in good)
+    by_facts = {tuple(facts.items()): facts for facts in all_facts}
+    known = list(by_facts.values())
+    names = list(dict.fromkeys(name for facts in known for name in facts))
+    shared = {name: known[0][name] for name in names if len({facts.get(name) for facts in known}) == 1}
+    columns: Columns = [(name, partial(_fact, name=name)) for name in names if name not in shared]
+    return Section(
+        "What was measured", name="setups", facts=shared, **(tabled(columns, known) if len(known) > 1 else {})
+    )
+
+
+def _fact(facts: dict[str, str], name: str) -> str:
+    return facts.get(name, UNKNOWN)
+
+
+def _facts_of_run(record: Record) -> dict[str, str]:
+    """Machine, build, model and settings of a record, in words."""
+    settings = record.settings
+    flash = settings.flash_attn_resolved or settings.flash_attn
+    named = text_setup.facts(record.machine, record.model)
+    if record.model.source == "synthetic":
+        named["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
+    n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported: -1
+    parts = {
+        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
+        f"batch {settings.n_batch}": settings.n_batch,
+        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
+        f"{settings.n_gpu_layers} layers on GPUs": n_layers,
+        f"flash attention {flash}": flash,
+        f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
+        f"prompts from {settings.prompt}": settings.prompt,
+        f"seed {settings.seed}": settings.seed,
+    }
+    return named | {"settings": ", ".join(words for words, value in parts.items() if value is not None)}
+
+
+def _facts_of_request(record: RequestRecord) -> dict[str, str]:
+    """The server, the model, and the machine of the client. Unknown parts are left out."""
+    endpoint, settings = record.endpoint, record.endpoint.settings
+    named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
+    parts = (
+        {
+            f"{settings.n_slots} slots": settings.n_slots,
+            f"a context of {settings.n_ctx:,} tokens" if settings.n_ctx else "": settings.n_ctx,
+            f"file {settings.model_file}": settings.model_file,
+            f"quantization {settings.quantization}": settings.quantization,
+        }
+        if settings
+        else {}
+    )
+    known = ", ".join(words for words, value in parts.items() if value is not None)
+    texts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": record.model}
+    return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}
