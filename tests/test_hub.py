@@ -73,7 +73,7 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     pulled = hub.pull(REMOTE)
     assert pulled.path.read_bytes() == DATA
     assert (pulled.revision, pulled.sha256) == (COMMIT, SHA256)
-    assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper())) == hub.pull(REMOTE)
+    assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
     assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
     assert server.n_bytes == len(DATA)
     assert hf_hub_download(REPO, FILE, cache_dir=hub._root(), local_files_only=True) == str(pulled.path)
@@ -146,13 +146,6 @@ def test_refusals_of_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatc
     assert server.n_bytes == 0 and not list(hub._root().glob("**/blobs/*"))
 
 
-def test_a_hub_that_changes_its_answers(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library asks again what the lab has checked: that answer too must not lead out of the cache."""
-    answers = iter([SHA256, "../" * 9 + "x"])
-    monkeypatch.setattr(Repo, "etag", lambda self, file: next(answers))
-    assert "is not a model hub" in refused() and server.n_bytes == 0
-
-
 OUTSIDE = (("../x", FILE), (REPO, "../../x"), (REPO, FILE, "/etc"), ("a/b/c", FILE), ("", FILE), ("a--b", FILE))
 
 
@@ -172,18 +165,10 @@ def test_without_a_network_it_is_said_what_can_be_measured(
         error = refused()
         assert time.monotonic() - started < 5
         assert all(word in error for word in (endpoint, "embedded", "synthetic", ".gguf"))
-        with pytest.raises(hub.Unreachable):
+        with pytest.raises(LabError, match="cannot be reached"):
             hub.files(REPO)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused() and not server.log
-
-
-def test_without_a_network_a_cached_file_will_do(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    pulled = hub.pull(REMOTE)
-    server.statuses["head"] = 503
-    assert hub.pull(REMOTE) == pulled
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert hub.pull(REMOTE) == pulled
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])

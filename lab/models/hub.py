@@ -7,7 +7,6 @@ bytes with the announced sha256, and takes the announced names as paths; so the 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lab.errors import LabError
+from lab.models import catalog
 
 HOME = "https://huggingface.co"
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
@@ -48,10 +48,6 @@ class Pulled:
     sha256: str | None
 
 
-class Unreachable(LabError):
-    """The hub is unreachable or too busy now."""
-
-
 def cached(remote: Remote) -> Pulled | None:
     """The complete file in the hub's cache, if any, without using the network or reading it. Raises LabError."""
     _check(remote)
@@ -60,59 +56,53 @@ def cached(remote: Remote) -> Pulled | None:
     with _in_words(remote):
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
-        if not isinstance(path, str):
+        found = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
+        if not isinstance(found, str):
             return None
-        here = _pulled(remote, Path(path), _sha256_in(_blob(Path(path)).name))
-        return None if here.sha256 and here.sha256 != (remote.sha256 or here.sha256).lower() else here
+        path = Path(found)
+        sha256 = _sha256_in(_blob(path).name)
+        if sha256 and sha256 != (remote.sha256 or sha256).lower():
+            return None
+        return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
 
 
 def pull(remote: Remote) -> Pulled:
-    """The file in the hub's cache, downloaded if missing, with a progress bar on stderr; checks its sha256.
+    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256.
 
-    If the hub is unreachable, returns a cached file. LabError for every failure of the hub, the network or the disk.
+    LabError for every failure of the hub, the network or the disk.
     """
     _check(remote)
-    try:
-        with _in_words(remote):
-            from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url
+    with _in_words(remote):
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-            endpoint, answers = _endpoint(), get_session().event_hooks["response"]
-            if _refuse_paths not in answers:
-                answers.append(_refuse_paths)
-            url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
-            announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
-            if not announced.commit_hash or not announced.etag:
-                raise _no_hub()
-            wanted = _sha256_in(announced.etag)
-            if wanted and remote.sha256 and wanted != remote.sha256.lower():
-                raise LabError(
-                    f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 "
-                    f"{wanted}, the catalog has {remote.sha256}. Nothing was downloaded.",
-                    "The repo has changed: name a revision with the old file, or correct the catalog.",
-                )
-            _root().mkdir(parents=True, exist_ok=True)
-            if not cached(remote) and (announced.size or 0) > shutil.disk_usage(_root()).free:
-                raise OSError(errno.ENOSPC, "")
-            path = Path(
-                hf_hub_download(
-                    remote.repo, remote.file, revision=remote.revision, cache_dir=_root(), endpoint=endpoint
-                )
+        endpoint = _endpoint()
+        url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
+        announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
+        # The library takes both as names of files: they must not lead out of its cache.
+        if not all(re.fullmatch(r"\w[\w.-]*", name or "") for name in (announced.commit_hash, announced.etag)):
+            raise _no_hub()
+        wanted = _sha256_in(announced.etag or "")
+        if wanted and remote.sha256 and wanted != remote.sha256.lower():
+            raise LabError(
+                f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 "
+                f"{wanted}, the catalog has {remote.sha256}. Nothing was downloaded.",
+                "The repo has changed: name a revision with the old file, or correct the catalog.",
             )
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            if sha256 != (wanted or remote.sha256 or sha256).lower():
-                _drop(path)
-                raise LabError(
-                    f"{remote.file} of {remote.repo} arrived damaged: its sha256 is {sha256} instead of "
-                    f"{wanted or remote.sha256}. The lab deleted it.",
-                    "Pull it again. If this repeats, a proxy or mirror changes the file.",
-                )
-            return _pulled(remote, path, sha256)
-    except Unreachable:
-        if here := cached(remote):
-            return here
-        raise
+        _root().mkdir(parents=True, exist_ok=True)
+        if (announced.size or 0) > shutil.disk_usage(_root()).free:
+            raise OSError(errno.ENOSPC, "")
+        path = Path(
+            hf_hub_download(remote.repo, remote.file, revision=remote.revision, cache_dir=_root(), endpoint=endpoint)
+        )
+        sha256 = catalog.sha256(path)
+        if sha256 != (wanted or remote.sha256 or sha256).lower():
+            _drop(path)
+            raise LabError(
+                f"{remote.file} of {remote.repo} arrived damaged: its sha256 is {sha256} instead of "
+                f"{wanted or remote.sha256}. The lab deleted it.",
+                "Pull it again. If this repeats, a proxy or mirror changes the file.",
+            )
+        return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
 
 
 def files(repo: str, revision: str = "main") -> list[str]:
@@ -126,7 +116,7 @@ def files(repo: str, revision: str = "main") -> list[str]:
         return sorted(file.rfilename for file in listed if file.rfilename.lower().endswith(".gguf"))
 
 
-def cached_names(repo: str) -> list[str]:
+def cached_names(repo: str, _: str) -> list[str]:
     """The .gguf files of a repo in the cache, of any revision."""
     snapshots = _folder(repo) / "snapshots"
     return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
@@ -146,14 +136,6 @@ def _check(remote: Remote) -> None:
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
 
 
-def _refuse_paths(response: Any) -> None:
-    """LabError for announced names (a commit, a sum) that huggingface_hub would follow out of its cache."""
-    if response.request.method == "HEAD":
-        for header in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
-            if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(header) or "absent"):
-                raise _no_hub()
-
-
 def _root() -> Path:
     """The hub's cache, with links resolved."""
     from huggingface_hub import constants
@@ -163,10 +145,6 @@ def _root() -> Path:
 
 def _folder(repo: str) -> Path:
     return _root() / "--".join(["models", *repo.split("/")])
-
-
-def _pulled(remote: Remote, path: Path, sha256: str | None) -> Pulled:
-    return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
 
 
 def _blob(path: Path) -> Path:
@@ -235,7 +213,7 @@ def _refused(problem: Any, remote: Remote) -> LabError:
         hint = f"Check the name. If it is private or gated, {licence}"
         return LabError(f"The hub has no repo {repo}, or it is private ({status}).", hint)
     if status in BUSY:
-        return Unreachable(f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later.")
+        return LabError(f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later.")
     return LabError(f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}")
 
 
@@ -256,10 +234,10 @@ def _in_words(remote: Remote) -> Iterator[None]:
     except json.JSONDecodeError:
         raise _no_hub() from None
     except errors.OfflineModeIsEnabled:
-        raise Unreachable("HF_HUB_OFFLINE forbids downloads.", f"Unset it to pull. {OFFLINE_HINT}") from None
+        raise LabError("HF_HUB_OFFLINE forbids downloads.", f"Unset it to pull. {OFFLINE_HINT}") from None
     except (library.HTTPError, ConnectionError, errors.LocalEntryNotFoundError, RuntimeError) as problem:  # Xet's
         said = f"{type(problem).__name__}: {problem}".rstrip(": .")
-        raise Unreachable(f"The hub ({_endpoint()}) cannot be reached, or broke off: {said}.", OFFLINE_HINT) from None
+        raise LabError(f"The hub ({_endpoint()}) cannot be reached, or broke off: {said}.", OFFLINE_HINT) from None
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
             free = shutil.disk_usage(_root()).free

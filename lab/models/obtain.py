@@ -46,7 +46,7 @@ def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
         return ModelFile(printable(spec.path.stem), FILE, spec.path)
-    if (remote := _cached_remote(spec)) and (pulled := hub.cached(remote)):
+    if (remote := _remote(spec, hub.cached_names)) and (pulled := hub.cached(remote)):
         return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
     if (made := _made_path(spec)) and made.exists():
         return ModelFile(_name(spec), SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
@@ -63,7 +63,13 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
     if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and base_is_here(spec)):
         return _make(spec, worker, watch)
-    remote = _remote(spec) if spec.file and not _wants_another_quantization(spec) else _choose(spec)
+    remote = _remote(spec, hub.files)
+    if remote is None:
+        names = hub.files(spec.repo or "", spec.revision)
+        raise LabError(
+            f"{spec.repo} has no file with quantization {spec.quantization}.",
+            f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
+        )
     watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
     pulled = hub.pull(remote)
     return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
@@ -84,7 +90,7 @@ def remove(spec: Spec) -> int:
         n_bytes = here.path.stat().st_size
         here.path.unlink()
         return n_bytes
-    remote = _cached_remote(spec)
+    remote = _remote(spec, hub.cached_names)
     return hub.remove(remote) if remote else 0
 
 
@@ -117,87 +123,56 @@ def cache_folder() -> Path:
 
 
 def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    target = _made_path(spec)
-    assert spec.quantization is not None and target is not None
+    """Write a synthetic model, or the catalog's model in another quantization; the file gets its name at the end."""
+    target, kind = _made_path(spec), spec.quantization
+    assert spec.entry is not None and kind is not None and target is not None
     known = worker.quantizations()
-    if spec.quantization not in known:
-        close = " or ".join(difflib.get_close_matches(spec.quantization, known, n=3))
+    if kind not in known:
+        close = " or ".join(difflib.get_close_matches(kind, known, n=3))
         offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
-        raise LabError(f"llama.cpp has no quantization {spec.quantization!r}.", offer)
+        raise LabError(f"llama.cpp has no quantization {kind!r}.", offer)
+    base = None if spec.source == SYNTHETIC else locate(catalog.parse(spec.entry.name))
+    part, random = (target.with_name(f".{target.stem}.{os.getpid()}.{end}") for end in ("part", "base"))
+    shape, direct = spec.entry.shape, kind in synthetic.QUANTIZATIONS
+    need = 4 * base.path.stat().st_size if base else synthetic.n_bytes(shape, kind if direct else "Q4_0")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        return (_build if spec.source == SYNTHETIC else _requantize)(spec, target, worker, watch)
+        if (free := shutil.disk_usage(target.parent).free) < (need := need * (1 if base or direct else 3)):
+            raise LabError(
+                f"{target.name} needs about {need / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free.",
+                "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
+            )
+        if base is None:
+            what = f"writing {spec.entry.name} with random weights"
+            written = target if direct else random
+            synthetic.write(shape, kind if direct else "Q4_0", written, watch=lambda done, all: watch(what, done, all))
+        if base or not direct:
+            what = f"quantizing to {kind}"
+            watch(what, 0, None)
+            worker.quantize(base.path if base else random, part, kind, lambda done: watch(what, done, None))
+            part.replace(target)
     except OSError as problem:
         raise LabError(
             f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}.",
             "Set MINI_LAB_CACHE to another folder.",
         ) from None
-
-
-def _build(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    assert spec.entry is not None and spec.quantization is not None
-    shape = spec.entry.shape
-    direct = spec.quantization in synthetic.QUANTIZATIONS
-    base = target if direct else target.with_name(f".{target.stem}.{os.getpid()}.base")
-    written = spec.quantization if direct else "Q4_0"
-    _need_room(target, synthetic.n_bytes(shape, written) * (1 if direct else 3))
-    try:
-        what = f"writing {spec.entry.name} with random weights"
-        synthetic.write(shape, written, base, watch=lambda done, total: watch(what, done, total))
-        if not direct:
-            _quantize(base, target, spec.quantization, worker, watch)
     finally:
-        if not direct:
-            base.unlink(missing_ok=True)
-    return ModelFile(spec.entry.name, SYNTHETIC, target)
+        for left in (part, random):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
+    source = REQUANTIZED if base else SYNTHETIC
+    return ModelFile(spec.entry.name, source, target, base.repo if base else None, base.revision if base else None)
 
 
-def _requantize(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    base = locate(_base(spec))
-    assert base is not None and spec.quantization is not None
-    _need_room(target, 4 * base.path.stat().st_size)
-    _quantize(base.path, target, spec.quantization, worker, watch)
-    return ModelFile(_name(spec), REQUANTIZED, target, base.repo, base.revision)
-
-
-def _quantize(base: Path, target: Path, quantization: str, worker: Worker, watch: ShowTransfer) -> None:
-    """Run llama.cpp's quantizer; the file gets its name when it is complete."""
-    part = target.with_suffix(f".{os.getpid()}.part")
-    try:
-        watch(f"quantizing to {quantization}", 0, None)
-        worker.quantize(base, part, quantization, lambda done: watch(f"quantizing to {quantization}", done, None))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _choose(spec: Spec) -> Remote:
-    """The file with the requested quantization in the SPEC's repo."""
-    assert spec.repo is not None and spec.quantization is not None
-    names = hub.files(spec.repo, spec.revision)
-    fitting = _fitting(names, spec.quantization)
-    if not fitting:
-        raise LabError(
-            f"{spec.repo} has no file with quantization {spec.quantization}.",
-            f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
-        )
-    return Remote(spec.repo, fitting[0], spec.revision)
-
-
-def _fitting(names: list[str], quantization: str) -> list[str]:
-    """The names that contain this quantization, the shortest first."""
-    wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(quantization)}(?![A-Z0-9_])", re.IGNORECASE)
-    return sorted((name for name in names if wanted.search(name)), key=len)
-
-
-def _cached_remote(spec: Spec) -> Remote | None:
-    """The file on the hub that `spec` names; None if that requires asking the hub."""
+def _remote(spec: Spec, files: Callable[[str, str], list[str]]) -> Remote | None:
+    """The file on the hub that `spec` names: its own, or the shortest of `files` with the quantization, if any."""
     if spec.repo is None:
         return None
     if spec.file and not _wants_another_quantization(spec):
-        return _remote(spec)
-    fitting = _fitting(hub.cached_names(spec.repo), spec.quantization or "")
-    return Remote(spec.repo, fitting[0], spec.revision) if fitting else None
+        return Remote(spec.repo, spec.file, spec.revision, spec.entry.sha256 if spec.entry else None)
+    wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(spec.quantization or '')}(?![A-Z0-9_])", re.IGNORECASE)
+    fitting = [name for name in files(spec.repo, spec.revision) if wanted.search(name)]
+    return Remote(spec.repo, min(fitting, key=len), spec.revision) if fitting else None
 
 
 def _wants_another_quantization(spec: Spec) -> bool:
@@ -205,18 +180,8 @@ def _wants_another_quantization(spec: Spec) -> bool:
     return spec.source != SYNTHETIC and spec.quantization not in (None, own)
 
 
-def _base(spec: Spec) -> Spec:
-    """The same model in the quantization that its file has."""
-    return catalog.parse(spec.entry.name) if spec.entry else spec
-
-
 def base_is_here(spec: Spec) -> bool:
-    return spec.entry is not None and spec.source != SYNTHETIC and locate(_base(spec)) is not None
-
-
-def _remote(spec: Spec) -> Remote:
-    assert spec.repo is not None and spec.file is not None
-    return Remote(spec.repo, spec.file, spec.revision, spec.entry.sha256 if spec.entry else None)
+    return spec.entry is not None and spec.source != SYNTHETIC and locate(catalog.parse(spec.entry.name)) is not None
 
 
 def _name(spec: Spec) -> str:
@@ -230,13 +195,3 @@ def _made_path(spec: Spec) -> Path | None:
         return None
     source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
-
-
-def _need_room(target: Path, n_bytes: int) -> None:
-    """LabError if the cache folder's disk has less than n_bytes free. Raises OSError."""
-    free = shutil.disk_usage(target.parent).free
-    if free < n_bytes:
-        raise LabError(
-            f"{target.name} needs about {n_bytes / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free.",
-            "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
-        )
