@@ -146,6 +146,13 @@ def test_refusals_of_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatc
     assert server.n_bytes == 0 and not list(hub._root().glob("**/blobs/*"))
 
 
+def test_a_hub_that_changes_its_answers(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library asks again what the lab has checked: that answer too must not lead out of the cache."""
+    answers = iter([SHA256, "../" * 9 + "x"])
+    monkeypatch.setattr(Repo, "etag", lambda self, file: next(answers))
+    assert "is not a model hub" in refused() and server.n_bytes == 0
+
+
 OUTSIDE = (("../x", FILE), (REPO, "../../x"), (REPO, FILE, "/etc"), ("a/b/c", FILE), ("", FILE), ("a--b", FILE))
 
 

@@ -73,13 +73,14 @@ def pull(remote: Remote) -> Pulled:
     """
     _check(remote)
     with _in_words(remote):
-        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url
 
-        endpoint = _endpoint()
+        endpoint, answers = _endpoint(), get_session().event_hooks["response"]
+        if _refuse_paths not in answers:
+            answers.append(_refuse_paths)
         url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
         announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
-        # The library takes both as names of files: they must not lead out of its cache.
-        if not all(re.fullmatch(r"\w[\w.-]*", name or "") for name in (announced.commit_hash, announced.etag)):
+        if not announced.commit_hash or not announced.etag:
             raise _no_hub()
         wanted = _sha256_in(announced.etag or "")
         if wanted and remote.sha256 and wanted != remote.sha256.lower():
@@ -134,6 +135,17 @@ def _check(remote: Remote) -> None:
     for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
         if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
+
+
+def _refuse_paths(response: Any) -> None:
+    """LabError for announced names (a commit, a sum) that huggingface_hub would follow out of its cache.
+
+    On every answer: the library asks again what `pull` has asked.
+    """
+    if response.request.method == "HEAD":
+        for header in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
+            if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(header) or "absent"):
+                raise _no_hub()
 
 
 def _root() -> Path:
