@@ -266,7 +266,7 @@ def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     assert "alert(1)" in browser.find_element("id", "explore-device").text
 
 
-@pytest.mark.parametrize("n_embd, n_ubatch", [(16_384, 512), (-1, 512), (10**15, 512), (576, 0), (576, 10**9)])
+@pytest.mark.parametrize("n_embd, n_ubatch", [(-1, 512), (10**15, 512), (576, 0)])
 def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     records, best = here()
     (one, *_) = (record for record in records if record.run.is_timed)

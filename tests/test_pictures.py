@@ -88,7 +88,7 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
 }
 
 
-@pytest.fixture(params=PICTURES)
+@pytest.fixture(params=PICTURES, scope="module")
 def figure(request: pytest.FixtureRequest) -> Figure:
     make, size = PICTURES[request.param]
     made = canvas.drawn(make(), size)

@@ -266,7 +266,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     assert plan.settings.n_gpu_layers == (BIG.n_layer or 0) + 1
     threads = plan.settings.n_threads
     rates = tuple(dataclasses.replace(rate, n_threads=threads) for rate in FAST.rates)
-    probing.save(dataclasses.replace(FAST, machine=plan.machine, on_gpu=True, rates=rates), tmp_path)
+    probing.save(dataclasses.replace(FAST, machine=plan.machine, on_gpu=True, device="CUDA0", rates=rates), tmp_path)
     settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=threads, n_threads_batch=threads)
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
     results.append(tmp_path / "runs.jsonl", record)
