@@ -16,10 +16,7 @@ import pytest
 from lab.core import results
 from lab.core.record import CRASHED, OK
 from lab.errors import LabError
-from lab.experiments.common import numbers
 from lab.process.worker import Worker
-from lab.runner import load_plan
-from lab.runner.plan import parse_lengths
 from tests.conftest import make_record, run_lab, run_process, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
@@ -67,19 +64,6 @@ def test_a_model_that_llama_cpp_refuses(tmp_path: Path, embedded: Path) -> None:
     broken.write_bytes(embedded.read_bytes().replace(b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight"))
     fails("-m", broken, "-o", tmp_path / "out", says="llama.cpp cannot load broken.gguf")
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_lengths_in_thousands_and_with_spaces() -> None:
-    assert parse_lengths("8k, 1.5k ,10") == (8000, 1500, 10)
-    assert parse_lengths("1k-3K+1k, 1k-4k*2") == (1000, 2000, 3000, 1000, 2000, 4000)
-    assert numbers("--chunk", "1k, 64", 2**20) == (64, 1000)
-    assert load_plan.parse("--gen", "0.5k-1k").values == load_plan.parse("--gen", "500-1000").values
-    assert load_plan.parse("--gen", "normal:0.5k, 100") == load_plan.parse("--gen", "normal:500, 100")
-    assert run_lab("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "-p", "1k", "-n", "0.2k")[0] == 0
-    for wrong in ("8kk", "k", "1.2345k", "1.5"):
-        with pytest.raises(LabError, match="is not a prompt length"):
-            parse_lengths(wrong)
-    fails("--gen", "1.5", says="'1.5' is not a number of tokens")
 
 
 def test_usage_errors() -> None:

@@ -236,15 +236,6 @@ def test_batch_command(tmp_path: Path) -> None:
     assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
 
 
-@pytest.mark.parametrize(("n_prompt", "n_ubatch"), [(8, 8), (3, 2), (500, 1)])
-def test_more_sequences_than_tokens_in_a_step_are_prefilled_in_several(n_prompt: int, n_ubatch: int) -> None:
-    settings = dataclasses.replace(SETTINGS, n_ubatch=n_ubatch)
-    shapes = list(scripts.shapes(batching.write(case(16, n_prompt), text, settings)))
-    prefill = [shape for shape in shapes if shape.kind == PREFILL]
-    assert sum(shape.n_tokens for shape in prefill) == 16 * n_prompt and sum(s.n_outputs for s in prefill) == 16
-    assert max(shape.n_tokens for shape in prefill) <= n_ubatch
-
-
 def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker, model_file: Path) -> None:
     worker: Any = fake_worker
     asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}

@@ -139,22 +139,6 @@ def test_an_engine_that_fails_is_the_first_check_and_the_others_are_made(
         monkeypatch.setattr(builds, "of_worker", ends)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"threads": 0}, "--threads 0 is not possible"),
-        ({"model": "no-such-model"}, "no-such-model"),
-        ({"lib": "/no/such/folder"}, "no such folder"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_before_anything_is_measured(
-    asked: dict[str, Any], words: str, planted: type[Planted], mini: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plain_read, "work_s", lambda seconds: pytest.fail("something was measured"))
-    with pytest.raises(LabError, match=words):
-        checkup.examine({"model": str(mini), **asked}, lambda status: None)
-
-
 def test_a_neighbour_is_named_and_not_the_threads(
     planted: type[Planted], mini: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,18 +49,6 @@ def test_the_limits_of_all_groups_above_count(tmp_path: Path, nearest: str) -> N
     assert (limits.n_cores_usable(root), limits.default_threads(root)) == (2.5, 2)
 
 
-def test_what_is_no_limit_limits_nothing(tmp_path: Path) -> None:
-    for root in (
-        tree(tmp_path / "1", "0::/", {"memory.max": "max", "memory.current": "5"}),
-        tree(tmp_path / "2", "0::/../another", {"cpu.max": "max 100000"}),
-        tree(tmp_path / "3", "4:memory:/\n2:cpu:/", {"memory/memory.limit_in_bytes": "5"}),  # version 1
-        tmp_path / "no Linux",
-    ):
-        assert (limits.memory_left(root), limits.cpu_quota(root), limits.throttled_s(root)) == (None, None, None)
-        assert (limits.memory_available(root), limits.n_cores_usable(root)) == (500 * GB, 64)
-        assert limits.default_threads(root) == 32
-
-
 def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
     stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
     assert limits.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5

@@ -185,14 +185,6 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
 
 
-def test_what_notebook_3_says_of_attention_can_be_run() -> None:
-    found = [cell.source for cell in stored(NAMES[2]).cells if "seen" in cell.source and cell.cell_type == "code"]
-    names: dict[str, Any] = {"lab": lab, "lesson": lesson, "guess_layers": 1}
-    for source in found:
-        exec(source, names)
-    assert names["same"] == [0] and len(found) == 4
-
-
 # What they say
 
 
@@ -263,16 +255,6 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
     assert said[0].startswith("No answer yet") and said[1] == "Right."
     assert said[2] == "Not yet. Hint: count again" and "is not a number" in said[3]
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
-
-
-def test_the_page_with_sliders_is_written_and_shown_below_the_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    contents = lab.read([ROOT / "results" / "sample-to-compare-smollm2-135m-amd-epyc.jsonl"])
-    monkeypatch.chdir(tmp_path)
-    shown = lesson.explore(contents.records, lesson.ceilings_of(contents))
-    assert 'src="explore.html"' in shown._repr_html_() and "the file explore.html." in capsys.readouterr().out
-    assert 'id="explore-prompt"' in (tmp_path / "explore.html").read_text(encoding="utf-8")
 
 
 def test_a_failed_measurement_is_a_sentence() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from lab.cli.options import parse_variant
 from lab.core.placement import CPU, Tensor
-from lab.core.record import Buffer, Device, Placement, Settings
+from lab.core.record import Device, Placement, Settings
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
@@ -20,7 +19,7 @@ from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.show import text_places, text_setup
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run
+from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
 
 MB = 10**6
 DEVICES = (
@@ -191,28 +190,6 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
 
 
 # What was recorded
-
-
-def test_a_record_shows_where_it_lay(capsys: pytest.CaptureFixture[str]) -> None:
-    here = dataclasses.replace(MACHINE, devices=DEVICES)
-    buffers = (
-        *(Buffer("model", "CPU_Mapped", 3 * MB), Buffer("model", "CPU_REPACK", 2 * MB)),
-        *(Buffer("model", "RPC0[10.0.0.1:50052]", 7 * MB), Buffer("KV", "RPC0[10.0.0.1:50052]", MB)),
-        *(Buffer("compute", "CPU", MB), Buffer("output", "CPU", 20_000)),
-    )
-    small = Placement((CPU, CPU, "RPC0"), buffers[:1])
-    large = Placement((CPU, CPU, "RPC0"), buffers)
-    records = [make_record(make_run(placement=known), machine=here) for known in (small, large)]
-    (setup,) = text_places.recorded(records)
-    assert [(row["device"], row["layers"]) for row in setup["devices"]] == [("RPC0", [2]), (CPU, [0, 1])]
-    assert setup["devices"][0]["bytes"] == {"model": 7 * MB, "KV": MB}
-    assert setup["devices"][1]["model_buffers"] == {"CPU_Mapped": 3 * MB, "CPU_REPACK": 2 * MB}
-    console = Console(width=200)
-    text_places.print_recorded([setup], console)
-    text_places.print_recorded(text_places.recorded([make_record()]), console)
-    printed = capsys.readouterr().out
-    assert "CPU_Mapped 3.00, CPU_REPACK 2.00" in printed and "RPC0[10.0.0.1:50052]" in printed
-    assert "not recorded" in printed and "recurrent" not in printed
 
 
 def test_weights_are_repacked_or_not(mini: Path) -> None:

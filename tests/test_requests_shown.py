@@ -130,23 +130,6 @@ def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
     assert any(words in sentence for sentence in text_requests.warnings([record]))
 
 
-def test_figures_near_the_error_of_the_client_are_named() -> None:
-    def of_error(ns: int) -> list[str]:
-        return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
-
-    assert of_error(MS // 100) == []
-    assert "may be the client's: gaps (shortest: 10.0 ms)." in of_error(MS)[0]
-    every_span = "TTFT (shortest: 50.0 ms), all tokens after the first (TPOT) (shortest: 40.0 ms), gaps"
-    assert every_span in of_error(4 * MS)[0]
-    together = served(n_tokens=None, gap_ms=0.01)
-    (words,) = [
-        one
-        for one in text_requests.warnings([dataclasses.replace(together, client_error_ns=(1, MS))])
-        if "self-test" in one
-    ]
-    assert "gaps (shortest: 100 us or less)" in words
-
-
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     failed = [served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)]
     out = shown([served(), *failed], capsys)

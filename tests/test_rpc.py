@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -28,7 +27,6 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner.progress import Status
 from tests.conftest import SETTINGS, run_lab, start_lab
 
-GB = 10**9
 OURS = (7, 0, 0)
 
 
@@ -222,15 +220,6 @@ def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: 
         psutil.Process(hanging.pid).suspend()
         with pytest.raises(WorkerDied, match="an RPC server or its machine hangs"):
             worker.run(scripts.run(list(range(100, 120)), 5, 8), lambda progress: None)
-
-
-def test_lab_machine_shows_servers(server: RpcServer) -> None:
-    status, out, err = run_lab("machine", "--rpc", server.endpoint)
-    assert (status, err) == (0, "")
-    assert f"device   RPC0: RPC server {server.endpoint} (gpu, " in out
-    assert re.search(rf"server   {server.endpoint}: \S+ ms for a small request; \S+ of \S+ GB free", out)
-    status, out, err = run_lab("machine", "--rpc", server.endpoint, "--json")
-    assert json.loads(out)["rpc_servers"][0]["endpoint"] == server.endpoint
 
 
 def test_a_server_that_cannot_be_used_is_an_error_of_every_command() -> None:

@@ -48,16 +48,6 @@ def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
     assert guesses.speed_up([(3, 1)], TIMES) is None  # no step of 4 was timed
 
 
-def test_the_same_guesses_fewer_at_a_time_take_more_steps() -> None:
-    assert guesses.in_steps_of([(4, 2)], 4) == [(4, 2)]
-    assert guesses.in_steps_of([(4, 2)], 1) == [(1, 1), (1, 0)]
-    assert guesses.in_steps_of([(4, 2)], 2) == [(2, 2)]
-    assert guesses.in_steps_of([(8, 5)], 4) == [(4, 4), (3, 0)]  # of a text that has no more than 8 to offer
-    assert guesses.in_steps_of([(8, 5)], 4, may_fall_short=False) == [(4, 4), (4, 0)]  # a model goes on
-    assert guesses.in_steps_of([(0, 0), (2, 0)], 1) == [(0, 0), (1, 0)]
-    assert guesses.joined([(4, 4), (4, 1), (0, 0)]) == [(9, 6), (0, 0)]  # the added token was a right guess, too
-
-
 def simulate(text: list[int], n_known: int, n_draft: int) -> list[guesses.Chain]:
     """Speculation by lookup where the model writes just this text."""
     steps, n = [], n_known
@@ -138,15 +128,6 @@ def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path, t
     assert curve[1].step_s == pytest.approx(0.011) and curve[5].v == pytest.approx(10 / 11)
     assert four.expected == pytest.approx(12 * 11 / (3 * 10 + 6))
     assert four.n_parted == 0 and four.to_blame is None
-
-
-def test_what_costs_most_is_to_blame() -> None:
-    tried = [(2, 1)] * 10
-    assert speculation_rows.to_blame(tried, StepTimes({1: 1.0, 3: 2.9}, {}), 2) == speculation_rows.VERIFYING
-    dear = StepTimes({1: 1.0, 3: 1.1}, {1: 0.9, 2: 1.0})
-    assert speculation_rows.to_blame(tried, dear, 2) == speculation_rows.GUESSING
-    few_right = [(2, 0)] * 10
-    assert speculation_rows.to_blame(few_right, StepTimes({1: 1.0, 3: 1.2}, {}), 2) == speculation_rows.WRONG
 
 
 def changed(record: Record, **changes: Any) -> Record:
@@ -323,14 +304,3 @@ def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(
         length = guesses.textbook_length(0.5, row["n_positions"] - 1)
         assert row["speed_ups"][0] == pytest.approx(length / row["v"])
     assert run_lab("show", tmp_path)[0] == 0
-
-
-def test_errors_of_the_command_are_sentences(small_synthetic: None, tmp_path: Path) -> None:
-    assert run_lab("models", "make", "synthetic:smollm2-135m")[0] == 0
-    for asked, words in (
-        (["--draft", "nothing-like-it"], "nothing-like-it"),
-        (["--draft-len", "600"], "do not fit into one step of 512"),
-        (["--draft", "synthetic:smollm2-135m"], "has random weights and the other model does not"),
-    ):
-        status, _, err = run_lab("speculate", *asked, "--dry-run", "--out", tmp_path)
-        assert status == 1 and words in err, err

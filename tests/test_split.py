@@ -176,18 +176,6 @@ def test_without_a_placement_layers_lie_by_llama_cpps_rule(
     assert list(dict.fromkeys(layers)) == [*expected]
 
 
-def test_caches_and_experts_on_the_cpu_need_its_ceilings() -> None:
-    offloaded = dataclasses.replace(WIDE, n_gpu_layers=17, devices=("CUDA0",))
-    assert where.of(BOTH, BIG, offloaded).devices == ("CUDA0",)
-    settings = dataclasses.replace(offloaded, kv_offload=False)
-    place = where.of(BOTH, BIG, settings)
-    assert place.devices == ("CUDA0", None)
-    parts = step_kernels.parts(BIG, settings, probing.need(KNOWN, place, False, "this"), 1, 511, 1)
-    assert parts is not None
-    assert parts.by_device[None].attention_s == pytest.approx(attention_s("CPU", 16, 1, 511))
-    assert parts.by_device["CUDA0"].attention_s == 0 and parts.by_device[None].layers_s == 0
-
-
 def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
     seconds = {}
     for name, unified in itertools.product(("CUDA0", None), (False, True)):

@@ -20,7 +20,7 @@ from lab.experiments.stalls import Piece
 from lab.process.worker import Worker
 from lab.why import learning, step_kernels
 from lab.why.step_prediction import StepPrediction
-from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
 
 SHARED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
@@ -121,22 +121,6 @@ def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     assert not stalls.rows(changed) and not stalls.check(changed)
 
 
-def test_the_newcomers_tokens_are_those_that_were_chosen_for_it() -> None:
-    for n_prompt, chunk in ((100, 30), (100, 100), (100, None)):
-        record = stall_record(n_prompt, chunk, 3)
-        case = stalls.case(n_prompt, 3, chunk)
-        owners = [
-            part.sequence
-            for operation in stalls.write(case, text, SHARED)
-            for _ in range(operation.times)
-            for part in operation.parts
-            if part.n_outputs
-        ]
-        wanted = tuple(token for owner, token in zip(owners, record.run.token_ids, strict=True) if owner == 0)
-        assert len(wanted) == stalls.N_GEN
-        assert stalls.newcomer_ids(record.run) == wanted
-
-
 def test_the_check_names_wrong_steps_and_another_answer() -> None:
     mixed, alone = stall_record(100, 50), stall_record(100, None)
     ids = list(mixed.run.token_ids)
@@ -183,13 +167,6 @@ def test_what_cannot_be_is_refused_before(
 ) -> None:
     with pytest.raises(LabError, match=problem):
         plan(fake_worker, *asked, **settings)
-
-
-def test_streams_that_do_not_fit_in_memory_are_refused(fake_worker: FakeWorker) -> None:
-    fake_worker.model = dataclasses.replace(MODEL, head_dim=4096, n_head_kv=512, n_layer=1000)
-    made = plan(fake_worker, 300, "64", "1,100")
-    refused = next(reason for case, reason in made.refused.items() if len(case.sequences) == 101)
-    assert "for 101 sequences needs about" in refused
 
 
 def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:

@@ -75,14 +75,6 @@ def test_sentences_say_what_the_table_shows() -> None:
     assert "96 % at 1,000 prompt tokens; decoding 5 tokens" in sentences
 
 
-def test_different_machines_builds_and_files_are_not_pooled() -> None:
-    other = dataclasses.replace(MACHINE, ram_bytes=64 * 10**9, os="OtherOS")
-    twin = dataclasses.replace(MODEL, sha256="ab")
-    rows = table.summary(table.runs(session() + session(machine=other) + session(model=twin)))
-    assert len(rows) == 9
-    assert len({label for label, _ in table.setups(rows)}) == 3
-
-
 def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
     one = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("GPU0", "a GPU", "gpu")))
     two = dataclasses.replace(one, devices=(*one.devices, Device("GPU1", "a GPU", "gpu")))

@@ -103,17 +103,6 @@ def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path:
     assert all(request.status == FAILED and request.sent_ns is None for request in refused.values())
 
 
-def test_without_a_tokenizer_one_prompt_serves_all_repeats_with_another_nonce(tmp_path: Path) -> None:
-    settings = NullSettings(models={"m": Behaviour(has_cache=True, usage=RUNNING, **FAST)}, has_tokenize=False)
-    with null_server(settings) as started, connect(started.url, "m") as server:
-        records, _ = run(server, tmp_path, prompt_len="60", repeat=3)
-        assert any("has no tokenizer endpoint" in sentence for sentence in fitted(make_plan("60"), server).unseen)
-    assert {record.request.asked.counted_by for record in records} == {"usage"}
-    assert len({record.request.asked.prompt_sha256 for record in records}) == 1
-    assert all(record.request.usage.prompt_tokens == 60 for record in records)
-    assert all(record.request.usage.cached_tokens == 0 for record in records)  # asked not to use its cache
-
-
 def test_an_answer_that_the_stream_did_not_count_is_counted_by_a_twin(null: NullServer, tmp_path: Path) -> None:
     with connect(null.url, "uncounted") as server:
         records, _ = run(server, tmp_path, prompt_len="20", repeat=1)
