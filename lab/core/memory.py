@@ -133,7 +133,7 @@ class Widths:
 def widths(model: Model, settings: Settings, only: Collection[int] | None = None) -> Widths | None:
     """The widths of a context's steps, with the scores of the layers in `only`; None if the header lacks a field."""
     layers = shape.heads(model)
-    if layers is None or not (model.n_vocab and model.n_embd and model.head_dim):
+    if not layers or not (model.n_vocab and model.n_embd and model.head_dim):
         return None
     hidden, n_used = model.n_ff, (model.n_expert_used or 0) if model.n_expert else 0
     if model.n_expert:

@@ -153,7 +153,11 @@ class Worker:
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its file's header."""
-        return from_json(Model, self._ask("read_model", path=path, name=name, source=source))
+        text = self._ask("read_model", path=path, name=name, source=source)
+        try:
+            return from_json(Model, text)
+        except ValueError as problem:
+            raise LabError(f"{path.name} is a broken GGUF file: {problem}.", "Download it again.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
         """The tensors of a model file, from its header."""

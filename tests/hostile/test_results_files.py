@@ -5,23 +5,30 @@ import io
 import json
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lab.analysis import comparison, llama_bench_format, table
 from lab.core import cost, memory, results
-from lab.core.lines import to_json
+from lab.core.lines import parse_line, to_json
 from lab.core.ranges import MOST_LETTERS
 from lab.core.record import Record
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.show import text_results
 from tests.conftest import make_record, make_run, run_lab
+from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
+from tests.test_explain import FAST
 from tests.test_request import make_request, make_request_record
 
+UNPRINTABLE = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x00\x85\n\r\u202e\u2066\u2028\ufeff"
 BOM, CONTROLS = b"\xef\xbb\xbf", "\x1b[2J\u202e\n"
 NUMBERS = (-1, 0, 10**9, 2**63, -(2**63), 10**30, 10**4000, 1e300)
 REFUSED: list[tuple[str, Any, str]] = [
@@ -114,6 +121,44 @@ def test_nested_content_is_no_bug(tmp_path: Path, depth: int) -> None:
         (tmp_path / "b.json").write_text(text)
         with pytest.raises(LabError, match=r"b\.json"):
             llama_bench_format.read_llama_bench(tmp_path / "b.json")
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text of a JSON document, names of fields included."""
+    if isinstance(value, dict | list):
+        for part in value.items() if isinstance(value, dict) else value:
+            yield from texts(list(part) if isinstance(part, tuple) else part)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("as_ascii", [True, False])
+def test_no_text_of_a_line_keeps_a_control_character(as_ascii: bool) -> None:
+    lines = evil_record(), poisoned(FAST), poisoned(make_request_record())
+    for line in lines:
+        whole = to_json(line).replace(json.dumps(EVIL)[1:-1], json.dumps(UNPRINTABLE)[1:-1]).encode()
+        whole = whole if as_ascii else json.dumps(json.loads(whole), ensure_ascii=False).encode()
+        clean = list(texts(json.loads(to_json(parse_line(whole + b"\n")))))
+        assert sum(text.startswith("evil?]0;") for text in clean) > 5 and all(text.isprintable() for text in clean)
+
+
+@given(text=st.text(max_size=50))
+def test_a_text_stays_but_for_what_is_not_printable(text: str) -> None:
+    line = parse_line(to_json(make_record(session=text)).encode() + b"\n")
+    assert line.session == printable(text.encode(errors="replace").decode())  # type: ignore[union-attr]
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=5,
+    ),
+    place=st.sampled_from(["schema", "model", "settings.tensor_split", "run.steps", "run.noise", "run.token_ids"]),
+)
+def test_any_value_anywhere_is_a_line_or_a_sentence(value: Any, place: str) -> None:
+    with suppress(ValueError):
+        parse_line(changed(make_record(), place, value))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no pipes in folders")

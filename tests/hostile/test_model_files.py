@@ -1,0 +1,145 @@
+"""Hostile model files: each ends in an error or a run; none in a hang, a bug of the lab's, or all the memory."""
+
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lab.core import cost, memory
+from lab.core import script as scripts
+from lab.errors import LabError
+from lab.process.worker import Worker, WorkerDied
+from lab.runner import prompts
+from lab.runner.plan import make_plan
+from tests.conftest import run_lab
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def u32(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def u64(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def text(value: bytes) -> bytes:
+    return u64(len(value)) + value
+
+
+HEAD, ARCH, WEIGHT = b"GGUF", b"general.architecture", b"token_embd.weight"
+EVIL = b"\x1b[2J\x1b[31mred\n\ntwo\nlines" + b"x" * 5_000
+EDITS: dict[str, tuple[bytes, int, bytes]] = {
+    # After these bytes of the good file, and so many more, these are written over it.
+    "another magic": (b"", 0, b"GGML"),
+    "version 2^31": (HEAD, 0, u32(2**31)),
+    "no tensors": (HEAD, 4, u64(0)),
+    "2^64 - 1 tensors": (HEAD, 4, u64(2**64 - 1)),
+    "2^40 pairs": (HEAD, 12, u64(2**40)),
+    "a key of 2^62 bytes": (HEAD, 20, u64(2**62)),
+    "a value of 2^63 bytes": (ARCH, 4, u64(2**63)),
+    "a value of no type": (ARCH, 0, u32(2**31)),
+    "a number instead of a text": (ARCH, 0, u32(4)),
+    "2^30 strings in an array": (ARCH, 0, u32(9, 8) + u64(2**30)),
+    "2^30 bytes in an array": (ARCH, 0, u32(9, 0) + u64(2**30)),
+    "an array of arrays": (ARCH, 0, u32(9, 9) + u64(2**20)),
+    "another architecture": (ARCH, 12, b"gpt2\0"),
+    "2^32 - 1 dimensions": (WEIGHT, 0, u32(2**32 - 1)),
+    "dimensions that overflow": (WEIGHT, 4, u64(2**63, 2**63)),
+    "dimensions of 0": (WEIGHT, 4, u64(0, 0)),
+    "a tensor type that nobody knows": (WEIGHT, 20, u32(2**31 - 1)),
+    "a tensor type that does not fit": (WEIGHT, 20, u32(18)),
+    "an offset behind the end": (WEIGHT, 24, u64(2**64 - 32)),
+    "an offset that is not aligned": (WEIGHT, 24, u64(1)),
+    "a missing tensor": (b"output_norm.weigh", 0, b"x"),
+    **{
+        f"{key.decode()} of {number:,}": (key, 4, u32(number))
+        for key in (b".block_count", b".embedding_length", b".head_count", b".head_count_kv", b".vocab_size",
+                    b".context_length", b".feed_forward_length", b".key_length", b".rope.dimension_count",
+                    b".freq_base", b"layer_norm_rms_epsilon", b"general.file_type")
+        for number in (0, 2**28, 2**32 - 1)
+    },
+}  # fmt: skip
+
+
+def files(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """Every hostile file with its name."""
+    for name, (after, skip, new) in EDITS.items():
+        start = good.index(after) + len(after) + skip
+        yield name, good[:start] + new + good[start + len(new) :]
+    for n in (0, 3, 24, 100, 600, len(good) // 2, len(good) - 1):
+        yield f"cut after {n:,} bytes", good[:n]
+    weights = b"".join(text(b"t%07d" % i) + u32(1) + u64(8) + u32(0) + u64(32 * i) for i in range(100_000))
+    yield "100,000 tensors", HEAD + u32(3) + u64(100_000, 0) + weights + bytes(32 * 100_001)
+    yield "12 million strings", HEAD + u32(3) + u64(0, 1) + text(b"tags") + u32(9, 8) + u64(3 << 22) + bytes(3 << 25)
+    tokens = text(b"tokenizer.ggml.tokens") + u32(9, 8) + u64(2) + text(b"a") + text(b"b")
+    yield "a vocabulary only", HEAD + u32(3) + u64(0, 2) + text(ARCH) + u32(8) + text(b"llama") + tokens
+    yield "a long architecture", good.replace(text(b"llama"), text(EVIL), 1)
+
+
+def use(worker: Worker, path: Path) -> str:
+    """What `lab models info` and `lab measure` do with a file; what was said if it was refused."""
+    try:
+        model = worker.read_model(path, path.stem, "file")
+        memory.kv_bytes_per_position(model)
+        cost.weight_bytes_per_step(model)
+        plan = make_plan(worker, "8", 2, 1, str(path), prompt=prompts.RANDOM, threads=1)
+        if not plan.refused:
+            vocabulary = worker.load(path, plan.settings)
+            worker.new_context(plan.settings)
+            ids = prompts.random_ids(8, vocabulary.n_vocab, vocabulary.bos, 1, 0)
+            worker.run(scripts.run(ids, 2, 512), lambda progress: None)
+    except LabError as problem:
+        if isinstance(problem, WorkerDied):
+            worker.restart()
+        return problem.what
+    worker.restart()  # it holds a model
+    return ""
+
+
+def test_each_is_refused_or_runs_in_time(mini: Path, tmp_path: Path, worker: Worker) -> None:
+    path, said = tmp_path / "hostile.gguf", dict[str, str]()
+    for name, raw in files(mini.read_bytes()):
+        path.write_bytes(raw)
+        began = time.monotonic()
+        said[name] = use(worker, path)
+        assert time.monotonic() - began < 20, name
+        assert "exit status" not in said[name] and "Python frame" not in said[name], (name, said[name])
+        used = psutil.Process(worker._process.pid).memory_info()
+        assert used.rss - getattr(used, "shared", 0) < 500_000_000, name
+    assert "holds only a vocabulary" in said["a vocabulary only"] and any(
+        "is truncated" in one for one in said.values()
+    )
+    assert sum(map(bool, said.values())) > len(said) / 2, said
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(st.tuples(st.integers(0, 1_500), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5))
+def test_bytes_anywhere_in_the_header(edits: list[tuple[int, bytes]], mini: Path, worker: Worker) -> None:
+    raw = bytearray(mini.read_bytes())
+    for start, new in edits:
+        raw[start : start + len(new)] = new
+    path = mini.with_name("hostile.gguf")
+    path.write_bytes(raw)
+    try:
+        worker.read_model(path, "hostile", "file")
+    except LabError as problem:
+        assert not isinstance(problem, WorkerDied)
+
+
+def test_what_a_file_says_does_not_command_the_terminal(mini: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(mini.read_bytes().replace(text(b"llama"), text(EVIL), 1))
+    for command in (("models", "info", path), ("measure", "-m", path, "-r", "1", "--prompt", "random", "-o", tmp_path)):
+        status, out, err = run_lab(*command)
+        assert status == 1 and all(part not in out + err for part in ("\x1b", "two\nlines", "x" * 1000))
