@@ -189,9 +189,11 @@ class _CdnHandler(_Handler):
         asked = self.headers.get("Range", "")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.send_response(206 if asked else 200)
+        n_bytes, last = len(data), asked.partition("-")[2]
+        data = data[: int(last) + 1] if last else data
         self.send_header("Content-Length", str(len(data) - start))
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{n_bytes}")
         self.end_headers()
         end, self.state.cut_at = self.state.cut_at or len(data), 0
         try:

@@ -18,6 +18,9 @@ NAMES = {
     "gemma3": "gemma-3-1b",
     "gpt-oss": "gpt-oss-20b",
     "smollm3": "smollm3-3b",
+    "gemma2": "gemma-2-2b",
+    "mistral3": "ministral-3-3b",
+    "glm4": "glm-4-9b",
 }
 """A model of the catalog for each architecture."""
 

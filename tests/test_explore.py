@@ -145,12 +145,8 @@ def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(br
     asked = [{**ONE, "device": place, "prompt": 2000, "cached": cached} for cached in (0, 1, 700, 1999)]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         case, n = published.case_for(model, settings, device, PREFILL, 2000), one["cached"]
-        whole = published.work_of(model, PREFILL, 2000, settings.n_ubatch, ("f16", "f16"))
-        step = cost.step(model, 2000 - n, n, 1)
-        assert case and whole and step
-        n_steps = -(-(2000 - n) // settings.n_ubatch)
-        moved = whole.activations * (1 - (n / 2000) ** 2)
-        rest = published.Work(step.weight_bytes * n_steps, step.flops, whole.layers, moved)
+        rest = published.work_of(model, PREFILL, 2000 - n, settings.n_ubatch, ("f16", "f16"), n)
+        assert case and rest
         expected = published.learned()[PREFILL].expected_s(dataclasses.replace(case, work=rest))
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(n)

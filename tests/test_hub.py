@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
-from lab.models import hub
+from lab.models import hub, shapes, synthetic
 from lab.models.hub import Remote
-from tests import loopback_hub
+from lab.process.worker import Worker
+from tests import loopback_hub, miniature
 from tests.loopback_hub import LoopbackHub, Repo
 
 REPO, FILE = "owner/Tiny-GGUF", "Tiny-Q4_0.gguf"
@@ -79,6 +80,20 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert hf_hub_download(REPO, FILE, cache_dir=hub._root(), local_files_only=True) == str(pulled.path)
     scanned = scan_cache_dir(hub._root())
     assert not scanned.warnings and scanned.size_on_disk == len(DATA)
+
+
+def test_a_prediction_reads_only_the_header(
+    server: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "whole.gguf"
+    synthetic.write(miniature.entry("llama", n_layer=9).shape, "Q4_0", path)
+    server.repos[REPO].files["whole.gguf"] = path.read_bytes()
+    monkeypatch.setattr(hub, "HEADER_BYTES", 100_000)
+    with Worker() as worker:
+        found, whole = shapes.find(worker, f"hf:{REPO}/whole.gguf"), worker.read_model(path, "whole", "hub")
+        assert found == whole and server.n_bytes <= 100_000 < path.stat().st_size and is_empty()
+        with pytest.raises(LabError, match="no file"):
+            shapes.find(worker, f"hf:{REPO}/none.gguf")
 
 
 def test_the_token_stays_with_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,9 @@ from lab.models import catalog
 
 HOME = "https://huggingface.co"
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
+HEADER_BYTES = 32 << 20
+"""More than any model's header: a vocabulary of 262,144 tokens takes 16 MB."""
+
 OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), a synthetic one (synthetic:NAME:QUANT) "
     "or a file on disk (--model PATH.gguf)."
@@ -104,6 +107,25 @@ def pull(remote: Remote) -> Pulled:
                 "Pull it again. If this repeats, a proxy or mirror changes the file.",
             )
         return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
+
+
+def header(remote: Remote, path: Path) -> None:
+    """Write the first HEADER_BYTES of a file to `path`, which gets the file's length: the rest is a hole."""
+    _check(remote)
+    with _in_words(remote):
+        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+        url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
+        n_bytes = get_hf_file_metadata(url, timeout=10, endpoint=_endpoint()).size or 0
+        asked = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+        with get_session().stream("GET", url, headers=asked, follow_redirects=True) as answer, path.open("wb") as file:
+            hf_raise_for_status(answer)
+            for chunk in answer.iter_bytes():
+                file.write(chunk)
+                if file.tell() >= HEADER_BYTES:
+                    break
+            file.truncate(n_bytes)
 
 
 def files(repo: str, revision: str = "main") -> list[str]:

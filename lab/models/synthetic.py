@@ -18,11 +18,14 @@ from typing import IO, Any
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.models.catalog import Shape
+from lab.models.quantization import type_of
 
 QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16", "MXFP4_MOE")
 """Quantizations that the lab writes directly; llama.cpp's quantizer makes the others from these."""
 
-ARCHITECTURES = ("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm3")
+ARCHITECTURES = (
+    *("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "smollm3", "mistral3", "glm4"),
+)
 
 _CHUNK_WEIGHTS = 1 << 23
 _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "MXFP4_MOE": 38}  # LLAMA_FTYPE_* of llama.h
@@ -57,21 +60,24 @@ class Tensor:
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """The tensors of a model of this shape, with the types that llama.cpp's quantizer chooses.
 
-    Vectors and the routers of experts stay F32. The output matrix (with tied embeddings the embedding table) is Q6_K in
-    the 4-bit mixes. MXFP4_MOE has experts in MXFP4 and all else in Q8_0. A type whose block does not divide a row is
-    replaced by Q8_0.
+    Vectors and the routers of experts stay F32.
     """
-    main = "Q8_0" if quantization == "MXFP4_MOE" else quantization
-    output = "Q6_K" if quantization.startswith("Q4") else main
-    listed = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else main)]
+    listed = [_matrix("token_embd", shape.n_vocab, shape.n_embd)]
     if not shape.tied_embeddings:
-        listed.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
+        listed.append(_matrix("output", shape.n_vocab, shape.n_embd))
     listed.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
-        layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
+        layer = [*_attention(shape), *_feed_forward(shape), *_experts(shape)]
         layer.sort(key=_place)  # a tensor's random numbers depend on this order, so it must not change
         listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
-    return listed
+    return [
+        tensor if tensor.type == "F32" else dataclasses.replace(tensor, type=_type(shape, quantization, tensor))
+        for tensor in listed
+    ]
+
+
+def _type(shape: Shape, quantization: str, tensor: Tensor) -> str:
+    return type_of(shape, quantization, tensor.name, tensor.columns)
 
 
 def _place(tensor: Tensor) -> int:
@@ -81,49 +87,47 @@ def _place(tensor: Tensor) -> int:
     return {"attn_output.weight": 0, "ffn_down.weight": 1}.get(tensor.name, 2 if tensor.name[0] == "a" else 3)
 
 
-def _attention(shape: Shape, kind: str) -> list[Tensor]:
+def _attention(shape: Shape) -> list[Tensor]:
     """The attention tensors of a layer, and its norms."""
     heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    listed = [_matrix("attn_output", shape.n_embd, heads, kind), _vector("attn_norm.weight", shape.n_embd)]
+    listed = [_matrix("attn_output", shape.n_embd, heads), _vector("attn_norm.weight", shape.n_embd)]
     parts = (("q", heads), ("k", kv), ("v", kv))
     if shape.arch == "phi3":
-        listed.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd, kind))
+        listed.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd))
     else:
-        listed += [_matrix(f"attn_{name}", rows, shape.n_embd, kind) for name, rows in parts]
+        listed += [_matrix(f"attn_{name}", rows, shape.n_embd) for name, rows in parts]
     if shape.arch in ("qwen2", "gpt-oss"):
         listed += [_vector(f"attn_{name}.bias", rows) for name, rows in parts]
     if shape.arch in ("qwen3", "qwen3moe", "gemma3"):
         listed += [_vector(f"attn_{name}_norm.weight", shape.head_dim) for name in "qk"]
-    if shape.arch in ("gemma3", "gpt-oss"):
+    if shape.arch in ("gemma2", "gemma3", "glm4", "gpt-oss"):
         listed.append(_vector("post_attention_norm.weight", shape.n_embd))
     if shape.arch == "gpt-oss":
         listed += [_vector("attn_output.bias", shape.n_embd), _vector("attn_sinks.weight", shape.n_head)]
     return listed
 
 
-def _feed_forward(shape: Shape, kind: str) -> list[Tensor]:
+def _feed_forward(shape: Shape) -> list[Tensor]:
     """The feed-forward tensors of a layer: its norms, and the matrices of models without experts."""
     listed = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
-    if shape.arch == "gemma3":
+    if shape.arch in ("gemma2", "gemma3", "glm4"):
         listed.append(_vector("post_ffw_norm.weight", shape.n_embd))
     if shape.n_expert:
         return listed
-    listed.append(_matrix("ffn_down", shape.n_embd, shape.n_ff, kind))
-    if shape.arch == "phi3":  # gate and up in one
-        return [*listed, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd, kind)]
-    return [*listed, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd, kind) for name in ("gate", "up"))]
+    listed.append(_matrix("ffn_down", shape.n_embd, shape.n_ff))
+    if shape.arch in ("phi3", "glm4"):  # gate and up in one
+        return [*listed, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd)]
+    return [*listed, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd) for name in ("gate", "up"))]
 
 
-def _experts(shape: Shape, quantization: str) -> list[Tensor]:
+def _experts(shape: Shape) -> list[Tensor]:
     """The experts of a layer, and their router."""
     n, n_ff = shape.n_expert, shape.n_ff_expert
     if not n or not n_ff:
         return []
-    kind = "MXFP4" if quantization == "MXFP4_MOE" else quantization
     sizes = (("gate", n_ff, shape.n_embd), ("up", n_ff, shape.n_embd), ("down", shape.n_embd, n_ff))
     listed = [
-        dataclasses.replace(_matrix(f"ffn_{name}_exps", rows, columns, kind), n_expert=n)
-        for name, rows, columns in sizes
+        dataclasses.replace(_matrix(f"ffn_{name}_exps", rows, columns), n_expert=n) for name, rows, columns in sizes
     ]
     listed.append(Tensor("ffn_gate_inp.weight", n, shape.n_embd, "F32"))
     if shape.arch == "gpt-oss":
@@ -278,8 +282,8 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     return blocks.reshape(-1)
 
 
-def _matrix(name: str, rows: int, columns: int, kind: str) -> Tensor:
-    return Tensor(f"{name}.weight", rows, columns, kind if columns % BLOCKS[kind][0] == 0 else "Q8_0")
+def _matrix(name: str, rows: int, columns: int) -> Tensor:
+    return Tensor(f"{name}.weight", rows, columns, "F16")
 
 
 def _vector(name: str, n: int) -> Tensor:

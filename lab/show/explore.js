@@ -11,16 +11,18 @@ function attended(heads, n, past) {
 
 function cost(shape, n, past, outputs, users = 1) {
   const all = n * users;
-  let weights = shape.vectors, cache = 0, flops = shape.flops[0] * all + shape.flops[1] * outputs;
+  let weights = shape.vectors, cache = 0, seen = 0, attention = 0, flops = shape.flops[0] * all + shape.flops[1] * outputs;
   for (const [share, own, last] of shape.weights) {
     weights += own * (1 - (1 - share) ** all) + last * (1 - (1 - share) ** outputs);
   }
   for (const heads of shape.heads) {
     const {pairs, positions} = attended(heads, n, past);
-    flops += users * heads.work * pairs;
+    attention += users * heads.work * pairs;
+    seen += users * heads.kv * pairs;
     cache += heads.kv * (users * positions + all);
   }
-  return {weights, flops, bytes: weights + cache};
+  flops += attention;
+  return {weights, cache, seen, attention, flops, bytes: weights + cache};
 }
 
 // A value between points [x, value], straight on logarithms; the nearest outside of them (step_kernels._between).
@@ -86,37 +88,46 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
 // A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted. A cached part is not
 // computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (prediction.for_users).
 function datasheetPhase(law, shape, phase, length, cached, users) {
-  const bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12, arithmetic = work => peak ? work.flops / peak : 0;
-  const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users), isShare = law.shares && law.shares[phase];
-  if (!isShare && !law[phase]) return null;
-  const least = work => Math.max(work.bytes / bandwidth, arithmetic(work));
-  const time = (work, extra) => Math.max(least(work), (arithmetic(work) + work.bytes / bandwidth) / law[phase][0] + law[phase][1] * extra);
-  let work = {bytes: token.bytes, flops: 0}, limit = token.bytes / bandwidth, extra = 1e-6 * shape.layers, more = 0, slower = 1;
-  let by = "memory traffic";
-  if (users > 1) {
-    const [one, many] = [token, all].map(step => isShare ? least(step) : time(step, extra));
-    slower = many / one;
-    if (arithmetic(all) > all.bytes / bandwidth) by = "arithmetic";
+  const bandwidth = law.gbps * 1e9, over = flops => law.peak ? flops / law.peak / 1e12 : 0;
+  const isShare = law.shares && law.shares[phase], known = law[phase], isPrompt = phase === PREFILL;
+  if (!isShare && !known || isPrompt && !law.peak) return null;
+  // Seconds at the datasheet's rates, in the order of published.PARTS.
+  const ofToken = (work, flops) => [over(flops), work.weights / bandwidth, 0, work.cache / bandwidth, 1e-6 * shape.layers];
+  const least = parts => Math.max(parts[0] + parts[2], parts[1] + (isPrompt ? 0 : parts[3]));
+  const sum = (all, each) => all.reduce((total, value, i) => total + value * each[i], 0);
+  const time = parts => Math.max(least(parts), sum(known.parts, parts));
+  let parts, limit, by = "memory traffic", slower = 1, bound;
+  if (isPrompt) {
+    const count = length - cached, n = Math.ceil(count / shape.ubatch), whole = cost(shape, count, cached, 1);
+    const weights = n * cost(shape, Math.min(count, shape.ubatch), 0, 1).weights / bandwidth;
+    const cache = whole.seen / data.published.tile / bandwidth;
+    parts = [over(whole.flops - whole.attention), weights, over(whole.attention), cache, 1e-6 * n * shape.layers];
+    const arithmetic = over(whole.flops), reading = n * cost(shape, 1, 0, 1).weights / bandwidth;
+    bound = limit = Math.max(arithmetic, reading);
+    if (arithmetic > reading) by = "arithmetic";
+  } else {
+    const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users);
+    parts = ofToken(token, 0);
+    bound = limit = token.bytes / bandwidth;
+    if (users > 1) {
+      const [one, many] = [token, all].map(work => ofToken(work, work.flops)).map(isShare ? least : time);
+      slower = many / one;
+      bound = Math.max(all.bytes / bandwidth, over(all.flops));
+      if (over(all.flops) > all.bytes / bandwidth) by = "arithmetic";
+    }
   }
-  if (phase === PREFILL) {
-    if (!peak) return null;
-    const n = Math.ceil((length - cached) / shape.ubatch), {weights, flops} = cost(shape, length - cached, cached, 1);
-    const reading = n * cost(shape, 1, 0, 1).weights / bandwidth;
-    work = {bytes: n * weights, flops};
-    limit = Math.max(arithmetic(work), reading);
-    extra = 4 * shape.layers * shape.heads_in_layer * (length * length - cached * cached) / 2 / bandwidth;
-    more = data.published.perLength * Math.max(0, Math.log(length / data.published.longest));
-    if (arithmetic(work) > reading) by = "arithmetic";
-  }
-  const bound = users > 1 ? least(all) : limit;
   if (isShare) {
     const [slow, fast] = law.shares[phase];
     return {limit: bound, expected: null, low: Math.max(bound, slower * limit / fast), high: slower * limit / slow, beyond: true, by};
   }
-  const [, , fast, slow, variance] = law[phase], one = time(work, extra), expected = Math.max(bound, slower * one);
+  const one = time(parts), expected = Math.max(bound, slower * one);
   if (cached) return {limit: bound, expected, low: null, high: null, beyond: true, by};
-  const [low, high] = [fast, slow].map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more))));
-  return {limit: bound, expected, low: Math.max(bound, slower * Math.max(least(work), one / low)), high: slower * one * high, beyond: true, by};
+  const seconds = parts.map((part, i) => part * known.parts[i]), total = seconds.reduce((a, b) => a + b);
+  let variance = (data.published.perLength * Math.max(0, Math.log(length / data.published.longest))) ** 2;
+  for (const [deviation, counts] of known.unknown) variance += (deviation * sum(counts, seconds) / total) ** 2;
+  const ends = known.ends[length > data.published.long ? 1 : 0];
+  const [low, high] = ends.map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance))));
+  return {limit: bound, expected, low: Math.max(bound, slower * Math.max(least(parts), one / low)), high: slower * one * high, beyond: true, by};
 }
 
 // What a request takes. A prompt with a cached part has no range: the runs behind it have none. A step of several users has

@@ -89,7 +89,10 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
             "near": learning.NEAR,
             "deviations": learning.DEVIATIONS,
             "kernelShare": datasheet.KERNEL_SHARE,
-            "published": {"sure": published.SURE, "longest": published.LONGEST, "perLength": published.PER_LENGTH},
+            "published": {
+                **{"sure": published.SURE, "long": published.LONG, "longest": published.LONGEST},
+                **{"perLength": published.PER_LENGTH, "tile": published.TILE},
+            },
             "shares": [roofline.OVERHEAD_SHARE, roofline.ATTENTION_SHARE, roofline.KERNEL_FACTOR],
         }
     )
@@ -121,7 +124,6 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     return {
         "layers": model.n_layer,
         "width": (model.n_embd or 0) + (model.n_ff or 0),
-        "heads_in_layer": model.n_head or 0,
         "ubatch": max(1, settings.n_ubatch),
         "rows": min(settings.n_ubatch, settings.n_batch),
         "flops": flops,
@@ -178,14 +180,17 @@ def of_datasheet(
 ) -> Numbers:
     """The law of `prediction.elsewhere`; a phase that is not predicted is None.
 
-    Of a phase the share of the datasheet's figures, the constant, the logarithms of both ends of the range, and the
-    variance of what nobody published; or the shares that runs on such a device reached.
+    Of a phase the coefficients of its parts, the logarithms of both ends of the range (of short and of long prompts),
+    and what nobody published; or the shares that runs on such a device reached.
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
     for phase in (PREFILL, DECODE):
         case, found = published.case_for(model, settings, device, phase, 1), published.learned()[phase]
-        is_known = case is not None and case.base_s is not None
-        law[phase] = [*found.coefficients(case), *found.spreads(case)] if case and is_known else None
+        if case is None or case.work.least_s(device, phase) is None:
+            law[phase] = None
+            continue
+        ends = [found.ends(case, is_long) for is_long in (False, True)]
+        law[phase] = {"parts": found.coefficients(case), "ends": ends, "unknown": found.unknown(case)}
     return law | {"shares": shares} if shares else law
 
 

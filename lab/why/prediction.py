@@ -315,10 +315,16 @@ def for_users(
     else:
         assert device is not None
         works = [
-            published.Work(each.n_bytes, each.flops if device.peak_tflops else 0.0, model.n_layer or 0, 0.0)
+            published.Work(
+                each.flops if device.peak_tflops else 0.0,
+                each.weight_bytes,
+                0.0,
+                each.n_bytes - each.weight_bytes,
+                model.n_layer or 0,
+            )
             for each in (one_step, step)
         ]
-        one, many = (work.least_s(device) for work in works)
+        one, many = (work.least_s(device, DECODE) for work in works)
         limit_s = many or math.nan
         case = published.case_for(model, settings, device, DECODE, past)
         if row.tpot_expected_s is not None and case is not None:  # not from shares of the limit, which runs gave

@@ -1,20 +1,22 @@
 """What other people published (models/published.csv), and predictions learned from it (models/learned.toml).
 
-A time is `work at the datasheet's rates / share + constant x layers or activations`. The share is a product of factors:
-of the backend, the runtime, the architecture, the quantization, the device. tests/bench/learn_published.py fits them; a
-factor with few rows is close to 1. The range is what such predictions were off by for devices that were left out.
+A time is a sum of parts: arithmetic and attention at the peak, weights and cache at the bandwidth, layers of all steps.
+Each part has a coefficient: one figure times factors of the backend, the runtime, the architecture, the device, ...
+tests/bench/learn_published.py fits them; a factor with few rows is close to 1. The range is what such predictions were
+off by for devices that were left out, and wider where a factor is not known.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import operator
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lab.core import cost
+from lab.core import cost, memory
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.errors import LabError
@@ -26,6 +28,7 @@ from lab.why.datasheet import Device
 class Row:
     """A published measurement. `gpu_share`: the part of the chip's GPU cores that this variant has.
 
+    A prompt of n_prompt tokens after n_depth others; or a token of an answer after n_prompt others, n_depth included.
     `marks` are the rules of tests/bench/clean_published.py that the row breaks; without marks it is clean.
     """
 
@@ -42,6 +45,8 @@ class Row:
     date: str
     marks: tuple[str, ...] = ()
     url: str = ""
+    n_depth: int = 0
+    n_ubatch: int = 512
 
     @property
     def runtime(self) -> str:
@@ -79,37 +84,59 @@ def row_of(line: dict[str, str]) -> Row:
         line["collected"],
         tuple(line["marks"].split()),
         line["url"],
+        int(line["n_depth"] or 0),
+        int(line["n_ubatch"] or 512),
     )
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a token (decode) or a prompt (prefill) takes: bytes read, FLOPs, steps' layers, and activations' bytes."""
+    """What a token or a prompt takes: FLOPs of the weights and of attention, bytes of weights and cache, steps' layers.
 
-    n_bytes: float
+    The cache of a prompt: what its tokens see, over TILE, because so many tokens share a reading.
+    """
+
     flops: float
+    weight_bytes: float
+    attention_flops: float
+    cache_bytes: float
     layers: float
-    activations: float
 
-    def least_s(self, device: Device, gpu_share: float = 1.0) -> float | None:
+    def parts(self, device: Device, gpu_share: float = 1.0) -> tuple[float, float, float, float, float]:
+        """Seconds at the datasheet's rates, in the order of PARTS; nan without a peak where that counts."""
+        peak, gbps = (device.peak_tflops or math.nan) * gpu_share * 1e12, device.gbps * 1e9
+        arithmetic, attention = (flops and flops / peak for flops in (self.flops, self.attention_flops))
+        return arithmetic, self.weight_bytes / gbps, attention, self.cache_bytes / gbps, 1e-6 * self.layers
+
+    def least_s(self, device: Device, phase: str, gpu_share: float = 1.0) -> float | None:
         """The limit by bandwidth and peak; None without a peak where that counts."""
-        peak = device.peak_tflops
-        if self.flops and not peak:
-            return None
-        compute_s = self.flops / ((peak or 1) * gpu_share * 1e12)
-        return max(self.n_bytes / device.gbps / 1e9, compute_s)
+        arithmetic, weights, attention, cache, _ = self.parts(device, gpu_share)
+        compute = arithmetic + attention
+        return None if math.isnan(compute) else max(compute, weights + (cache if phase == DECODE else 0.0))
 
 
-def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int, kinds: tuple[str, str]) -> Work | None:
-    """The work of a token after `n_prompt` others, or of a prompt of that length; `kinds`: of the cache."""
+PARTS = "arithmetic", "weights", "attention", "cache", "layers"
+TILE = 64
+"""Tokens of a prompt that share one reading of the cache: the figure that was learned is relative to it."""
+
+
+def work_of(
+    model: Model, phase: str, n_prompt: int, n_ubatch: int, kinds: tuple[str, str], n_past: int = 0
+) -> Work | None:
+    """The work of a token after `n_prompt` others, or of such a prompt after n_past; `kinds`: of the cache."""
     layers = model.n_layer or 0
     if phase == DECODE:
         token = cost.step(model, 1, n_prompt, 1, *kinds)
-        return Work(token.n_bytes, 0.0, layers, 0.0) if token else None
-    step = cost.step(model, n_prompt, 0, 1, *kinds)
+        return Work(0.0, token.weight_bytes, 0.0, token.n_bytes - token.weight_bytes, layers) if token else None
+    step = cost.step(model, n_prompt, n_past, 1, *kinds)
+    first = cost.step(model, min(n_prompt, n_ubatch), 0, 1, *kinds)
+    seen, per_head = cost.attended(model, n_prompt, n_past), memory.bytes_per_head(model, *kinds)
+    if step is None or first is None or seen is None or per_head is None:
+        return None
     n_steps = -(-n_prompt // n_ubatch)
-    pairs = (model.n_head or 0) * n_prompt * n_prompt / 2
-    return Work(step.weight_bytes * n_steps, step.flops, layers * n_steps, 4 * layers * pairs) if step else None
+    cache = sum(per_head * one.heads.n_layer * one.heads.n_head_kv * one.n_pairs for one in seen) / TILE
+    flops = step.flops - step.attention_flops
+    return Work(flops, first.weight_bytes * n_steps, step.attention_flops, cache, layers * n_steps)
 
 
 def backend_of(device: Device) -> str:
@@ -135,102 +162,150 @@ class Case:
     flash_attn: bool | None
     work: Work
     n_prompt: int
+    has_experts: bool = False
 
     @property
     def levels(self) -> dict[str, str]:
-        """What each factor is looked up by."""
+        """What each factor is looked up by; factors that do not apply are left out."""
         runtime = f"{self.backend} in {self.runtime}"
-        return {
+        architecture = self.device.architecture or "none"
+        found = {
             "backend": self.backend,
             "runtime": runtime,
-            "architecture": self.device.architecture or "none",
-            "family": f"{self.device.architecture or 'none'} on {runtime}",
-            "quantization": self.quantization,
+            "architecture": architecture,
+            "family": f"{architecture} on {runtime}",
             "device": self.device.name + ("" if self.gpu_share == 1 else f" x {self.gpu_share:g}"),
+            "quantization": self.quantization,
+            "layers": runtime,
+            "weights": runtime,
+            "cache": runtime,
         }
+        if self.has_experts:
+            found["experts"] = self.backend
+        if self.flash_attn is not None:
+            found |= {"flash": self.backend, "attention flash": self.backend}
+        if self.runtime == "llama.cpp":
+            return found | {"attention": runtime, "attention family": f"{architecture} on {runtime}"}
+        return found | {"other runtime": runtime}
 
     @property
-    def base_s(self) -> float | None:
-        """The work at the datasheet's rates; None without a peak."""
-        peak = self.device.peak_tflops
-        if self.work.flops and not peak:
-            return None
-        return self.work.flops / ((peak or 1) * self.gpu_share * 1e12) + self.work.n_bytes / self.device.gbps / 1e9
+    def is_long(self) -> bool:
+        return self.n_prompt > LONG
 
     @property
-    def extra(self) -> float:
-        """What the constant is multiplied by: microseconds of all layers, or seconds of moving activations."""
-        return 1e-6 * self.work.layers if self.phase == DECODE else self.work.activations / self.device.gbps / 1e9
+    def parts(self) -> tuple[float, float, float, float, float]:
+        return self.work.parts(self.device, self.gpu_share)
+
+
+SHARED = "backend", "runtime", "architecture", "family", "device"
+FACTORS = {
+    PREFILL: {
+        "arithmetic": (*SHARED, "quantization", "flash", "experts"),
+        "weights": ("weights",),
+        "attention": (*SHARED, "attention", "attention family", "attention flash", "other runtime"),
+        "cache": ("cache",),
+        "layers": ("layers",),
+    },
+    DECODE: {
+        "arithmetic": (*SHARED, "quantization", "flash"),
+        "weights": (*SHARED, "quantization", "flash"),
+        "attention": (),
+        "cache": ("attention", "attention family", "attention flash", "other runtime"),
+        "layers": ("layers",),
+    },
+}
+"""The factors of each part. Those of flash attention count half: on, or divided by off."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned for a phase: factors of the share, the constant, and what held-out predictions were off by.
+    """What was learned for a phase: figures of the parts, factors, and what held-out predictions were off by.
 
     `spread`: standard deviations (of logarithms) between levels of a factor. `ranges`: by runtime, and "all", the
-    ratios of measured to predicted times that 3 % and 97 % of the rows of left-out devices stay below; `inside` of
-    `n_rows` rows were in the range that the other devices gave.
+    ratios of measured to predicted times that 3 % and 97 % (long prompts: 1 % and 99 %) of the rows of left-out devices
+    stay below; `inside` of `n_rows` rows were in the range that the other devices gave.
     """
 
-    share: float
-    constant: float
+    phase: str
+    parts: dict[str, float]
     factors: dict[str, dict[str, float]]
     spread: dict[str, float]
     ranges: dict[str, dict[str, float]]
 
     def expected_s(self, case: Case) -> float | None:
         """Never below the limit; None without a peak."""
-        base, least = case.base_s, case.work.least_s(case.device, case.gpu_share)
-        if base is None or least is None:
+        least = case.work.least_s(case.device, case.phase, case.gpu_share)
+        if least is None:
             return None
-        share, constant = self.coefficients(case)
-        return max(least, base / share + constant * case.extra)
+        return max(least, math.fsum(map(operator.mul, self.coefficients(case), case.parts)))
 
-    def coefficients(self, case: Case) -> tuple[float, float]:
-        """The share of the datasheet's rates and the constant of a case, of any length."""
+    def coefficients(self, case: Case) -> tuple[float, ...]:
+        """By what the seconds of each part at the datasheet's rates are multiplied, at any length."""
         levels = case.levels
-        share = self.share * math.prod(self.factors.get(name, {}).get(at, 1.0) for name, at in levels.items())
-        if case.flash_attn is not None:
-            share *= self.factors["flash"].get(case.backend, 1.0) ** (0.5 if case.flash_attn else -0.5)
-        return share, self.constant * self.factors["constant"].get(levels["runtime"], 1.0)
+        half = 0.5 if case.flash_attn else -0.5
+        found = []
+        for part, names in FACTORS[self.phase].items():
+            factors = {name: self.factors.get(name, {}).get(levels[name], 1.0) for name in names if name in levels}
+            found.append(
+                self.parts.get(part, 0.0)
+                * math.prod(value ** (half if "flash" in name else 1) for name, value in factors.items())
+            )
+        return tuple(found)
 
     def range(self, case: Case) -> tuple[float, float]:
         """The ratios around the expectation, wider for what nobody published."""
-        beyond = max(0.0, math.log(case.n_prompt / LONGEST)) if case.phase == PREFILL else 0.0
-        *ends, variance = self.spreads(case)
-        low, high = (math.hypot(end, SURE * math.sqrt(variance + (PER_LENGTH * beyond) ** 2)) for end in ends)
+        beyond = max(0.0, math.log(case.n_prompt / LONGEST))
+        seconds = [each * part for each, part in zip(self.coefficients(case), case.parts, strict=True)]
+        total = math.fsum(seconds)
+        variance = math.fsum(
+            (sd * math.fsum(map(operator.mul, counts, seconds)) / total) ** 2 for sd, counts in self.unknown(case)
+        )
+        low, high = (
+            math.hypot(end, SURE * math.sqrt(variance + (PER_LENGTH * beyond) ** 2))
+            for end in self.ends(case, case.is_long)
+        )
         return math.exp(-low), math.exp(high)
 
-    def spreads(self, case: Case) -> tuple[float, float, float]:
-        """Of a case of any length the logarithms of both ratios, and the variance of what nobody published."""
-        found = self.ranges.get(case.levels["runtime"], self.ranges["all"])
-        unknown = [name for name, at in case.levels.items() if name != "device" and at not in self.factors[name]]
-        unknown += ["constant"] if case.levels["runtime"] not in self.factors["constant"] else []
-        unknown += ["model"] if case.model not in self.factors["model"] else []
-        variance = math.fsum(self.spread[name] ** 2 for name in unknown)
-        return math.log(found["fast"]), math.log(found["slow"]), variance
+    def ends(self, case: Case, is_long: bool) -> tuple[float, float]:
+        """The logarithms of both ratios for known factors."""
+        long = ", long" if is_long else ""
+        found = self.ranges.get(case.levels["runtime"] + long, self.ranges[f"all{long}"])
+        return math.log(found["fast"]), math.log(found["slow"])
+
+    def unknown(self, case: Case) -> list[tuple[float, tuple[int, ...]]]:
+        """Of each factor that nobody published: the standard deviation, and 1 for the parts that have it."""
+        every, levels = FACTORS[self.phase], case.levels
+        found = [
+            (self.spread[name], tuple(int(name in names) for names in every.values()))
+            for name in dict.fromkeys(name for names in every.values() for name in names)
+            if name in levels and name not in ("device", "other runtime") and levels[name] not in self.factors[name]
+        ]
+        if case.model not in self.factors["model"]:
+            found.append((self.spread["model"], (1,) * len(every)))
+        return found
 
 
 SURE = 1.645
 """Standard deviations that 90 % of a normal distribution lie within."""
 
-LONGEST, PER_LENGTH = 2048, 0.2
-"""Published prompts are shorter than this; beyond, a standard deviation more for each factor of e. An assumption."""
+LONG, LONGEST, PER_LENGTH = 3000, 65_536, 0.2
+"""Prompts above LONG have ranges of their own. Few published ones are above LONGEST: a standard deviation more for each
+factor of e (an assumption)."""
 
 
 @cache
 def learned() -> dict[str, Learned]:
     """By phase, from models/learned.toml."""
     with data_file("learned.toml").open("rb") as file:
-        return {phase: Learned(**entry) for phase, entry in tomllib.load(file).items()}
+        return {phase: Learned(phase, **entry) for phase, entry in tomllib.load(file).items()}
 
 
 def case_for(model: Model, settings: Settings, device: Device, phase: str, n_prompt: int) -> Case | None:
     """A prediction's; None for a model that cannot be counted."""
     done = work_of(model, phase, n_prompt, settings.n_ubatch, (settings.type_k, settings.type_v))
-    flash = {"on": True, "off": False}.get(settings.flash_attn)
+    is_flash = settings.flash_attn != "off"  # "auto" is on wherever the device can
     names = backend_of(device), "llama.cpp", model.name, model.quantization or ""
-    return Case(phase, device, 1.0, *names, flash, done, n_prompt) if done else None
+    return Case(phase, device, 1.0, *names, is_flash, done, n_prompt, bool(model.n_expert)) if done else None
 
 
 def times(
@@ -242,7 +317,7 @@ def times(
         case = case_for(model, settings, device, phase, n)
         expected, known = None, learned()[phase]
         if case is not None:
-            expected, least = known.expected_s(case), case.work.least_s(device)
+            expected, least = known.expected_s(case), case.work.least_s(device, phase)
         if case is None or expected is None or least is None:
             continue
         fast, slow = known.range(case)

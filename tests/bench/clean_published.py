@@ -1,7 +1,8 @@
-"""Make models/published.csv from rows that other people published: python -m tests.bench.clean_published RAW
+"""Make models/published.csv from rows that other people published: python -m tests.bench.clean_published RAW ...
 
-RAW is a CSV with the columns source, url, collected, device, backend, model, quantization, test, flash_attn, tps,
-stddev, commit, as_published. Every row is kept. A row that breaks one of the RULES is marked with the rule's name, and
+RAW are CSVs with the columns source, url, collected, device, backend, model, quantization, test, flash_attn, tps,
+stddev, commit, as_published, and where they have depth also n_prompt, n_depth, n_gen and runtime. Every row of
+llama.cpp is kept. A row that breaks one of the RULES is marked with the rule's name, and
 nothing is learned from it. Prints how many rows each rule marks, and which devices are not in models/devices.toml.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import csv
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
@@ -18,7 +20,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.why import datasheet, published
 from lab.why.published import Row
-from tests.bench.learn_published import USUAL_LENGTH, seconds, work
+from tests.bench.learn_published import seconds, work
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"
 
@@ -26,6 +28,9 @@ RULES = {
     "unknown-device": "The device is not in models/devices.toml.",
     "unclear-device": "The name covers devices with different memory (a series, or a virtual part of a card).",
     "unknown-model": "The model or its quantization is not in models/catalog.toml.",
+    "small-cache": "The cache was not of type F16.",
+    "other-build": "A fork of llama.cpp, or a build with other kernels.",
+    "several-devices": "Several cards, or parts of the model on the CPU.",
     "other-runtime": "Not measured with llama.cpp or with what is built on it.",
     "slow-host": "A card behind a single-board computer.",
     "does-not-fit": "The weights take over 95 % of the card's memory: some lay elsewhere.",
@@ -35,9 +40,14 @@ RULES = {
 }
 COLUMNS = [
     *("source", "url", "collected", "device", "gpu_share", "backend", "model", "quantization", "phase", "n_prompt"),
-    *("flash_attn", "tps", "stddev", "commit", "marks", "as_published"),
+    *("n_depth", "n_ubatch", "flash_attn", "tps", "stddev", "commit", "marks", "as_published"),
 ]
-HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion)\b")
+HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion|HiFive)\b")
+NOTES = {
+    "small-cache": re.compile(r"\bctk q|\bKV q|KV type q"),
+    "other-build": re.compile("lhl-tune|qvac|rocwmma|MTP head"),
+    "several-devices": re.compile(r"-sm layer|\b2x\b|experts on CPU|ncmoe"),
+}
 SERIES = re.compile(r"\bSeries\b|-\d+[QC]\b|MIG ")
 BUILT_ON = re.compile("llama.cpp|localscore|llamafile|geerlingguy|ollama|lm ?studio|kobold", re.I)
 OTHER = re.compile(r"\b(vllm|mlx|exllama\w*|tensorrt\S*|mlc|sglang|transformers|ipex\S*)\b", re.I)
@@ -54,7 +64,8 @@ BACKENDS = {
 def marks_of(row: Row) -> tuple[str, ...]:
     """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
     device = datasheet.called(row.device)
-    done = work(row.model, row.quantization, row.phase, row.n_prompt or (0 if row.phase == DECODE else USUAL_LENGTH))
+    is_unknown = row.phase == DECODE and not row.n_prompt
+    done = work(replace(row, n_prompt=1) if is_unknown else row)
     marks = [] if device else ["unknown-device"]
     if done is None:
         return (*marks, "unknown-model")
@@ -63,7 +74,7 @@ def marks_of(row: Row) -> tuple[str, ...]:
     model = shapes.model_of(catalog.find(row.model), row.quantization)
     if device.memory_gb and (model.n_bytes or 0) > 0.95 * device.memory_gb * 2**30:
         marks.append("does-not-fit")
-    least = done.least_s(device, row.gpu_share)
+    least = done.least_s(device, row.phase, row.gpu_share)
     if least is None:
         marks.append("no-peak")
     elif seconds(row) < least:
@@ -74,6 +85,8 @@ def marks_of(row: Row) -> tuple[str, ...]:
 def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
     """The name of the chip as it was published, and how many GPU cores it has where the name says so."""
     text = line["as_published"] or line["device"]
+    if "n_gen" in line:
+        return line["device"], None
     if "device=" in text:
         return line["device"].removesuffix("-unified"), None
     if "·" in text:
@@ -95,7 +108,7 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
 def device_of(line: dict[str, str]) -> tuple[datasheet.Device | None, float, str]:
     """The device of the list, the part of its GPU cores, and the chip's name."""
     name, n_cores = chip_of(line)
-    plain = re.sub(r"-\d+gb$", "", name)
+    plain = re.sub(r"-(\d+gb|\d\d|gb10|mac-mini)$", "", name)
     short = re.sub(r"(\d)tis\b", r"\1-ti-super", plain), re.sub(r"(\d)s\b", r"\1-super", plain)
     device = next(filter(None, map(datasheet.called, (name, plain, *short))), None)
     if device is None:
@@ -140,7 +153,9 @@ def backend_of(line: dict[str, str], device: datasheet.Device | None) -> str:
 def cleaned(line: dict[str, str]) -> dict[str, str]:
     """A row of the file, with its marks."""
     device, share, name = device_of(line)
-    phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
+    phase, n_prompt, n_depth = _lengths(line)
+    note = f"{line['as_published']} {line['commit']}"
+    ubatch = re.search(r"\bub (\d+)", note)
     row = {
         **{column: line.get(column, "") for column in COLUMNS},
         "device": device.name if device else name,
@@ -148,14 +163,17 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "backend": backend_of(line, device),
         "model": model_of(line),
         "quantization": quantization_of(line),
-        "phase": PREFILL if phase == "pp" else DECODE,
-        "n_prompt": (length if phase == "pp" else str(int(length) // 2)) if length else "",
-        "as_published": name,
+        "phase": phase,
+        "n_prompt": n_prompt,
+        "n_depth": n_depth,
+        "n_ubatch": ubatch[1] if ubatch else "",
+        "as_published": line["as_published"] if "n_gen" in line else name,
         "marks": "",
     }
     marks = list(marks_of(published.row_of(row)))
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
+    marks += [mark for mark, words in NOTES.items() if words.search(note)]
     if HOSTS.search(line["as_published"]):
         marks.append("slow-host")
     if OTHER.search(" ".join((line["source"], line["as_published"], line["backend"]))):
@@ -164,13 +182,24 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
     return {**row, "marks": " ".join(marks)}
 
 
+def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
+    """The phase, the tokens of the prompt or before the middle of the answer, and the tokens before a prompt."""
+    if "n_gen" in line:
+        n_prompt, n_depth, n_gen = (int(line[name]) for name in ("n_prompt", "n_depth", "n_gen"))
+        return (DECODE, str(n_depth + n_gen // 2), "") if n_gen else (PREFILL, str(n_prompt), str(n_depth or ""))
+    phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
+    return (PREFILL, length, "") if phase == "pp" else (DECODE, str(int(length) // 2) if length else "", "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("raw", type=Path)
+    parser.add_argument("raw", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
-    with asked.raw.open(encoding="utf-8", newline="") as file:
-        lines = [cleaned(line) for line in csv.DictReader(file)]
+    lines = []
+    for raw in asked.raw:
+        with raw.open(encoding="utf-8", newline="") as file:
+            lines += [cleaned(line) for line in csv.DictReader(file) if line.get("runtime", "llama.cpp") == "llama.cpp"]
     with asked.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

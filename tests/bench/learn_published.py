@@ -8,6 +8,7 @@ PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then l
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,31 +16,54 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.core.record import DECODE, PREFILL
+from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.why import datasheet, published
-from lab.why.published import Case, Learned, Row, Work
+from lab.why.published import FACTORS, PARTS, Case, Learned, Row, Work
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PHASES = DECODE, PREFILL
-FACTORS = "backend", "runtime", "architecture", "family", "quantization", "device"
 PRIOR = {
     "backend": (0.3, 2),
     "runtime": (0.3, 4),
     "architecture": (0.2, 4),
-    "family": (0.1, 4),
+    "family": (0.2, 4),
     "quantization": (0.07, 4),
     "device": (0.1, 4),
     "flash": (0.1, 3),
-    "constant": (0.5, 3),
+    "experts": (0.3, 3),
+    "layers": (0.5, 3),
+    "weights": (0.2, 10),
+    "cache": (0.4, 10),
+    "attention": (0.3, 10),
+    "attention family": (0.25, 10),
+    "attention flash": (0.4, 8),
+    "other runtime": (2.0, 1000),
 }
 """Standard deviation of a factor's levels (of logarithms) before any row was seen, and the levels it counts as."""
 
-USUAL_LENGTH, UBATCH = 1024, 512
-"""Tokens of a prompt whose length is not published, and of a step."""
+USUAL_LENGTH = 1024
+"""Tokens of a prompt whose length is not published."""
 
-START = {DECODE: (0.6, 20.0), PREFILL: (0.6, 1.0)}
+START = {
+    PREFILL: {
+        "arithmetic": (2.0, 2),
+        "weights": (1.3, 0.4),
+        "attention": (1.4, 0.7),
+        "cache": (1, 1),
+        "layers": (50, 2),
+    },
+    DECODE: {"weights": (1.7, 2), "cache": (1.7, 0.5), "layers": (50, 2)},
+}
+"""A part's figure before any row was seen, and its standard deviation; of attention relative to arithmetic."""
+
+FLASH = {PREFILL: 0.6, DECODE: 1.0}
+"""Seconds of attention with flash attention over those without, before any row was seen: it writes no scores."""
+
+MOST_ALIKE = 2
+"""Rows of one model on one device from one source count as no more than this number."""
+
 HEAVY = 3
 """Degrees of freedom of the t distribution of rows and of devices."""
 
@@ -47,8 +71,10 @@ ROUNDS = 12
 POOLED = 20
 """Rows of other runtimes that a runtime's range leans on."""
 
-OUTSIDE = 0.03
-"""At each end of a range: 94 % inside, because 90 % are promised for rows that were not seen."""
+OUTSIDE = {(PREFILL, True): 0.01}
+"""At each end of a range, else 0.03: 94 % inside, because 90 % are promised for rows that were not seen. Long prompts,
+which few devices have, lie further out.
+"""
 
 Errors = list[tuple[Row, float]]
 
@@ -63,78 +89,100 @@ def seconds(row: Row) -> float:
 
 
 @cache
-def work(name: str, quantization: str, phase: str, n_prompt: int) -> Work | None:
-    """The work on a model of the catalog; None where it, or its quantization, is unknown."""
+def model_of(name: str, quantization: str) -> Model | None:
+    """A model of the catalog; None where it, or its quantization, is unknown."""
     try:
-        model = shapes.model_of(catalog.find(name), quantization)
+        return shapes.model_of(catalog.find(name), quantization)
     except LabError:
         return None
-    return published.work_of(model, phase, n_prompt, UBATCH, ("f16", "f16"))
+
+
+@cache
+def work(row: Row) -> Work | None:
+    model = model_of(row.model, row.quantization)
+    n_prompt = row.n_prompt or USUAL_LENGTH
+    kinds = "f16", "f16"
+    return None if model is None else published.work_of(model, row.phase, n_prompt, row.n_ubatch, kinds, row.n_depth)
 
 
 @cache
 def case_of(row: Row) -> Case:
-    n_prompt = row.n_prompt or USUAL_LENGTH
-    done = work(row.model, row.quantization, row.phase, n_prompt)
-    assert done is not None, row
+    done, model = work(row), model_of(row.model, row.quantization)
+    assert done is not None and model is not None, row
     what = row.backend, row.runtime, row.model, row.quantization, row.flash_attn
-    return Case(row.phase, datasheet.find_device(row.device), row.gpu_share, *what, done, n_prompt)
+    n_prompt = (row.n_prompt or USUAL_LENGTH) + (row.n_depth if row.phase == PREFILL else 0)
+    device = datasheet.find_device(row.device)
+    return Case(row.phase, device, row.gpu_share, *what, done, n_prompt, bool(model.n_expert))
 
 
 def fit(rows: Sequence[Row], phase: str) -> Learned:
-    """The factors; without ranges."""
-    cases = [case_of(row) for row in rows]
-    base = np.array([case.base_s for case in cases], dtype=float)
-    extra = np.array([case.extra for case in cases])
+    """The factors; without ranges. All unknowns are logarithms: a part takes its base times exp(slopes @ unknowns)."""
+    cases, parts = [case_of(row) for row in rows], [*START[phase]]
+    base = np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
     times = np.log([seconds(row) for row in rows])
-    columns: list[tuple[str, str]] = [("", "share"), ("", "constant")]
-    for name in FACTORS:
-        columns += [(name, level) for level in sorted({case.levels[name] for case in cases})]
-    columns += [("flash", level) for level in sorted({case.backend for case in cases})]
-    columns += [("constant", level) for level in sorted({case.levels["runtime"] for case in cases})]
-    at = {column: i for i, column in enumerate(columns)}
-    of_share, of_constant = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
-    of_share[:, 0], of_constant[:, 1] = 1, 1
+    at: dict[tuple[str, str], int] = {("", part): i for i, part in enumerate(parts)}
+    for case in cases:
+        for column in case.levels.items():
+            at.setdefault(column, len(at))
+    slopes = np.zeros((len(parts), len(rows), len(at)))
     for i, case in enumerate(cases):
-        for name in FACTORS:
-            of_share[i, at[name, case.levels[name]]] = 1
-        if case.flash_attn is not None:
-            of_share[i, at["flash", case.backend]] = 0.5 if case.flash_attn else -0.5
-        of_constant[i, at["constant", case.levels["runtime"]]] = 1
-    members = {name: np.array([column[0] == name for column in columns]) for name in PRIOR}
+        levels, half = case.levels, 0.5 if case.flash_attn else -0.5
+        for k, part in enumerate(parts):
+            slopes[k, i, at["", part]] = 1
+            for name in FACTORS[phase][part]:
+                if name in levels:
+                    slopes[k, i, at[name, levels[name]]] = half if "flash" in name else 1
+            if part == "attention":
+                slopes[k, i, at["", "arithmetic"]] = 1
+    setups = Counter(map(_setup, rows))
+    counts = np.array([min(1.0, MOST_ALIKE / setups[_setup(row)]) for row in rows])
+    members = {name: np.array([column[0] == name for column in at]) for name in PRIOR}
     spread = {name: sd**2 for name, (sd, _) in PRIOR.items()}
-    start = np.zeros(len(columns))
-    start[:2] = np.log(START[phase])
+    start, precision = np.zeros(len(at)), np.zeros(len(at))
+    for i, (value, sd) in enumerate(START[phase].values()):
+        start[i], precision[i] = math.log(value), sd**-2
+    start[members["attention flash"]] = math.log(FLASH[phase])
     now, noise = start.copy(), 0.01
-    weights, column_weights = np.ones(len(rows)), np.ones(len(columns))
-    precision = np.full(len(columns), 0.25)
+    weights, column_weights = np.ones(len(rows)), np.ones(len(at))
     for _ in range(ROUNDS):
-        shared = base / np.exp(of_share @ now)
-        total = shared + np.exp(of_constant @ now) * extra
-        part = (shared / total)[:, None]
-        slopes = (1 - part) * of_constant - part * of_share
+        each = base * np.exp(slopes @ now)
+        slope = np.einsum("kn,knp->np", each / each.sum(axis=0), slopes)
         for name, own in members.items():
             precision[own] = column_weights[own] / spread[name]
-        weighted = slopes * (weights / noise)[:, None]
-        covariance = np.linalg.inv(weighted.T @ slopes + np.diag(precision))
-        step = start + covariance @ (weighted.T @ (times - np.log(total) + slopes @ (now - start))) - now
+        weighted = slope * (weights * counts / noise)[:, None]
+        covariance = np.linalg.inv(weighted.T @ slope + np.diag(precision))
+        step = start + covariance @ (weighted.T @ (times - np.log(each.sum(axis=0)) + slope @ (now - start))) - now
         now = now + np.clip(step, -0.7, 0.7)
-        off = times - np.log(base / np.exp(of_share @ now) + np.exp(of_constant @ now) * extra)
-        squares = off**2 + ((slopes @ covariance) * slopes).sum(axis=1)
+        off = times - np.log((base * np.exp(slopes @ now)).sum(axis=0))
+        squares = off**2 + ((slope @ covariance) * slope).sum(axis=1)
         weights = (HEAVY + 1) / (HEAVY + squares / noise)
-        noise = float((weights * squares).mean())
+        noise = float((weights * counts * squares).sum() / counts.sum())
         for name, own in members.items():
             sd, n = PRIOR[name]
-            levels = now[own] ** 2 + np.diag(covariance)[own]
-            spread[name] = float(((column_weights[own] * levels).sum() + n * sd**2) / (own.sum() + n))
+            levels_squared = (now[own] - start[own]) ** 2 + np.diag(covariance)[own]
+            spread[name] = float(((column_weights[own] * levels_squared).sum() + n * sd**2) / (own.sum() + n))
             if name == "device":
-                column_weights[own] = (HEAVY + 1) / (HEAVY + levels / spread[name])
+                column_weights[own] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
+    return _learned(phase, rows, dict(zip(at, now, strict=True)), spread)
+
+
+def _setup(row: Row) -> tuple[object, ...]:
+    return row.source, row.device, row.backend, row.model, row.quantization
+
+
+def _learned(phase: str, rows: Sequence[Row], found: dict[tuple[str, str], float], spread: dict[str, float]) -> Learned:
     factors: dict[str, dict[str, float]] = {name: {} for name in PRIOR}
-    for (name, level), value in zip(columns[2:], now[2:], strict=True):
-        factors[name][level] = math.exp(value)
-    counts = {model: float(sum(row.model == model for row in rows)) for model in sorted({row.model for row in rows})}
-    sds = {name: math.sqrt(value) for name, value in spread.items()}
-    return Learned(math.exp(now[0]), math.exp(now[1]), {**factors, "model": counts}, {**sds, "model": 0.1}, {})
+    for (name, level), value in found.items():
+        if name:
+            factors[name][level] = math.exp(value)
+    factors["model"] = {model: float(n) for model, n in sorted(Counter(row.model for row in rows).items())}
+    figures = {part: math.exp(found["", part]) for part in START[phase]}
+    if phase == PREFILL:
+        figures["attention"] *= figures["arithmetic"]
+    else:
+        figures["arithmetic"] = figures["weights"]  # of several users: a token of one is bounded by its bytes
+    sds = {name: math.sqrt(value) for name, value in spread.items()} | {"model": 0.1}
+    return Learned(phase, figures, factors, sds, {})
 
 
 def error(learned: Learned, row: Row) -> float:
@@ -157,26 +205,39 @@ def ranges(errors: Errors) -> dict[str, dict[str, float]]:
     """By runtime and for all: the ratios at both ends. A runtime's errors lean on POOLED of the others'."""
     by_runtime: dict[str, list[float]] = {}
     for row, off in errors:
-        by_runtime.setdefault(case_of(row).levels["runtime"], []).append(off)
-    everything = [off for _, off in errors]
-    found = {"all": _range(everything, np.ones(len(everything)))}
-    for name, own in by_runtime.items():
-        weights = np.concatenate([np.ones(len(own)), np.full(len(everything), POOLED / len(everything))])
-        found[name] = {**_range([*own, *everything], weights), "n_rows": len(own)}
+        by_runtime.setdefault(_group(row), []).append(off)
+    found = {}
+    for is_long in (False, True):
+        everything = [off for row, off in errors if case_of(row).is_long == is_long] or [off for _, off in errors]
+        name = f"all{LONG_ONES if is_long else ''}"
+        outside = OUTSIDE.get((errors[0][0].phase, is_long), 0.03)
+        found[name] = _range(everything, np.ones(len(everything)), outside)
+        for group, own in by_runtime.items():
+            if group.endswith(LONG_ONES) == is_long:
+                weights = np.concatenate([np.ones(len(own)), np.full(len(everything), POOLED / len(everything))])
+                found[group] = {**_range([*own, *everything], weights, outside), "n_rows": len(own)}
     return found
 
 
-def _range(errors: Sequence[float], weights: np.ndarray) -> dict[str, float]:
+LONG_ONES = ", long"
+
+
+def _group(row: Row) -> str:
+    case = case_of(row)
+    return case.levels["runtime"] + (LONG_ONES if case.is_long else "")
+
+
+def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict[str, float]:
     order = np.argsort(errors)
     below = np.cumsum(weights[order]) / weights.sum()
-    low, high = (float(np.asarray(errors)[order][np.searchsorted(below, p)]) for p in (OUTSIDE, 1 - OUTSIDE))
+    low, high = (float(np.asarray(errors)[order][np.searchsorted(below, p)]) for p in (outside, 1 - outside))
     return {"fast": math.exp(min(low, -0.02)), "slow": math.exp(max(high, 0.02)), "n_rows": len(errors)}
 
 
 def is_inside(learned: Learned, row: Row, off: float) -> bool:
     low, high = learned.range(case_of(row))
     case = case_of(row)
-    least = case.work.least_s(case.device, case.gpu_share) or 0.0
+    least = case.work.least_s(case.device, case.phase, case.gpu_share) or 0.0
     expected = seconds(row) / math.exp(off)
     return max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
 
@@ -191,7 +252,7 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
         others = replace(known, ranges=ranges([one for one in errors if one[0].device != device]))
         inside |= {row for row, off in errors if row.device == device and is_inside(others, row, off)}
     for name, values in known.ranges.items():
-        mine = [row for row in own if name in ("all", case_of(row).levels["runtime"])]
+        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * case_of(row).is_long)]
         values["inside"] = sum(row in inside for row in mine)
         values["n_devices"] = len({row.device for row in mine})
     return known, errors
@@ -201,9 +262,10 @@ def main() -> None:
     text = "# Made by python -m tests.bench.learn_published; lab/why/published.py explains the figures.\n"
     for phase in PHASES:
         known, _ = learn(published.rows(), phase)
-        text += f"\n[{phase}]\nshare = {known.share:.4g}\nconstant = {known.constant:.4g}\n"
+        text += f"\n[{phase}]\n"
+        text += _table(f"{phase}.parts", known.parts)
         text += _table(f"{phase}.spread", known.spread)
-        text += "".join(_table(f"{phase}.factors.{name}", values) for name, values in known.factors.items())
+        text += "".join(_table(f'{phase}.factors."{name}"', values) for name, values in known.factors.items())
         text += "".join(_table(f'{phase}.ranges."{name}"', values) for name, values in sorted(known.ranges.items()))
     OUT.write_text(text)
 

@@ -27,8 +27,15 @@ from tests.bench.clean_published import marks_of
 from tests.bench.learn_published import PHASES, Errors, case_of, clean, error, fit, is_inside, left_out, ranges
 
 WANTED = {DECODE: 0.12, "prefill": 0.20}
-COLOURS = {"CUDA": "#0072B2", "Metal": "#E69F00", "ROCm": "#D55E00", "Vulkan": "#009E73", "tinyBLAS": "#CC79A7"}
-MARKERS = {"CUDA": "o", "Metal": "s", "ROCm": "^", "Vulkan": "D", "tinyBLAS": "v"}
+COLOURS = {
+    "CUDA": "#0072B2",
+    "Metal": "#E69F00",
+    "ROCm": "#D55E00",
+    "Vulkan": "#009E73",
+    "tinyBLAS": "#CC79A7",
+    "SYCL": "#56B4E9",
+}
+MARKERS = {"CUDA": "o", "Metal": "s", "ROCm": "^", "Vulkan": "D", "tinyBLAS": "v", "SYCL": "P"}
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 KEYS: dict[str, Callable[[Row], str]] = {
@@ -36,6 +43,7 @@ KEYS: dict[str, Callable[[Row], str]] = {
     "source": lambda row: row.source,
     "model": lambda row: row.model,
 }
+LENGTHS = "short", "3k to 36k", "longer"
 Tried = list[tuple[Row, float, bool, float]]
 """A row, the logarithm of its measured over its predicted time, whether the range holds it, and the range's width."""
 
@@ -98,19 +106,22 @@ def main() -> None:
         errors = left_out(rows, phase, KEYS["device"])
         for name, key in KEYS.items():
             if len({key(row) for row in rows}) > 1:
-                compare(f"{phase}: {name}", found := tried(rows, errors, key, phase), by_source=name != "model")
+                compare(f"{phase}: {name}", found := tried(rows, errors, key, phase), by_length=name != "model")
                 by_device |= {phase: found} if name == "device" else {}
     if asked.plot:
         draw(by_device, asked.plot)
 
 
-def compare(name: str, found: Tried, by_source: bool = True) -> None:
-    """Print all rows' line, then those of each backend and source, or of each model."""
+def compare(name: str, found: Tried, by_length: bool = True) -> None:
+    """Print all rows' line, then those of each length and backend, or of each model."""
     print(line(f"**{name}**", found))
     groups: dict[str, Tried] = {}
     for one in found:
-        group = f"{one[0].source}, {one[0].backend}" if by_source else one[0].model
-        groups.setdefault(group, []).append(one)
+        case = case_of(one[0])
+        length = 1 + sum(case.n_prompt > end for end in (published.LONG, 36_000))
+        names = [f"{length}. {LENGTHS[length - 1]}", f"{length}. {LENGTHS[length - 1]}, {case.levels['runtime']}"]
+        for group in names if by_length else [one[0].model]:
+            groups.setdefault(group, []).append(one)
     for group, own in sorted(groups.items()):
         print(line(group, own))
 
