@@ -5,14 +5,13 @@ The command that tries every claim of the textbooks: claims.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
-from lab.cli.running import EXIT_FAILED, Output, carry_out, collect, introduce, note
+from lab.cli.running import Output, carry_out, collect, introduce, note
 from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
 
@@ -109,8 +108,6 @@ def claims(only: str | None, **asked: Any) -> None:
         path = new_results_file(planned.base, folder)
         records, problem = collect(lambda watch: session.execute(planned, worker, path, watch, err.print), path, err)
     judged = judging.of_sessions(chosen, records, probing.kept(folder, note))
-    output.finish(records, path, made=claim_views.sections(judged, known.warnings, with_criteria=False))
-    if problem:
-        raise problem
-    if any(record.run.error and record.run.part not in planned.problems for record in records):
-        sys.exit(EXIT_FAILED)
+    has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
+    made = claim_views.sections(judged, known.warnings, with_criteria=False)
+    output.end(records, path, problem, has_failed, made=made)

@@ -189,6 +189,22 @@ class Output:
         if self.as_json:
             console.print_json({**written, **more, **(document() if document else known.as_json(records, made))})
 
+    def end(
+        self,
+        records: Sequence[Record | RequestRecord],
+        path: Path,
+        problem: LabError | None,
+        failed: bool = False,
+        **how: Any,
+    ) -> None:
+        """As `finish` if something was measured; then raises what ended it early, or exits if a run `failed`."""
+        if records:
+            self.finish(records, path, **how)
+        if problem:
+            raise problem
+        if failed:
+            sys.exit(EXIT_FAILED)
+
     def _write(
         self,
         records: Sequence[Record | RequestRecord],
@@ -199,7 +215,7 @@ class Output:
     ) -> dict[str, Any]:
         """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
         from lab.analysis.comparison import AT_LEAST
-        from lab.analysis.request_table import of_engine
+        from lab.analysis.request_table import alone, of_engine
         from lab.features import known, page
         from lab.why import probing
 
@@ -224,6 +240,7 @@ class Output:
         if out and any_good(plain):
             probe = shell.lab("ceilings", *_of_engine(plain[0]))
             out.print(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
+        if out and any_good([*plain, *alone(records)]):
             out.print(f"next     a page to share: {shell.lab('report', path)}")
         return files
 
@@ -265,15 +282,11 @@ def carry_out(
         records, problem = collect(
             lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
-    if records:
-        faster = faster_settings((str(path),), records)
-        still_wide = text_results.still_wide(records, plan)
-        more: dict[str, Any] = {"still_wide": still_wide, **({"faster_settings": faster} if faster else {})}
-        output.finish(records, path, sentences=[*still_wide, *faster], **more)
-    if problem:
-        raise problem
-    if text_results.failures(records):
-        sys.exit(EXIT_FAILED)
+    faster = faster_settings((str(path),), records)
+    still_wide = text_results.still_wide(records, plan)
+    more: dict[str, Any] = {"still_wide": still_wide, **({"faster_settings": faster} if faster else {})}
+    has_failed = bool(text_results.failures(records))
+    output.end(records, path, problem, has_failed, sentences=[*still_wide, *faster], **more)
 
 
 def runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:

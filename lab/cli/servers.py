@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from lab.cli.help import Command
 from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect
-from lab.core import shell
 from lab.core.lists import plural
 from lab.errors import LabError
 
@@ -308,11 +307,4 @@ def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: boo
     records, problem = collect(
         lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished
     )
-    if records:
-        output.finish(records, path, **_known(plan, server))
-    if any_good(records) and not output.as_json:
-        console.console().print(f"next     a page to share: {shell.lab('report', path)}")
-    if problem:
-        raise problem
-    if text_requests.failures(records):
-        sys.exit(EXIT_FAILED)
+    output.end(records, path, problem, bool(text_requests.failures(records)), **_known(plan, server))

@@ -77,10 +77,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
             return _print_plan(plan, output.as_json)
         path = new_results_file(plan.default, output.folder)
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=_so_far)
-    if records:
-        output.finish(records, path)
-    if problem:
-        raise problem
+    output.end(records, path, problem)
     if save is not None:
         _save(save, records)
 

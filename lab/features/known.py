@@ -7,7 +7,7 @@ table, sentences, pictures and rows for JSON; the terminal prints its parts, a p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -333,17 +333,15 @@ def experiments_of(records: Lines, ceilings: Sequence[Ceilings] = (), others: Se
     return [part for section in made for part in section.parts]
 
 
-def shown(sections: Sequence[Section]) -> Iterator[Section]:
-    """What a terminal prints of sections: those with a table or no parts, and the parts of the others."""
-    for section in sections:
-        yield from [section] if section.headings or not section.parts else section.parts
-
-
 def print_results(
     records: Lines, out: Console, made: Sequence[Section] | None = None, sentences: Sequence[str] = ()
 ) -> None:
-    """Prints the sections that are `made` of records, then what failed and what disturbed the runs, then sentences."""
-    print_sections(list(shown(sections(records) if made is None else made)), out)
+    """Prints the sections that are `made` of records, then what failed and what disturbed the runs, then sentences.
+
+    Of a section without a table of its own the parts are printed, without what introduces them on a page.
+    """
+    for section in sections(records) if made is None else made:
+        print_sections([section] if section.headings or not section.parts else section.parts, out)
     rest, alone = _runs(records), request_table.alone(records)
     if rest and not any(record.run.is_timed for record in rest):
         out.print("\nNo run went well.")
@@ -381,7 +379,12 @@ def draw(made: Sequence[Section], folder: Path, stem: str) -> list[Path]:
 
 def commands(records: Lines) -> list[str]:
     """The command line of each session."""
-    sessions = grouped(records, lambda one: (one.session, isinstance(one, Record) or bool(request_table.alone([one]))))
+    in_order: Lines = [
+        *request_table.of_engine(records),
+        *request_table.alone(records),
+        *request_table.loads_of(records),
+    ]
+    sessions = grouped(in_order, lambda one: (one.session, type(one)))
     return [line for line in dict.fromkeys(map(command, sessions.values())) if line]
 
 

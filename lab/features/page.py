@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lab.errors import LabError
 from lab.features import known
 from lab.runner import machine
 from lab.show import template, text_compare, text_requests, text_results, text_setup, text_tune, text_why
-from lab.show.section import UNKNOWN, Columns, Section, tabled
+from lab.show.section import UNKNOWN, Section, tabled
 from lab.why import advice, laws, probing, roofline, where
 
 Lines = Sequence[Record | RequestRecord]
@@ -185,7 +185,12 @@ def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str],
 
 
 def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that can be compared with the first of each cluster; with many groups only groups of one model."""
+    """Groups that can be compared with the first of each cluster, labelled by the differences among them.
+
+    With many groups only groups of one model.
+    """
+    import pandas as pd
+
     clusters: list[list[Group]] = []
     for group in groups:
         keys = _measured(group, len(groups) > MANY)
@@ -194,7 +199,10 @@ def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
             fitting[0].append(group)
         else:
             clusters.append([group])
-    return [_relabelled(cluster) for cluster in clusters] if len(clusters) > 1 else clusters
+    if len(clusters) == 1:
+        return clusters
+    all_rows = [pd.concat([group.rows for group in cluster]) for cluster in clusters]
+    return [[Group(label, own) for label, own in table.setups(rows)] for rows in all_rows]
 
 
 def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
@@ -204,13 +212,6 @@ def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
     return {
         (model, lever if isinstance(lever, str) else "", n) for lever, n in zip(rows.lever, rows.n_prompt, strict=True)
     }
-
-
-def _relabelled(cluster: Sequence[Group]) -> list[Group]:
-    """The same groups, labelled by the differences among them."""
-    import pandas as pd
-
-    return [Group(label, rows) for label, rows in table.setups(pd.concat([group.rows for group in cluster]))]
 
 
 def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
@@ -249,14 +250,11 @@ def _setups(good: Lines) -> Section:
     known = list(by_facts.values())
     names = list(dict.fromkeys(name for facts in known for name in facts))
     shared = {name: known[0][name] for name in names if len({facts.get(name) for facts in known}) == 1}
-    columns: Columns = [(name, partial(_fact, name=name)) for name in names if name not in shared]
+    known = [{name: facts.get(name, UNKNOWN) for name in names} for facts in known]
+    columns = [(name, itemgetter(name)) for name in names if name not in shared]
     return Section(
         "What was measured", name="setups", facts=shared, **(tabled(columns, known) if len(known) > 1 else {})
     )
-
-
-def _fact(facts: dict[str, str], name: str) -> str:
-    return facts.get(name, UNKNOWN)
 
 
 def _facts_of_run(record: Record) -> dict[str, str]:
