@@ -156,7 +156,7 @@ def unknown_words(command: str) -> list[str]:
     return [option for option in asked if option not in known]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # which names what went
 def test_commands_and_options_exist(page: str) -> None:
     assert {command: unknown_words(command) for command in commands_in(page) if unknown_words(command)} == {}
 

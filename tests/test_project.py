@@ -37,7 +37,7 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     "h11": {"endpoints"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
-    "scipy": {"core/stats", "analysis/tuning"},
+    "scipy": {"core/stats", "analysis"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},
     "numpy": {
