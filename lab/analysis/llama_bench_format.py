@@ -51,6 +51,9 @@ MOST_REASONS = 5
 MOST_LETTERS = 10_000
 """Length of a line of a table."""
 
+MOST_LINES = 50_000
+"""Lines of a text with tables."""
+
 READABLE = "Give llama-bench's output (best: llama-bench -o json), or a text with its Markdown table."
 REQUIRED = ("model_filename", "model_n_params", "test_time", "flash_attn", "type_k", "type_v", *NUMBERS)
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
@@ -257,10 +260,12 @@ def _markdown_rows(text: str, device: str | None) -> tuple[list[dict[str, Any]],
     gpus: dict[tuple[str, str], str] = {}
     n_built = 0  # rows above the last line that names a build
     is_log_over = False  # rows were read since the last line that names a device
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    if len(lines) > MOST_LINES:
+        return [], [f"it has {len(lines):,} lines, and may have {MOST_LINES:,}"]
+    for number, line in enumerate(lines, 1):
         if len(line) > MOST_LETTERS:
-            if "|" in line:
-                problems.append(f"line {number} skipped: it has over {MOST_LETTERS:,} letters")
+            problems += [f"line {number} skipped: it has over {MOST_LETTERS:,} letters"] if "|" in line else []
             continue
         if build := re.search(r"\bbuild: *([0-9a-f]{6,40})\b", line):
             for row in rows[n_built:]:

@@ -30,7 +30,7 @@ from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
 PAGE = ".html"
-MOST_UNPACKED = 1 << 30
+MOST_UNPACKED = 1 << 26
 """Maximum bytes of a report's records, because a small compressed file could expand without end."""
 
 MOST_LINE = 1 << 25

@@ -212,7 +212,7 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     assert frame.to_csv(index=False) == "a,b,c\n-1,-2.5,'-x\n2,,y\n"
 
 
-@pytest.mark.parametrize("piece", ["|", "| <", "&#", "Device 0: ", "| a ", "build: abcdef0\n", "[", "1,"])
+@pytest.mark.parametrize("piece", ["|", "||\n", "| <", "&#", "Device 0: ", "| a ", "build: abcdef0\n", "[", "1,"])
 def test_a_pasted_text_takes_no_longer_than_a_long_one(tmp_path: Path, piece: str) -> None:
     (tmp_path / "post.txt").write_text(piece * (3_000_000 // len(piece)))
     began = time.process_time()
