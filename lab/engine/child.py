@@ -8,18 +8,17 @@ from __future__ import annotations
 import shutil
 import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lab.core.lines import converted, to_json
-from lab.core.placement import Tensor
-from lab.core.record import Model, Placement, Rate, Settings
+from lab.core.record import Placement, Settings
 from lab.core.script import Operation
 from lab.core.traced import Looks
 from lab.engine import devices, execute, gguf_header, kernels, llama, native, tracing
-from lab.errors import LabError
 from lab.process import served
-from lab.process.wire import Build, Libraries, Outcome, Probe, Trace, Vocabulary, map_int64
+from lab.process.wire import Build, Outcome, Trace, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -28,99 +27,68 @@ def serve() -> None:
     served.serve(lambda: _Child(progress).answer, lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True))
 
 
+VERBS: dict[str, Callable[..., Any]] = {
+    "libraries": native.libraries,
+    "read_model": gguf_header.read_model,
+    "tensors": gguf_header.read_tensors,
+    "free_memory": devices.free_memory,
+    "quantizations": llama.quantizations,
+    "quantize": llama.quantize,
+    "vocabularies_differ": llama.vocabularies_differ,
+    "reserve": llama.reserve,
+    "probe": kernels.run,
+}
+"""The verbs that need no loaded model."""
+
+
 class _Child:
-    """One method for each verb."""
+    """A method for each other verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
         self._build = native.start(sys.argv[2:])
         self._progress = progress
-        self._loaded: llama.Loaded | None = None
-        self._context: llama.Context | None = None
-        self._draft: llama.Loaded | None = None
-        self._draft_context: llama.Context | None = None
+        self._loaded: llama.Loaded
+        self._context: llama.Context
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call a method with arguments from JSON, converted to the types that it declares."""
+        """Call a function with arguments from JSON, converted to the types that it declares."""
         verb = request.pop("verb")
         if verb != "probe":
             kernels.release()
-        method = getattr(self, verb)
+        method = VERBS.get(verb) or getattr(self, verb)
         hints = typing.get_type_hints(method)
         return {"value": to_json(method(**{name: converted(value, hints[name]) for name, value in request.items()}))}
 
     def build(self) -> Build:
         return self._build
 
-    def libraries(self) -> Libraries:
-        return native.libraries()
-
-    def read_model(self, path: Path, name: str, source: str) -> Model:
-        return gguf_header.read_model(path, name, source)
-
-    def tensors(self, path: Path) -> tuple[Tensor, ...]:
-        return gguf_header.read_tensors(path)
-
-    def free_memory(self) -> dict[str, int]:
-        return devices.free_memory()
-
-    def quantizations(self) -> list[str]:
-        return list(llama.quantizations())
-
-    def quantize(self, source: Path, target: Path, quantization: str) -> None:
-        llama.quantize(source, target, quantization)
-
     def load(self, path: Path, asked: Settings, draft: Path | None) -> Vocabulary:
         self._loaded = llama.load(path, asked)
         self._draft = llama.load(draft, asked) if draft else None
         return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
 
-    def vocabularies_differ(self, path: Path, other: Path) -> str | None:
-        return llama.vocabularies_differ(path, other)
-
     def tokenize(self, text: str) -> list[int]:
-        return llama.tokenize(self._model, text)
+        return llama.tokenize(self._loaded, text)
 
     def pieces(self) -> list[str]:
-        return [piece.decode("latin-1") for piece in llama.pieces(self._model)]
+        return [piece.decode("latin-1") for piece in llama.pieces(self._loaded)]
 
     def new_context(self, asked: Settings) -> Settings:
-        for context in (self._context, self._draft_context):
-            if context:
+        for name in ("_context", "_draft_context"):
+            if context := vars(self).pop(name, None):
                 llama.free_context(context)
-        self._context = self._draft_context = None
-        self._context = llama.new_context(self._model, asked)
-        if self._draft:
-            self._draft_context = llama.new_context(self._draft, asked)
+        self._context = llama.new_context(self._loaded, asked)
+        self._draft_context = llama.new_context(self._draft, asked) if self._draft else None
         return self._context.settings
 
     def placement(self) -> Placement:
-        if self._context is None:
-            raise LabError("There is no context to inspect.", "This is a bug of the lab.")
         return Placement(self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers))
 
-    def reserve(self, path: Path, asked: Settings) -> list[str]:
-        return llama.reserve(path, asked)
-
     def run(self, script: list[Operation]) -> Outcome:
-        if self._context is None:
-            raise LabError("There is no context to run in.", "This is a bug of the lab.")
         return execute.run(self._context, self._draft_context, script, self._progress)
 
-    def probe(self, probe: Probe) -> Rate:
-        return kernels.run(probe)
-
     def trace(self, tokens: list[int], n_gen: int, n_rounds: int) -> Trace:
-        if self._context is None:
-            raise LabError("There is no context to trace in.", "This is a bug of the lab.")
         return tracing.trace(self._context, tokens, n_gen, n_rounds)
 
     def look(self, tokens: list[int], replaced: int, replacement: int) -> Looks:
-        if self._context is None:
-            raise LabError("There is no context to look into.", "This is a bug of the lab.")
         return tracing.look(self._context, tokens, replaced, replacement)
-
-    @property
-    def _model(self) -> llama.Loaded:
-        if self._loaded is None:
-            raise LabError("No model is loaded.", "This is a bug of the lab.")
-        return self._loaded

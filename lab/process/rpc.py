@@ -7,7 +7,6 @@ command, eight bytes for the size of the data, and the data; an answer is the si
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import statistics
@@ -64,7 +63,20 @@ def parse(text: str) -> tuple[str, ...]:
     """The endpoints of `HOST:PORT,HOST:PORT`, with host names resolved to IPv4. LabError for an invalid address."""
     endpoints: list[str] = []
     for part in text.split(","):
-        endpoint = _endpoint(part.strip())
+        host, _, port = part.strip().rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
+            raise LabError(
+                f"--rpc: {part.strip()!r} is not a server address.",
+                f"Write HOST:PORT, for example 192.168.1.20:{DEFAULT_PORT}. Separate several servers with commas.",
+            )
+        try:
+            found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise LabError(
+                f"--rpc: no IPv4 address found for {host!r}.",
+                "llama.cpp's RPC supports IPv4 only: write a numeric address, for example 192.168.1.20.",
+            ) from None
+        endpoint = f"{found[0][4][0]}:{int(port)}"
         if endpoint in endpoints:
             raise LabError(f"--rpc {text} names the server {endpoint} twice.", "Name each server once.")
         endpoints.append(endpoint)
@@ -73,31 +85,31 @@ def parse(text: str) -> tuple[str, ...]:
     return tuple(endpoints)
 
 
-def _endpoint(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
-        raise LabError(
-            f"--rpc: {text!r} is not a server address.",
-            f"Write HOST:PORT, for example 192.168.1.20:{DEFAULT_PORT}. Separate several servers with commas.",
-        )
-    try:
-        return f"{ipaddress.IPv4Address(host)}:{int(port)}"
-    except ValueError:
-        pass
-    try:
-        resolved = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise LabError(
-            f"--rpc: no IPv4 address found for {host!r}.",
-            "llama.cpp's RPC supports IPv4 only: write a numeric address, for example 192.168.1.20.",
-        ) from None
-    return f"{resolved[0][4][0]}:{int(port)}"
-
-
 def probe(endpoint: str, own_version: Version | None, timeout_s: float = TIMEOUT_S) -> Answer:
     """Ask a server for its devices, and disconnect. LabError if llama.cpp (protocol `own_version`) cannot use it."""
     deadline = time.monotonic() + timeout_s
-    with _connect(endpoint, timeout_s) as connection:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        connected = socket.create_connection((host, int(port)), timeout_s)
+    except ConnectionRefusedError:
+        raise Unavailable(
+            endpoint,
+            "nothing listens there (the connection was refused)",
+            "Start a server there (lab rpc-server --host ADDRESS, with an address that this machine can reach), or "
+            "correct the address.",
+        ) from None
+    except OSError as problem:
+        reason = f"it cannot be reached ({problem.strerror or problem})"
+        if isinstance(problem, TimeoutError):
+            reason = f"its machine did not answer within {timeout_s:g} s"
+        raise Unavailable(
+            endpoint,
+            reason,
+            "Check that the machine is on, the address is right, and its firewall opens the port. A server with other "
+            "clients waiting does not answer either.",
+        ) from None
+    with connected as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             answer = _ask(connection, deadline, HELLO, _CAPABILITIES)
         except TimeoutError:
@@ -124,7 +136,20 @@ def probe(endpoint: str, own_version: Version | None, timeout_s: float = TIMEOUT
                 "Install the same version of the lab, and so of llama-cpp-python, on both machines.",
             )
         try:
-            return _question(connection, endpoint, version, deadline)
+            times, n_devices = [], 0
+            for _ in range(N_ROUND_TRIPS):
+                start = time.perf_counter()
+                (n_devices,) = struct.unpack("<I", _ask(connection, deadline, DEVICE_COUNT))
+                times.append(time.perf_counter() - start)
+            if not 1 <= n_devices <= MAX_DEVICES:
+                raise LabError(
+                    f"The RPC server at {endpoint} offers {n_devices:,} devices; llama.cpp takes 1 to {MAX_DEVICES}.",
+                    "Restart it, and name its devices: lab rpc-server --device NAME",
+                )
+            numbers = [struct.pack("<I", device) for device in range(n_devices)]
+            answers = [_ask(connection, deadline, GET_DEVICE_MEMORY, number) for number in numbers]
+            memories = tuple((free, total) for free, total in (struct.unpack("<QQ", one) for one in answers))
+            return Answer(endpoint, version, memories, statistics.median(times))
         except (OSError, struct.error):
             raise LabError(
                 f"The RPC server at {endpoint} stopped answering during the check.", "Read its output, and try again."
@@ -147,47 +172,6 @@ def probe_all(endpoints: Sequence[str], own_version: Version, patience_s: float 
 def dotted(version: Version) -> str:
     """Such as `7.0.0`."""
     return ".".join(map(str, version))
-
-
-def _question(connection: socket.socket, endpoint: str, version: Version, deadline: float) -> Answer:
-    times, n_devices = [], 0
-    for _ in range(N_ROUND_TRIPS):
-        start = time.perf_counter()
-        (n_devices,) = struct.unpack("<I", _ask(connection, deadline, DEVICE_COUNT))
-        times.append(time.perf_counter() - start)
-    if not 1 <= n_devices <= MAX_DEVICES:
-        raise LabError(
-            f"The RPC server at {endpoint} offers {n_devices:,} devices; llama.cpp takes 1 to {MAX_DEVICES}.",
-            "Restart it, and name its devices: lab rpc-server --device NAME",
-        )
-    numbers = [struct.pack("<I", device) for device in range(n_devices)]
-    memories = [struct.unpack("<QQ", _ask(connection, deadline, GET_DEVICE_MEMORY, number)) for number in numbers]
-    return Answer(endpoint, version, tuple((free, total) for free, total in memories), statistics.median(times))
-
-
-def _connect(endpoint: str, timeout_s: float) -> socket.socket:
-    host, _, port = endpoint.rpartition(":")
-    try:
-        connection = socket.create_connection((host, int(port)), timeout_s)
-    except ConnectionRefusedError:
-        raise Unavailable(
-            endpoint,
-            "nothing listens there (the connection was refused)",
-            "Start a server there (lab rpc-server --host ADDRESS, with an address that this machine can reach), or "
-            "correct the address.",
-        ) from None
-    except OSError as problem:
-        is_silent = isinstance(problem, TimeoutError)
-        raise Unavailable(
-            endpoint,
-            f"its machine did not answer within {timeout_s:g} s"
-            if is_silent
-            else f"it cannot be reached ({problem.strerror or problem})",
-            "Check that the machine is on, the address is right, and its firewall opens the port. A server with other "
-            "clients waiting does not answer either.",
-        ) from None
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
 
 
 def _ask(connection: socket.socket, deadline: float, command: int, data: bytes = b"") -> bytes:

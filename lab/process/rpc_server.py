@@ -166,11 +166,6 @@ def own_version(lib: str | None = None) -> rpc.Version:
     )
 
 
-def ask(endpoints: Sequence[str], lib: str | None, patience_s: float = 0) -> tuple[rpc.Answer, ...]:
-    """`rpc.probe_all` with the protocol version of `lib`; nothing without endpoints."""
-    return rpc.probe_all(endpoints, own_version(lib), patience_s) if endpoints else ()
-
-
 def lost(endpoints: Sequence[str], lib: str | None) -> str:
     """A sentence for each server that is no longer available."""
     sentences = []
@@ -212,16 +207,10 @@ def _free_port(host: str, port: int, is_open: bool) -> int:
         try:
             trial.bind((host, port))
         except OSError as problem:
-            raise LabError(f"Cannot listen at {host}:{port}: {problem.strerror}.", _hint(problem.errno)) from None
+            hint = {
+                errno.EADDRINUSE: "Another program uses this port, perhaps another lab rpc-server: choose another "
+                "--port, or 0 for any free port.",
+                errno.EADDRNOTAVAIL: "This machine does not have this address. 0.0.0.0 listens on all its addresses.",
+            }.get(problem.errno or 0, "Choose a --port above 1023, or 0 for any free port.")
+            raise LabError(f"Cannot listen at {host}:{port}: {problem.strerror}.", hint) from None
         return int(trial.getsockname()[1])
-
-
-def _hint(number: int | None) -> str:
-    if number == errno.EADDRINUSE:
-        return (
-            "Another program uses this port, perhaps another lab rpc-server: choose another --port, or 0 for any free "
-            "port."
-        )
-    if number == errno.EADDRNOTAVAIL:
-        return "This machine does not have this address. 0.0.0.0 listens on all its addresses."
-    return "Choose a --port above 1023, or 0 for any free port."

@@ -119,7 +119,8 @@ class Worker:
             raise
 
     def _spawn(self, patience_s: float = 0) -> None:
-        self.servers = rpc_server.ask(self.backend.rpc, self.backend.lib, patience_s)
+        lib, servers = self.backend.lib, self.backend.rpc
+        self.servers = rpc.probe_all(servers, rpc_server.own_version(lib), patience_s) if servers else ()
         self._verdict = ""
         child_arguments = (str(self._progress_path), *self.backend.rpc)
         with self._stderr_path.open("wb") as stderr:

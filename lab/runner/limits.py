@@ -14,7 +14,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from lab.core.asked_settings import MAX_THREADS
@@ -49,26 +48,20 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def memory_available(root: Path = ROOT) -> int:
-    """Bytes that can be allocated without swapping, according to the system and the container."""
-    import psutil
-
-    available, left = int(psutil.virtual_memory().available), memory_left(root)
-    return available if left is None else min(available, left)
-
-
-def memory_left(root: Path = ROOT) -> int | None:
-    """Bytes left within the limits of this process's groups; None without a limit.
+    """Bytes that can be allocated without swapping, according to the system and the container.
 
     A group's inactive page cache (`inactive_file`) can be reclaimed, so it does not count as used.
     """
-    left = []
+    import psutil
+
+    left = [int(psutil.virtual_memory().available)]
     for folder in _groups(root):
         limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
         limit = min((n for n in limits if n is not None), default=None)
         used = system_number(folder / "memory.current")
         if limit is not None and used is not None:
             left.append(max(0, limit - used + (_count(folder / "memory.stat", "inactive_file") or 0)))
-    return min(left, default=None)
+    return min(left)
 
 
 def swap() -> tuple[int, int, int]:
@@ -115,30 +108,16 @@ def _n_fast_cores(root: Path) -> int | None:
         count = sysctl("hw.perflevel0.physicalcpu")
         return int(count) if count and count.isdigit() else None
     folders = {n: root / f"sys/devices/system/cpu/cpu{n}" for n in own_cores() or ()}
-    performance = _cpu_list(system_text(root / "sys/devices/cpu_core/cpus")) & folders.keys()
-    siblings = {
-        system_text(folders[n] / "topology/thread_siblings_list")
-        for n in performance or _at_least_half_as_fast(folders)
-    }
-    return len(siblings - {""}) or None
-
-
-def _at_least_half_as_fast(folders: Mapping[int, Path]) -> set[int]:
-    """The logical cores with at least half the speed of the fastest; all if the speeds are unknown.
-
-    If equally many slow and fast cores share the work equally, slow cores help only above half the speed.
-    """
+    listed = system_text(root / "sys/devices/cpu_core/cpus").strip()  # such as 0-3,8
+    ranges = [part.partition("-") for part in listed.split(",") if part]
+    fast = {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)} & folders.keys()
+    # If equally many slow and fast cores share the work equally, slow cores help only above half the speed.
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}
-        if all(speeds.values()):
-            return {n for n, speed in speeds.items() if 2 * speed >= max(speeds.values())}
-    return set(folders)
-
-
-def _cpu_list(text: str) -> set[int]:
-    """The numbers in Linux's list format: `0-3,8` is 0, 1, 2, 3 and 8."""
-    ranges = [part.partition("-") for part in text.strip().split(",") if part]
-    return {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
+        if not fast and all(speeds.values()):
+            fast = {n for n, speed in speeds.items() if 2 * speed >= max(speeds.values())}
+    siblings = {system_text(folders[n] / "topology/thread_siblings_list") for n in fast or folders}
+    return len(siblings - {""}) or None
 
 
 def system_text(path: str | Path) -> str:

@@ -27,6 +27,14 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
     import psutil
 
     usable, quota = limits.n_cores_usable(), limits.cpu_quota()
+    flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
+    virtual = "hypervisor" in flags[1].split() if flags else None
+    if sys.platform == "darwin":
+        virtual = {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
+    battery = None
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: psutil has no such function for this system
+        battery = psutil.sensors_battery()
+    plugged = battery.power_plugged if battery else None
     return Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
@@ -39,8 +47,8 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
         system_info=build.system_info if build else None,
         devices=build.devices if build else (),
         lib=lib,
-        virtual=_is_virtual(),
-        power=_power(),
+        virtual=True if _emulated_on(limits.ROOT) else virtual,
+        power=None if plugged is None else "mains" if plugged else "battery",
         cpu_quota=quota if quota == usable else None,
     )
 
@@ -179,25 +187,3 @@ def _emulated_on(root: Path) -> str | None:
     """
     kernel = system_text(root / "proc/sys/kernel/arch").strip()
     return kernel if kernel and platform.machine() not in (kernel, "i686", "armv8l") else None
-
-
-def _is_virtual(root: Path = limits.ROOT) -> bool | None:
-    if sys.platform == "darwin":
-        answer = sysctl("kern.hv_vmm_present")
-        return None if answer is None else answer == "1"
-    if _emulated_on(root):
-        return True
-    flags = re.search(r"^flags\s*:(.+)$", system_text(root / "proc/cpuinfo"), re.MULTILINE)
-    return "hypervisor" in flags[1].split() if flags else None
-
-
-def _power() -> str | None:
-    import psutil
-
-    read_battery = getattr(psutil, "sensors_battery", None)
-    battery = None
-    with contextlib.suppress(OSError):
-        battery = read_battery() if read_battery else None
-    if battery is None or battery.power_plugged is None:
-        return None
-    return "mains" if battery.power_plugged else "battery"

@@ -6,7 +6,6 @@ A counter that the system does not have is None.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import re
@@ -54,7 +53,8 @@ class NoiseWatch:
         """All readings and samples since the beginning."""
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
-        samples = NoiseSamples(at[1:], *map(_differences, columns))
+        known = (None if None in column else tuple(b - a for a, b in itertools.pairwise(column)) for column in columns)
+        samples = NoiseSamples(at[1:], *known)
         joules = self._energy.joules()
         return Noise(self._before, read_noise(self._own, self._gpus), samples, joules=joules)
 
@@ -63,7 +63,8 @@ class NoiseWatch:
         busy, steal = _cpu_times()
         own, pressure = _own_cpu_s(self._own), _pressure_s("cpu")
         others = None if own is None else round(1e3 * (busy - own))
-        return others, _ms(steal), _ms(pressure), _switches(self._own)
+        in_ms = [None if seconds is None else round(1e3 * seconds) for seconds in (steal, pressure)]
+        return others, in_ms[0], in_ms[1], _switches(self._own)
 
 
 def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
@@ -97,22 +98,15 @@ def _cpu_times() -> tuple[float, float | None]:
     """Seconds during which this process's cores were busy, and seconds stolen by the host of a virtual machine."""
     import psutil
 
-    cores = _some_cores()
+    cores = own_cores()
     times = [psutil.cpu_times()]
-    if cores is not None:
+    if cores is not None and len(cores) < (os.cpu_count() or 0):
         by_core = psutil.cpu_times(percpu=True)
         if max(cores) < len(by_core):  # otherwise some cores are offline, and the indices are not core numbers
             times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
     busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
     return busy, sum(row.steal for row in times) if hasattr(times[0], "steal") else None
-
-
-@functools.cache
-def _some_cores() -> tuple[int, ...] | None:
-    """The cores that this process may run on; None if it may run on all."""
-    cores = own_cores()
-    return cores if cores is not None and len(cores) < (os.cpu_count() or 0) else None
 
 
 def _own_cpu_s(own: Sequence[Process]) -> float | None:
@@ -137,13 +131,3 @@ def _pressure_s(resource: str) -> float | None:
     """Seconds since boot in which some task waited for `resource` (cpu or memory)."""
     match = re.search(r"^some .*total=(\d+)", system_text(f"/proc/pressure/{resource}"), re.MULTILINE)
     return int(match[1]) / 1e6 if match else None
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(1e3 * seconds)
-
-
-def _differences(column: Sequence[int | None]) -> tuple[int, ...] | None:
-    """The differences between successive values; None if one is unknown."""
-    known = [value for value in column if value is not None]
-    return tuple(b - a for a, b in itertools.pairwise(known)) if len(known) == len(column) else None

@@ -60,7 +60,22 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         raise LabError(
             f"--main-gpu {asked.main_gpu}: no such device.", f"The first device is 0, the last {n_used - 1}."
         )
-    _check_overrides(asked, machine.accelerators(devices))
+    buffers = [placement.CPU, *(device.name for device in machine.accelerators(devices))]
+    for text in parts(asked.override_tensor):
+        pattern, _, buffer = text.rpartition("=")
+        if not pattern:
+            raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
+        if placement.device_of_override(buffer, buffers) is None:
+            raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(buffers)}.")
+        try:
+            re.compile(pattern)
+            if foreign := re.search(r"\(\?[^:=!]", pattern):
+                raise re.error(f"llama.cpp uses C++ syntax, which has no {foreign[0]}")
+        except re.error as problem:
+            raise LabError(
+                f"--override-tensor {text}: {pattern} is not a valid regular expression ({problem}).",
+                "A dot matches any character, .* any text: ffn_.*_exps=CPU",
+            ) from None
     chosen: dict[str, Any] = {
         **{name: getattr(asked, name) for name in AS_ASKED},
         "devices": names or None,
@@ -94,26 +109,6 @@ def _is_remote(asked: AskedSettings, devices: Sequence[Device]) -> bool:
     names = _device_names(asked, devices)
     used = machine.by_default(devices) if names is None else [one for one in devices if one.name in names]
     return any(endpoint_of(device) for device in used)
-
-
-def _check_overrides(asked: AskedSettings, offload: Sequence[Device]) -> None:
-    """LabError for an invalid override. A device's name stands for its buffer."""
-    names = [placement.CPU, *(device.name for device in offload)]
-    for text in parts(asked.override_tensor):
-        pattern, _, buffer = text.rpartition("=")
-        if not pattern:
-            raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
-        if placement.device_of_override(buffer, names) is None:
-            raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(names)}.")
-        try:
-            re.compile(pattern)
-            if foreign := re.search(r"\(\?[^:=!]", pattern):
-                raise re.error(f"llama.cpp uses C++ syntax, which has no {foreign[0]}")
-        except re.error as problem:
-            raise LabError(
-                f"--override-tensor {text}: {pattern} is not a valid regular expression ({problem}).",
-                "A dot matches any character, .* any text: ffn_.*_exps=CPU",
-            ) from None
 
 
 def _device_names(asked: AskedSettings, devices: Sequence[Device]) -> tuple[str, ...] | None:
@@ -163,14 +158,6 @@ class _Memory:
     names: set[str] = field(default_factory=set)
     endpoints: set[str] = field(default_factory=set)
 
-    def is_also_of(self, host: str | None, endpoint: str, n_bytes: int) -> bool:
-        return (
-            self.host == host
-            and self.n_bytes is not None
-            and endpoint not in self.endpoints
-            and abs(n_bytes - self.n_bytes) <= SAME * max(n_bytes, self.n_bytes)
-        )
-
 
 def shared_memory(
     devices: Sequence[Device], ram_bytes: int | None, own_addresses: Collection[str] = ()
@@ -194,10 +181,14 @@ def shared_memory(
             n_bytes, address = device.memory_bytes, endpoint.rpartition(":")[0]
             is_here = ipaddress.IPv4Address(address).is_loopback or address in own_addresses
             host = None if is_here else address
-            known = [memory for memory in memories if memory.is_also_of(host, endpoint, n_bytes)]
-            if not known:
-                memories.append(_Memory(n_bytes, host))
-            memory = (known or memories[-1:])[0]
+            for memory in memories:
+                size = memory.n_bytes or 0
+                is_alike = abs(n_bytes - size) <= SAME * max(n_bytes, size)
+                if memory.host == host and is_alike and endpoint not in memory.endpoints:
+                    break
+            else:
+                memory = _Memory(n_bytes, host)
+                memories.append(memory)
             memory.endpoints.add(endpoint)
         memory.names.add(device.name)
     return [(frozenset(memory.names), memory.n_bytes) for memory in memories if memory.names]

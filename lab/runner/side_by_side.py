@@ -79,19 +79,14 @@ def plan(
     check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
-    plans = {
-        f"{chr(65 + i)}: {_public(words, settings.get('lib')) or 'as it is'}": make(
-            worker, repeat=2 * n_blocks, **{**shared, **settings}
-        )
-        for i, (words, settings) in enumerate(variants)
-    }
+    plans = {}
+    for i, (words, settings) in enumerate(variants):
+        if lib := settings.get("lib"):
+            words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
+        name = f"{chr(65 + i)}: {words or 'as it is'}"
+        plans[name] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
     check(plans)
     return plans
-
-
-def _public(words: str, lib: str | None) -> str:
-    """The words of a variant with only the end of the library folder's path."""
-    return shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words))) if lib else words
 
 
 def check(plans: dict[str, Plan]) -> None:
@@ -189,7 +184,9 @@ def _block(
         for turn, name in alone if one_by_one else together:
             engine = engines[name]
             if turn is None:
-                for run in _warm(engine):
+                engine.load()
+                engine.open(engine.plan.cases)
+                for run in engine.warm_up(engine.plan.cases):
                     yield name, run
                 continue
             for number in numbers[:: 1 - 2 * turn]:
@@ -199,9 +196,3 @@ def _block(
                 engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
     except LabError as problem:
         yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
-
-
-def _warm(engine: WarmEngine) -> Iterator[Run]:
-    engine.load()
-    engine.open(engine.plan.cases)
-    yield from engine.warm_up(engine.plan.cases)

@@ -20,6 +20,7 @@ from lab.analysis import disturbances
 from lab.analysis.wording import digits
 from lab.core import phases, stats
 from lab.core.asked_settings import AskedSettings
+from lab.core.lists import grouped
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
@@ -81,7 +82,11 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     with Worker() as worker:
         worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
         try:
-            found.append(of_build(builds.of_worker(worker).system_info))
+            lacks = builds.unused(builds.of_worker(worker).system_info)
+            names = ", ".join(sorted(lacks or ()))
+            words = f"The build does not use {names}, which this CPU has."
+            figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
+            found.append(of_reading("build", figure, (lacks, words, REBUILD.format("NATIVE"))))
         except LabError as died:
             problem = died
         else:
@@ -96,7 +101,14 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
                 worker.use(plan.backend)
                 runs, threads = _threads(worker, plan, given, best, watch)
                 found.append(threads)
-                found.insert(0, _engine(runs))
+                prefill, decode = (
+                    statistics.median(n * 1e9 / (figure(run) or 1) for n, run in sized)
+                    for figure, sized in (
+                        (phases.prefill_ns, [(record.run.n_prompt, record.run) for record in runs]),
+                        (phases.tpot_ns, [(1, record.run) for record in runs]),
+                    )
+                )
+                found.insert(0, Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE))
             except LabError as died:
                 problem = died
     if problem:
@@ -107,10 +119,12 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     own = [disturbances.disturbances(record) for record in runs]
     n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
     used, _, back = limits.swap()
+    samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
+    n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
     found += [
         of_throttling(limits.cpu_quota(root), n_halted, clock, slower),
         of_power(limits.power_savers(root), here.power),
-        of_others(_cores_of_others(runs), _others(runs)),
+        of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
         of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
         *([of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
@@ -124,16 +138,6 @@ def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -
         if is_there:
             return Check(name, figure, LOOK, words, command)
     return Check(name, figure, UNKNOWN if figure is None else FINE)
-
-
-def of_build(system_info: str) -> Check:
-    """The instruction sets of the CPU that the build leaves out."""
-    lacks = builds.unused(system_info)
-    names = ", ".join(sorted(lacks or ()))
-    figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
-    return of_reading(
-        "build", figure, (lacks, f"The build does not use {names}, which this CPU has.", REBUILD.format("NATIVE"))
-    )
 
 
 def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, best: int, is_busy: bool) -> Check:
@@ -251,24 +255,12 @@ def _effects(records: Sequence[Record]) -> dict[str, tuple[Ratio, float]]:
     """The speed-up of both phases by the change, and the largest ratio of two equal runs of a block."""
     effects = {}
     for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
-        sides: dict[str, dict[int, list[float]]] = {AS_IT_IS: {}, OTHER: {}}
-        for record in records:
-            if record.run.variant in sides and (value := figure(record.run)):
-                sides[record.run.variant].setdefault(record.run.block or 0, []).append(value)
-        base, changed = ([value for block in side.values() for value in block] for side in sides.values())
-        ratio = stats.paired_ratio(changed, base) if len(base) == len(changed) else None
-        if ratio:
-            noise = max(max(block) / min(block) for side in sides.values() for block in side.values())
-            effects[phase] = ratio, noise
+        known = [(one.run, value) for one in records if (value := figure(one.run))]
+        blocks = grouped(known, lambda one: (one[0].variant, one[0].block))
+        base, changed = ([value for run, value in known if run.variant == side] for side in (AS_IT_IS, OTHER))
+        if len(base) == len(changed) and (ratio := stats.paired_ratio(changed, base)):
+            effects[phase] = ratio, max(max(v for _, v in one) / min(v for _, v in one) for one in blocks.values())
     return effects
-
-
-def _engine(runs: Sequence[Record]) -> Check:
-    """The check of the engine, with its rates."""
-    made = [record.run for record in runs]
-    prefill = statistics.median(run.n_prompt * 1e9 / (phases.prefill_ns(run) or 1) for run in made)
-    decode = statistics.median(1e9 / (phases.tpot_ns(run) or 1) for run in made)
-    return Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE)
 
 
 def _others(records: Sequence[Record]) -> list[str]:
@@ -276,10 +268,3 @@ def _others(records: Sequence[Record]) -> list[str]:
     own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
     amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
     return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
-
-
-def _cores_of_others(records: Sequence[Record]) -> float | None:
-    """The median over runs of the cores used by other programs; None if the system does not report them."""
-    noises = [record.run.noise for record in records if record.run.noise]
-    known = [(noise, noise.samples.others_ms) for noise in noises if noise.samples and noise.samples.others_ms]
-    return statistics.median(max(0.0, disturbances.cores(*pair)[0]) for pair in known) if known else None
