@@ -51,15 +51,9 @@ class Memory:
 
     def beside(self, other: Memory) -> Memory:
         """The memory of two contexts together."""
-        return Memory(
-            self.weights_bytes + other.weights_bytes,
-            _sum(self.kv_cache_bytes, other.kv_cache_bytes),
-            _sum(self.compute_bytes, other.compute_bytes),
-        )
-
-
-def _sum(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
+        caches, buffers = (self.kv_cache_bytes, other.kv_cache_bytes), (self.compute_bytes, other.compute_bytes)
+        sums = [None if a is None or b is None else a + b for a, b in (caches, buffers)]
+        return Memory(self.weights_bytes + other.weights_bytes, *sums)
 
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import memory
-from lab.core.memory import Memory, Widths
+from lab.core.memory import Memory
 from lab.core.record import Buffer, Device, Model, Settings
 
 CPU = "CPU"
@@ -94,10 +94,19 @@ def of(
         CPU if index is None else names[index] for index in layers(model.n_layer, settings.n_gpu_layers, shares)
     ]
     weights = dict.fromkeys(everywhere, 0)
-    for tensor, layer in _laid(tensors, model.n_layer, of_layers):
-        device = CPU if layer is None else of_layers[layer]
-        target = next((target for pattern, target in known if pattern.search(tensor.name)), device)
-        weights[target] += tensor.n_bytes
+    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    for tensor in tensors:
+        if match := _LAYER.match(tensor.name):
+            held = [of_layers[min(int(match[1]), model.n_layer - 1)]]
+        elif tensor.name.startswith("rope_"):
+            held = [of_layers[0]]
+        else:
+            held = [CPU if _INPUT.match(tensor.name) else of_layers[-1]]
+        if is_tied and tensor.name == "token_embd.weight" and of_layers[-1] != CPU:
+            held.append(of_layers[-1])  # a copy of the table, as the output matrix
+        for device in held:
+            target = next((target for pattern, target in known if pattern.search(tensor.name)), device)
+            weights[target] += tensor.n_bytes
     caches: dict[str, float] | None = None
     if (by_layer := memory.kv_bytes_by_layer(model, settings)) is not None:
         caches = dict.fromkeys(everywhere, 0.0)
@@ -146,34 +155,16 @@ def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     If ggml did not say, the buffer's name tells: RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped,
     AMX and a GPU driver's CUDA_Host belong to the CPU.
     """
-    return buffer.device or _device_by_name(buffer.name, devices)
-
-
-def _device_by_name(buffer: str, devices: Sequence[Device]) -> str:
-    if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", buffer):
+    name = buffer.name
+    if buffer.device:
+        return buffer.device
+    if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", name):
         endpoint = re.compile(rf"(?:^|\s){re.escape(match[2])}(?:[\s,]|$)")
         behind = [device.name for device in devices if endpoint.search(device.description)]
-        return behind[int(match[1])] if int(match[1]) < len(behind) else buffer
-    if buffer.startswith((CPU, "AMX")) or buffer.endswith("_Host"):
+        return behind[int(match[1])] if int(match[1]) < len(behind) else name
+    if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
         return CPU
-    return next((device.name for device in devices if buffer in (device.name, f"{device.name}_Mapped")), buffer)
-
-
-def _laid(tensors: Sequence[Tensor], n_layer: int, of_layers: Sequence[str]) -> list[tuple[Tensor, int | None]]:
-    """Each tensor with its layer (None: the input). A table that is also the offloaded output matrix appears twice."""
-    laid = list[tuple[Tensor, int | None]]()
-    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
-    for tensor in tensors:
-        match = _LAYER.match(tensor.name)
-        if match:
-            laid.append((tensor, min(int(match[1]), n_layer - 1)))
-        elif tensor.name.startswith("rope_"):
-            laid.append((tensor, 0))
-        else:
-            laid.append((tensor, None if _INPUT.match(tensor.name) else n_layer))
-        if is_tied and tensor.name == "token_embd.weight" and of_layers[-1] != CPU:
-            laid.append((tensor, n_layer))
-    return laid
+    return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)
 
 
 def _compute_bytes(
@@ -200,36 +191,22 @@ def _compute_bytes(
         if of_layers[-1] == CPU:
             need = max(need, width.n_vocab + 2 * width.n_embd + memory.in_hole(model, width))
     elif device in of_layers:
-        need = _on_device(model, settings, width, device, of_layers, inputs, is_pipe)
+        is_first = next(where for where in of_layers if where != CPU) == device
+        n_embd, need = width.n_embd, 0.0
+        carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
+        if device in of_layers[:-1]:
+            feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
+            attention: float = width.scores + 2 * n_embd + 2 * width.queries
+            if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
+                n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
+                attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)
+            need = inputs + carried + max(feed_forward, memory.of_experts(width), attention)
+        if device == of_layers[-1]:
+            head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + memory.in_hole(model, width))
+            need = max(need, head)
     else:
         need = 0.0
     return round(4 * memory.n_rows(settings) * need)
-
-
-def _on_device(
-    model: Model,
-    settings: Settings,
-    width: Widths,
-    device: str,
-    of_layers: Sequence[str],
-    inputs: float,
-    is_pipe: bool,
-) -> float:
-    """Peak elements per row on a device with layers."""
-    is_first = next(where for where in of_layers if where != CPU) == device
-    n_embd, need = width.n_embd, 0.0
-    carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
-    if device in of_layers[:-1]:
-        feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
-        attention: float = width.scores + 2 * n_embd + 2 * width.queries
-        if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
-            n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
-            attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)
-        need = inputs + carried + max(feed_forward, memory.of_experts(width), attention)
-    if device == of_layers[-1]:
-        head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + memory.in_hole(model, width))
-        need = max(need, head)
-    return need
 
 
 def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -166,7 +166,9 @@ def read(paths: Iterable[str | Path]) -> Contents:
     traces: list[Record] = []
     begin_with_request = False
     known: set[Hashable] = set()
-    with _no_garbage_collection():
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # collecting garbage would take a quarter of the reading time, and records have no cycles
+    try:
         files, skipped = _files(paths)
         for path in files:
             problems: dict[str, list[int]] = {}
@@ -179,7 +181,10 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 if kind not in sessions:  # one version of the lab wrote all lines of a session
                     sessions.add(kind)
                     if unknown := unknown_fields(line):
-                        skipped.append(_not_known(path, number, unknown, parsed.schema))
+                        skipped.append(
+                            f"{printable(path.name)} line {number}: {', '.join(unknown[:5])} ignored, because this "
+                            f"version of the lab does not know it in lines of schema {parsed.schema}"
+                        )
                 identity = _identity(parsed)
                 if isinstance(parsed, Ceilings):
                     if identity not in known:  # the same ceilings may be in many files
@@ -195,19 +200,20 @@ def read(paths: Iterable[str | Path]) -> Contents:
             for problem, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
+    finally:
+        gc.set_threshold(*thresholds)
     return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request, tuple(traces))
-
-
-def _not_known(path: Path, number: int, unknown: Sequence[str], schema: int) -> str:
-    return (
-        f"{printable(path.name)} line {number}: {', '.join(unknown[:5])} ignored, because this version of the lab does "
-        f"not know it in lines of schema {schema}"
-    )
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
     """The number of each non-empty line, the line, and its contents or why it cannot be read."""
-    with _open(path) as file:
+    try:
+        opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == PAGE else path.open("rb")
+    except OSError as problem:
+        raise LabError(
+            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
+        ) from None
+    with opened as file:
         for number in itertools.count(1):
             line = file.readline(MOST_LINE)
             if not line:
@@ -245,31 +251,10 @@ def _identity(parsed: Line) -> Hashable:
     return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: it would take a quarter of the reading time, and records have no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def pack(lines: Iterable[Line]) -> str:
     """The lines of a results file, compressed and base64-encoded for a page."""
     text = "".join(to_json(line) + "\n" for line in lines)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return io.BytesIO(_unpack(path)) if path.suffix == PAGE else path.open("rb")
-    except OSError as problem:
-        raise LabError(
-            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
-        ) from None
 
 
 def _unpack(path: Path) -> bytes:

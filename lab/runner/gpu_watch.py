@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from lab.core.noise import Gpu
@@ -23,7 +24,16 @@ class GpuWatch:
 
     def __init__(self, own: Collection[int]) -> None:
         self._own = frozenset(own)
-        self._nvml, self._handles = _start()
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                n_gpus = pynvml.nvmlDeviceGetCount()
+                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(n_gpus)]
+                self._nvml = pynvml
         self._since = time.time_ns() // 1000  # like the driver's stamps: microseconds of the system clock
         self._most: list[int | None] = [None] * len(self._handles)
         self._sampled = time.monotonic()
@@ -100,16 +110,3 @@ class GpuWatch:
             return 0 if getattr(problem, "value", None) == self._nvml.NVML_ERROR_NOT_FOUND else None
         latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
         return int(min(100, sum(sample.smUtil for pid, sample in latest.items() if pid not in self._own)))
-
-
-def _start() -> tuple[Any, list[Any]]:
-    """NVML and the handles of its GPUs; (None, []) without NVML."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, []
-    try:
-        pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return None, []

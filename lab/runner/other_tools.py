@@ -9,7 +9,6 @@ and accepts that many for each user in one call (`NewContextParams` in llama/lla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,20 @@ def command_lines(model: str, settings: Settings, n_prompt: int, n_gen: int, n_u
         words = [word for name, options, value in found for word in _words(name, options, value, column)]
         return ToolLine(tool, shell.join(tool, "--model", model, *first, *words), also_missing + missing)
 
+    asked = as_options.asked(settings)
+    chosen = [word for name in asked if name not in ("prompt", "seed") for word in as_options.option(name, asked[name])]
+    several = [] if n_users == 1 else ["--sequences", n_users]
+    own = shell.lab(
+        *("measure" if n_users == 1 else "batch", "--model", model, *several),
+        *("--prompt-len", n_prompt, "--gen", n_gen, *chosen),
+    )
     return [
         line("llama-server", LLAMA, "--ctx-size", n_users * n_ctx, "--parallel", n_users, n_users=n_users),
         line("llama-cli", LLAMA, "--ctx-size", n_ctx, "--predict", n_gen, also_missing=one_user),
         line("llama-bench", BENCH, "--n-prompt", n_prompt, "--n-gen", n_gen, also_missing=one_user),
         _python(model, settings, n_ctx, one_user),
         _modelfile(model, settings, n_ctx, n_users),
-        _lab(model, settings, n_prompt, n_gen, n_users),
+        ToolLine("lab", own, ()),
     ]
 
 
@@ -145,9 +151,7 @@ def _words(name: str, options: str, value: Any, column: int) -> list[str]:
     if isinstance(value, tuple):
         between = "," if column == LLAMA or name == "rpc" else ";" if name == "override_tensor" else "/"
         value = between.join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
-    return [
-        word for option in options.split() for word in (option, str(value)) if (option, value) != ("--prio-batch", -1)
-    ]
+    return [options, str(value)]
 
 
 def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...]) -> ToolLine:
@@ -175,24 +179,10 @@ def _modelfile(model: str, settings: Settings, n_ctx: int, n_users: int) -> Tool
     if "OLLAMA_FLASH_ATTENTION" in values:
         values["OLLAMA_FLASH_ATTENTION"] = int(values["OLLAMA_FLASH_ATTENTION"] == "on")
     path = printable(model if model.startswith("./") else str(Path(model).absolute()))
-    return ToolLine("Ollama", "\n".join(_lines(path, n_ctx, values)), missing)
-
-
-def _lines(model: str, n_ctx: int, values: Mapping[str, Any]) -> Iterator[str]:
     environment = [f"{name}={value}" for name, value in values.items() if name.isupper()]
-    yield f"# Start the server with: {' '.join(environment)} ollama serve"
-    yield f"FROM {model}"
-    yield f"PARAMETER num_ctx {n_ctx}"
+    lines = [f"# Start the server with: {' '.join(environment)} ollama serve", f"FROM {path}"]
+    lines.append(f"PARAMETER num_ctx {n_ctx}")
     for name, value in values.items():
         if not name.isupper():
-            yield f"PARAMETER {name} {str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _lab(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int) -> ToolLine:
-    """The lab's own command."""
-    asked = as_options.asked(settings)
-    words = [word for name in asked if name not in ("prompt", "seed") for word in as_options.option(name, asked[name])]
-    users = [] if n_users == 1 else ["--sequences", str(n_users)]
-    lengths = ["--prompt-len", str(n_prompt), "--gen", str(n_gen)]
-    name = "measure" if n_users == 1 else "batch"
-    return ToolLine("lab", shell.lab(name, "--model", model, *users, *lengths, *words), ())
+            lines.append(f"PARAMETER {name} {str(value).lower() if isinstance(value, bool) else value}")
+    return ToolLine("Ollama", "\n".join(lines), missing)

@@ -91,11 +91,7 @@ def memory_for(plan: Plan) -> int | None:
 
 def too_large(plan: Plan) -> dict[Case, str]:
     """The cases that do not fit, with the reason. Allocating them anyway could bring the machine down."""
-    refused = {}
-    for case in plan.cases:
-        if problem := _problem(plan, case):
-            refused[case] = problem
-    return refused
+    return {case: problem for case in plan.cases if (problem := _problem(plan, case))}
 
 
 def with_most_layers(plan: Plan) -> Plan:
@@ -139,10 +135,8 @@ def _problem(plan: Plan, case: Case) -> str | None:
 
 def _over(plan: Plan, where: Sequence[Place]) -> Room | None:
     """The first memory that is too small."""
-    for room in rooms(plan):
-        if room.n_bytes is not None and needed(room, where) > room.n_bytes:
-            return room
-    return None
+    sizes = ((room, room.n_bytes) for room in rooms(plan))
+    return next((room for room, size in sizes if size is not None and needed(room, where) > size), None)
 
 
 def needed(room: Room, where: Sequence[Place]) -> int:
@@ -154,7 +148,8 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
     """A sentence that says what does not fit, and the largest number of layers that fits."""
     n_layers = sum(len(place.layers) for place in where if place.device in room.devices)
     need, have = needed(room, where) / 1e9, (room.n_bytes or 0) / 1e9
-    names = [name if name == CPU else _in_words(plan, name) for name in room.devices]
+    described = {device.name: f"{device.name} ({device.description})" for device in plan.machine.devices}
+    names = [name if name == CPU else described[name] for name in room.devices]
     layers = f"{n_layers} layer{'' if n_layers == 1 else 's'}"
     if len(names) == 1:
         sentence = f"{names[0]} needs {need:,.1f} GB for {layers} and has {have:,.1f} GB"
@@ -168,8 +163,3 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
             n_fit = sum(len(place.layers) for place in fewer if place.device in room.devices)
             return f"{sentence}: at most {n_fit} fit: --n-gpu-layers {n}"
     return f"{sentence}: no number of layers fits."
-
-
-def _in_words(plan: Plan, name: str) -> str:
-    device = next(device for device in plan.machine.devices if device.name == name)
-    return f"{name} ({device.description})"
