@@ -184,15 +184,15 @@ class _Preparation:
     def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
         """The function that chooses a step's tokens; None if it chooses none."""
         if operation.keeps:
-            return functools.partial(self._choose_and_keep, rows)
+
+            def choose_and_keep() -> None:
+                self._logits[False].choose(rows)
+                self._kept += [self._logits[False].row(i).copy() for i, _, _ in rows]
+
+            return choose_and_keep
         if operation.margins and rows:
             return functools.partial(self._choose_with_margins, rows)
         return self._logits[operation.of_draft].chooser(rows)
-
-    def _choose_and_keep(self, rows: Rows) -> None:
-        logits = self._logits[False]
-        logits.choose(rows)
-        self._kept += [logits.row(i).copy() for i, _, _ in rows]
 
     def _choose_with_margins(self, rows: Rows) -> None:
         for i, slot, targets in rows:

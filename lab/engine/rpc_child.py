@@ -37,7 +37,7 @@ def serve() -> None:
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     reading, writing = os.pipe()
     os.dup2(writing, 1)
-    _log_warnings_only()
+    llama_cpp().llama_log_set(_warning_callback, ctypes.c_void_p(0))
     try:
         lent = choose(devices.known(), asked["devices"])
         start = _start_function()
@@ -95,11 +95,6 @@ def _report_clients(lines: IO[str], events: IO[str]) -> None:
             _report(events, said=f"{client} connected")
         elif line.startswith(CLOSED):
             _report(events, said=f"{client} left")
-
-
-def _log_warnings_only() -> None:
-    """Send llama.cpp's warnings and errors to stderr, and drop its other messages."""
-    llama_cpp().llama_log_set(_warning_callback, ctypes.c_void_p(0))
 
 
 def _print_warning(level: int, text: bytes, _: Any) -> None:

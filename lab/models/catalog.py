@@ -98,8 +98,10 @@ def entries() -> dict[str, Entry]:
     path = data_file("catalog.toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {name: _entry(name, **table) for name, table in tables.items()}
-    except (OSError, tomllib.TOMLDecodeError, TypeError) as problem:
+        for table in tables.values():
+            table |= {"shape": Shape(**table["shape"]), "aliases": tuple(table.get("aliases", ()))}
+        return {name: Entry(name, **table) for name, table in tables.items()}
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
         raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it.") from None
 
 
@@ -171,10 +173,6 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
-
-
-def _entry(name: str, shape: dict[str, object], aliases: tuple[str, ...] = (), **rest: object) -> Entry:
-    return Entry(name=name, shape=Shape(**shape), aliases=tuple(aliases), **rest)  # type: ignore[arg-type]
 
 
 def _parse_hub(text: str) -> Spec:

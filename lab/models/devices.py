@@ -167,16 +167,12 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
             return None
         sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
         sizes = sizes or ([] if memory_bytes is None else [memory_bytes / 2**30])
-        alike = [device for device in alike if _has_memory(device, sizes)]
+        # Apple's driver reports a part of the memory, so a size tells nothing there.
+        known = [(device, device.memory_gb) for device in alike if device.kind != "apple" and device.memory_gb]
+        alike = [device for device, gb in known if any(abs(size - gb) <= SAME_MEMORY * gb for size in sizes)]
     return alike[0] if len(alike) == 1 else None
 
 
 def _words(device: Device) -> Sequence[str]:
     """The words of a driver's description; for Apple's chips also the maker, because others share their names."""
     return [*device.name.split("-"), *(["apple"] if device.kind == "apple" else [])]
-
-
-def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
-    """Whether a device has one of these sizes in GB. Apple's driver reports a part of the memory: never for Apple."""
-    nominal = None if device.kind == "apple" else device.memory_gb
-    return nominal is not None and any(abs(size - nominal) <= SAME_MEMORY * nominal for size in sizes)

@@ -98,10 +98,7 @@ def explain_exit(status: int) -> str:
     """A child's exit status in words."""
     if status >= 0:
         return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "an unknown signal"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
     causes = {
         "SIGKILL": "killed from outside; the system does this when memory runs out",
         "SIGSEGV": "a crash in native code",

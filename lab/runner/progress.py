@@ -111,7 +111,7 @@ class Reporter:
         self._learn(case, lasted[False], lasted[True], self._n_tokens(case)[1])
 
     def learn_request(self, case: Case, request: Request) -> None:
-        """Use a request's time per token for the forecast."""
+        """As `learn`, from a request."""
         ttft, e2e = times.ttft_ns(request), times.e2e_ns(request)
         if ttft is not None and e2e is not None:
             self._n_learned += 1
@@ -120,9 +120,8 @@ class Reporter:
     def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
         n_prefilled = self._n_tokens(case)[0]
         if n_prefilled and prefill_ns:
-            prefill = prefill_ns / n_prefilled
-            decode = decode_ns / n_chosen if decode_ns else prefill
-            self._costs[case] = prefill / 1e9, decode / 1e9
+            prefill = prefill_ns / n_prefilled / 1e9
+            self._costs[case] = prefill, decode_ns / n_chosen / 1e9 if decode_ns else prefill
 
     def progress_watcher(
         self, case: Case, repeat: int, warmup: bool, pieces: Sequence[bytes]
@@ -186,17 +185,27 @@ class Reporter:
         text: str = "",
     ) -> None:
         """Report one status. `rest_s` is the remaining time of the current run; adds the forecast for the others."""
-        n_running = 1 if doing in IN_A_RUN else 0
+        left_s, state = None, (len(self._todo), self._n_learned)
+        if rest_s is not None and self._costs:
+            if self._forecast[0] != state:  # a run was added or ended
+                cases = self._cases.union(case for _, case in self._todo)
+                costs = {case: self._seconds(*self._n_tokens(case), case) or 0.0 for case in cases}
+                self._forecast = state, costs, sum(costs[case] for _, case in self._todo)
+            _, cost_s, later_s = self._forecast
+            left_s = rest_s + later_s
+            if self._extra:
+                extra = self._extra(cost_s, time.monotonic() - self._started + left_s)
+                left_s += sum(n * cost_s[case] for case, n in extra.items())
         self._watch(
             Status(
                 doing=doing,
                 case=case,
                 repeat=repeat,
                 rate_tps=rate_tps,
-                n_runs_done=self._n_runs - len(self._todo) - n_running,
+                n_runs_done=self._n_runs - len(self._todo) - (doing in IN_A_RUN),
                 n_runs=self._n_runs,
                 elapsed_s=time.monotonic() - self._started,
-                left_s=None if rest_s is None else self._left_s(rest_s),
+                left_s=left_s,
                 text=text,
             )
         )
@@ -204,22 +213,6 @@ class Reporter:
     def announce(self, sentence: str) -> None:
         """Report a message that must stay visible."""
         self._watch(Status(sentence, note=sentence))
-
-    def _left_s(self, rest_s: float) -> float | None:
-        """Forecast in seconds for the rest of the current run, the runs on the list, and the extra ones after them.
-
-        The seconds of each case are computed again when a run was added or ended.
-        """
-        state = len(self._todo), self._n_learned
-        if self._costs and self._forecast[0] != state:
-            cases = self._cases.union(case for _, case in self._todo)
-            cost_s = {case: self._seconds(*self._n_tokens(case), case) or 0.0 for case in cases}
-            self._forecast = state, cost_s, sum(cost_s[case] for _, case in self._todo)
-        if not self._costs:
-            return None
-        _, cost_s, later_s = self._forecast
-        extra = self._extra(cost_s, time.monotonic() - self._started + rest_s + later_s) if self._extra else {}
-        return rest_s + later_s + sum(n * cost_s[case] for case, n in extra.items())
 
     def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
         """Forecast in seconds for these tokens, from the most similar case so far."""

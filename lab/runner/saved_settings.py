@@ -40,11 +40,6 @@ def folder() -> Path:
     return platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
 
 
-def names() -> list[str]:
-    """The names of all saved settings."""
-    return sorted(path.stem for path in folder().glob("*.json"))
-
-
 def save(name: str, settings: Mapping[str, Any], about: str) -> Path:
     """Keep settings (keywords of AskedSettings) under a name, instead of earlier ones of that name; returns the file.
 
@@ -66,10 +61,9 @@ def read(name: str) -> Saved:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        known = (
-            f"Saved are: {', '.join(names())}." if names() else "None are saved yet: lab tune --save NAME saves some."
-        )
-        raise LabError(f"There are no settings named {name}.", known) from None
+        known = ", ".join(sorted(path.stem for path in folder().glob("*.json")))
+        hint = f"Saved are: {known}." if known else "None are saved yet: lab tune --save NAME saves some."
+        raise LabError(f"There are no settings named {name}.", hint) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise LabError(f"The settings {name} cannot be read: {problem}.", f"Correct or delete {path}") from None
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
