@@ -211,7 +211,9 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert code == 0, err
     document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
     assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
-    code, out, err = run_lab("predict", "-p", "64", "-n", "10", "-u", "64", "-t", "1", "--results", tmp_path)
+    code, out, err = run_lab(
+        "predict", "-p", "64", "-n", "10", "-u", "64", "-t", "1", "-d", "here", "--results", tmp_path
+    )
     assert code == 0, err
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import load_shares, loads, request_table, table
 from lab.analysis.load_shares import Alone, Shares
 from lab.analysis.loads import NS, Arm, Attainment, Round, Sample, attainment
+from lab.core import stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Machine, Record
 from lab.core.request import Endpoint, RequestRecord, Slo
@@ -77,13 +78,8 @@ class Rate:
     @cached_property
     def _half(self) -> float:
         """Half the interval; 0 for one round."""
-        from scipy.special import stdtrit
-
-        n = len(self.by_round)
-        if n < 2:
-            return 0.0
-        of_rounds = float(stdtrit(n - 1, 0.95)) * statistics.stdev(self.by_round) / math.sqrt(n)
-        return of_rounds + self.value / (2 * max(1.0, self.n_per_round))
+        cut = self.value / (2 * max(1.0, self.n_per_round)) if len(self.by_round) > 1 else 0.0
+        return stats.mean_half_width(self.by_round, 0.9) + cut
 
 
 @dataclass(frozen=True, kw_only=True)

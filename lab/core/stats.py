@@ -48,6 +48,15 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return Interval(ordered[rank - 1], ordered[-rank])
 
 
+def mean_half_width(values: Sequence[float], confidence: float) -> float:
+    """Half the interval of the mean of independent values, by Student's t; 0 for one value."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    quantile = float(stdtrit(n - 1, (1 + confidence) / 2)) if n > 1 else 0.0
+    return quantile * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
+
+
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The interval of the geometric mean of positive values, by Student's t on logarithms; None for fewer than 3.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core.lines import from_json, to_json
+from lab.core.lines import converted, to_json
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Request
 from lab.endpoints.access import Access
@@ -41,7 +41,7 @@ def serve() -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Send the requests of a plan. Returns the time of its start."""
-    access, plan = from_json(Access, json.dumps(request["access"])), from_json(SendPlan, json.dumps(request["plan"]))
+    access, plan = converted(request["access"], Access), converted(request["plan"], SendPlan)
     arrivals, path = Arrivals(), Path(request["path"])
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
