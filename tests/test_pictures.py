@@ -17,6 +17,7 @@ from lab.core.record import Record
 from lab.drawing import canvas
 from lab.features import known
 from lab.show import plot_runs, plot_trial, plot_why, text_tune
+from lab.show.section import Picture, numbered
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -197,3 +198,9 @@ def test_a_model_with_dollars_in_its_name_is_no_formula() -> None:
     figure = canvas.drawn(plot_runs.drawings(session(model=odd))["prefill"], (8, 5))
     figure.draw_without_rendering()
     assert "a$b$" in figure.axes[0].get_title()
+
+
+def test_pictures_of_equal_name_get_names_of_their_own() -> None:
+    names = ("a", "load", "load-2", "load", "load-2")
+    made = numbered([Picture(name, "", lambda figure: None) for name in names])
+    assert [picture.name for picture in made] == ["a", "load-1", "load-2-1", "load-3", "load-2-2"]

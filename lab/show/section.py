@@ -6,6 +6,7 @@ This file prints sections; page.html.jinja writes them as HTML.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -138,12 +139,15 @@ def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dic
 
 
 def numbered(pictures: Sequence[Picture]) -> list[Picture]:
-    """The same pictures; pictures of equal name are numbered."""
-    names = [picture.name for picture in pictures]
-    return [
-        picture if names.count(name) == 1 else dataclasses.replace(picture, name=f"{name}-{1 + names[:i].count(name)}")
-        for i, (name, picture) in enumerate(zip(names, pictures, strict=True))
-    ]
+    """The same pictures; pictures of equal name get numbers that no other name has."""
+    names, used, made = [picture.name for picture in pictures], {picture.name for picture in pictures}, []
+    for picture in pictures:
+        if names.count(picture.name) > 1:
+            free = next(name for n in itertools.count(1) if (name := f"{picture.name}-{n}") not in used)
+            picture = dataclasses.replace(picture, name=free)
+        used.add(picture.name)
+        made.append(picture)
+    return made
 
 
 def print_sections(sections: Sequence[Section], out: Console) -> None:
