@@ -7,8 +7,8 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-The folders below are the wings of the lab, read from top to bottom: `cli`, `features`, `show`, `experiments`, `why`,
-`drawing`, `analysis`, `runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
+A small base (`core`, `process`, `engine`, `models`, `runner`, `show`, `cli`) carries the features, each in a room of its
+own (`features`). lab/README.md explains both.
 """
 
 import ast
@@ -21,39 +21,39 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError as LabError
 
 if TYPE_CHECKING:
-    from lab.analysis.comparison import compare as compare
-    from lab.analysis.load_figures import arms as arms
-    from lab.analysis.table import runs as runs
-    from lab.analysis.table import steps as steps
-    from lab.analysis.table import summary as summary
     from lab.core.results import read as read
-    from lab.drawing.canvas import plot_lines as plot_lines
-    from lab.experiments.batching import batch as batch
-    from lab.experiments.claims.session import claims as claims
-    from lab.experiments.prefix_cache import prefix as prefix
-    from lab.experiments.speculation import speculate as speculate
-    from lab.experiments.stalls import stall as stall
-    from lab.experiments.tuning import tune as tune
+    from lab.features.batch import batch as batch
+    from lab.features.claims.session import claims as claims
+    from lab.features.compare.comparison import compare as compare
+    from lab.features.compare.side_by_side import ab as ab
+    from lab.features.limits.plot_why import plot_roofline as plot_roofline
+    from lab.features.limits.plot_why import plot_where as plot_where
+    from lab.features.limits.probing import ceilings as ceilings
+    from lab.features.limits.roofline import explain as explain
+    from lab.features.measure.measuring import measure as measure
+    from lab.features.measure.measuring import sweep as sweep
+    from lab.features.measure.plot_runs import plot_decode as plot_decode
+    from lab.features.measure.plot_runs import plot_prefill as plot_prefill
+    from lab.features.measure.plot_runs import plot_sweep as plot_sweep
     from lab.features.page import report as report
-    from lab.runner.loading import load as load
-    from lab.runner.measuring import measure as measure
-    from lab.runner.measuring import sweep as sweep
+    from lab.features.predict.prediction import predict as predict
+    from lab.features.predict.text_predict import plot_requests as plot_requests
+    from lab.features.prefix import prefix as prefix
+    from lab.features.serve.load_figures import arms as arms
+    from lab.features.serve.loading import load as load
+    from lab.features.serve.plot_load import plot_arms as plot_arms
+    from lab.features.speculate.speculation import speculate as speculate
+    from lab.features.stall import stall as stall
+    from lab.features.trace.attention_weights import attention as attention
+    from lab.features.trace.token_trace import trace as trace
+    from lab.features.tune.text_tune import plot_tuned as plot_tuned
+    from lab.features.tune.text_tune import show_tuned as show_tuned
+    from lab.features.tune.tuning import tune as tune
     from lab.runner.saved_settings import settings as settings
-    from lab.runner.side_by_side import ab as ab
-    from lab.show.plot_load import plot_arms as plot_arms
-    from lab.show.plot_runs import plot_decode as plot_decode
-    from lab.show.plot_runs import plot_prefill as plot_prefill
-    from lab.show.plot_runs import plot_sweep as plot_sweep
-    from lab.show.plot_why import plot_roofline as plot_roofline
-    from lab.show.plot_why import plot_where as plot_where
-    from lab.show.text_predict import plot_requests as plot_requests
-    from lab.show.text_tune import plot_tuned as plot_tuned
-    from lab.show.text_tune import show_tuned as show_tuned
-    from lab.why.attention_weights import attention as attention
-    from lab.why.prediction import predict as predict
-    from lab.why.probing import ceilings as ceilings
-    from lab.why.roofline import explain as explain
-    from lab.why.token_trace import trace as trace
+    from lab.show.canvas import plot_lines as plot_lines
+    from lab.show.table import runs as runs
+    from lab.show.table import steps as steps
+    from lab.show.table import summary as summary
 
 
 @functools.cache

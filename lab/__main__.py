@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from lab.cli.main import main as command
+        from lab.main import main as command
 
         command()
     except KeyboardInterrupt:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances
 from lab.core import script as scripts
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise, NoiseReading
@@ -45,6 +44,7 @@ from lab.process.wire import Backend, Build, Outcome, Progress, Vocabulary
 from lab.process.worker import WorkerDied
 from lab.runner import energy, noise_watch
 from lab.runner.warm_engine import N_SENTINEL
+from lab.show import disturbances
 from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
@@ -390,7 +390,7 @@ def run_lab(*arguments: object) -> tuple[int, str, str]:
     A process of its own starts Python, pandas and matplotlib anew, which takes seconds: `run_process` is for tests of
     that. What `main` does to signals is undone.
     """
-    from lab.cli.main import main
+    from lab.main import main
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

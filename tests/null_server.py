@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core.lines import from_json, to_json
-from lab.endpoints import null_server as plain
-from lab.endpoints.null_server import STREAM, STREAM_END, Chunk, NullServer, Question, send, until, write_whole
+from lab.features.serve import null_server as plain
+from lab.features.serve.null_server import STREAM, STREAM_END, Chunk, NullServer, Question, send, until, write_whole
 
 TEMPLATE_TOKENS = 5
 """Tokens that the template of a chat adds to a prompt."""

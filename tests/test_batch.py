@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.analysis import comparison, table
 from lab.core import cost, lever_figures, memory, results
 from lab.core import script as scripts
 from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.experiments import batching
+from lab.features import batch as batching
 from lab.features import known
+from lab.features.compare import comparison
+from lab.features.limits import roofline
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import learning
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.why import learning, roofline
-from lab.why.step_prediction import StepPrediction
+from lab.show import table
 from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 

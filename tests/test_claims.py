@@ -12,13 +12,14 @@ import lab
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.experiments.claims import judging, session
-from lab.experiments.claims.figures import CLAIMS
-from lab.experiments.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
-from lab.experiments.claims.session import PARTS, Session
 from lab.features import known, page
+from lab.features.claims import judging, session
+from lab.features.claims import views as claim_views
+from lab.features.claims.figures import CLAIMS
+from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
+from lab.features.claims.session import PARTS, Session
 from lab.runner.plan import make_plan
-from lab.show import claim_views, console
+from lab.show import console
 from lab.show.section import print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_claims_judged import Planted

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances, spread
 from lab.core import script as scripts
 from lab.core.levers import LOOKUP, Batch, Prefix, Speculation
 from lab.core.record import FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.experiments import batching, prefix_cache, speculation, stalls
-from lab.experiments.claims.figures import CLAIMS, LONGEST
-from lab.experiments.claims.judging import (
+from lab.features import batch as batching
+from lab.features import prefix as prefix_cache
+from lab.features import stall as stalls
+from lab.features.claims.figures import CLAIMS, LONGEST
+from lab.features.claims.judging import (
     HOLDS,
     HOLDS_NOT,
     UNSURE,
@@ -32,8 +33,11 @@ from lab.experiments.claims.judging import (
     figure,
     judge,
 )
+from lab.features.compare import spread
+from lab.features.speculate import speculation
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run
+from lab.show import disturbances
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated
 
 WEIGHTS = 10**6 * 32 // 18

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import comparison
-from lab.analysis.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
-from lab.runner import side_by_side
+from lab.features.compare import comparison, side_by_side, text_compare
+from lab.features.compare.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import execute as execute_session
-from lab.show import console, text_compare
+from lab.show import console
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
 OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
+from lab.features.predict import datasheet
 from lab.models import devices
-from lab.why import datasheet
 
 ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     (Path(__file__).parent.parent / "models" / "devices.toml").read_text()

@@ -15,15 +15,16 @@ import pytest
 from lab.core.record import CRASHED, OK, Rate, Record, Settings
 from lab.core.script import Script
 from lab.errors import LabError
+from lab.features.compare import side_by_side
+from lab.features.compare.side_by_side import plan as plan_trial
 from lab.process.wire import Backend, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, diagnosis, side_by_side
+from lab.runner import builds, diagnosis
 from lab.runner.cases import Plan
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
-from lab.runner.side_by_side import plan as plan_trial
 from tests import faults
 from tests.conftest import FakeWorker, run_lab
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import Device, Settings
 from lab.core.script import Script
 from lab.core.stats import Ratio
 from lab.errors import LabError
+from lab.features import doctor as checkup
+from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN, Check
+from lab.features.limits import plain_read
 from lab.process.wire import Outcome, Progress
 from lab.runner import builds, limits, machine, noise_watch
-from lab.why import checkup, plain_read
-from lab.why.checkup import BROKEN, FINE, LOOK, UNKNOWN, Check
+from lab.show import disturbances
 from tests.conftest import MACHINE, FakeWorker, died, run_lab, steps_of
 
 

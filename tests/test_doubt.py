@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown
 from lab.core.matrix import Matrix
 from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.errors import LabError
 from lab.features import known, page
+from lab.features.compare import comparison, text_compare
+from lab.features.limits import advice, plain_read, plot_why, probing, roofline, step_kernels, text_why
+from lab.features.limits.advice import Lever
+from lab.features.limits.where import Where
+from lab.features.measure import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
-from lab.show import plot_why, text_compare, text_results, text_why
-from lab.why import advice, plain_read, probing, roofline, step_kernels
-from lab.why.advice import Lever
-from lab.why.where import Where
+from lab.show import disturbances, table
 from tests.bench import doubt
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.endpoints.null_server import NullServer
+from lab.features.serve.null_server import NullServer
 from tests.conftest import run_lab
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 

@@ -27,7 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoints.formats import Piece, Stream, StreamReader
+from lab.features.serve.formats import Piece, Stream, StreamReader
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:

@@ -12,9 +12,9 @@ import pytest
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
-from lab.endpoints.access import access
-from lab.endpoints.client import Client
-from lab.endpoints.send_plan import Ask, SendPlan
+from lab.features.serve.access import access
+from lab.features.serve.client import Client
+from lab.features.serve.send_plan import Ask, SendPlan
 
 PAUSE_S = 0.03
 EVENTS = [

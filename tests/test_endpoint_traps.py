@@ -39,15 +39,15 @@ from lab.core.request import (
     short_name,
 )
 from lab.core.request_times import figures
-from lab.endpoints import formats as options
-from lab.endpoints import prompts
-from lab.endpoints.access import Access, access, ask
-from lab.endpoints.client import Client, ClientDied
-from lab.endpoints.formats import ask_for
-from lab.endpoints.probe import MOST_PROBES, choose_model, probe
-from lab.endpoints.selftest import client_error
-from lab.endpoints.send_plan import Ask, SendPlan
 from lab.errors import LabError
+from lab.features.serve import formats as options
+from lab.features.serve import prompts
+from lab.features.serve.access import Access, access, ask
+from lab.features.serve.client import Client, ClientDied
+from lab.features.serve.formats import ask_for
+from lab.features.serve.probe import MOST_PROBES, choose_model, probe
+from lab.features.serve.selftest import client_error
+from lab.features.serve.send_plan import Ask, SendPlan
 from tests.null_server import (
     ACCEPT,
     ALWAYS,
@@ -294,7 +294,7 @@ def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.M
     def refuse(settings: str) -> None:
         raise LabError("no port")
 
-    monkeypatch.setattr("lab.endpoints.selftest.null_server", refuse)
+    monkeypatch.setattr("lab.features.serve.selftest.null_server", refuse)
     assert client_error() is None
 
 

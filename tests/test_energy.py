@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from lab.analysis import table
 from lab.core.noise import DRAM, GPU, PACKAGE, Noise, NoiseReading
 from lab.core.record import FAILED, Device, Record
+from lab.features.measure import text_results
 from lab.runner import energy, noise_watch
 from lab.runner.energy import Counter, EnergyWatch, describe
 from lab.runner.gpu_watch import GpuWatch
-from lab.show import text_results
+from lab.show import table
 from tests.conftest import MACHINE, make_record, make_run
 
 NO_GPU = cast(GpuWatch, type("NoGpu", (), {"n_gpus": 0}))

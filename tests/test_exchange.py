@@ -13,10 +13,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab.analysis import comparison, llama_bench_format, table
 from lab.core import phases, results
 from lab.core.record import FAILED, UNKNOWN_THREADS, Record
 from lab.errors import LabError
+from lab.features.compare import comparison
+from lab.features.exchange import llama_bench_format
+from lab.show import table
 from tests.conftest import MS, make_record, make_run, run_lab, run_process
 
 LLAMA_BENCH = {  # a row as llama-bench b-0c1e570 printed it, shortened to what is read

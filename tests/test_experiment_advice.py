@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from lab.cli import main
+from lab import main
 from lab.core import cost
 from lab.core.record import Ceilings, Record
+from lab.features.limits import advice, roofline, step_kernels, text_why
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.show import text_why
-from lab.why import advice, roofline, step_kernels
 from tests.conftest import MACHINE, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 

@@ -8,10 +8,10 @@ import click
 import pytest
 
 import lab
-from lab.cli.main import lab as cli
 from lab.core.asked_settings import defaults
-from lab.experiments.experiment import Experiment
-from lab.experiments.known import EXPERIMENTS, of_run
+from lab.features.experiment import Experiment
+from lab.features.experiments import EXPERIMENTS, of_run
+from lab.main import lab as cli
 from tests.conftest import make_run
 
 

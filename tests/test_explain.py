@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances
 from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
+from lab.features.limits import advice, plain_read, probing, roofline, step_kernels, text_why, where
+from lab.features.limits.where import Where
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
-from lab.show import text_why
-from lab.why import advice, plain_read, probing, roofline, step_kernels, where
-from lab.why.where import Where
+from lab.show import disturbances
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 

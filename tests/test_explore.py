@@ -14,9 +14,10 @@ from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.features import page
+from lab.features.limits import roofline, where
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import datasheet, laws, learning, prediction, published
 from lab.models import catalog, shapes
-from lab.why import datasheet, laws, learning, prediction, published, roofline, where
-from lab.why.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
 from tests.test_prediction import epyc

@@ -14,10 +14,11 @@ from lab.core.record import OK
 from lab.core.results import read
 from lab.engine import llama, native
 from lab.errors import LabError
+from lab.features.compare import side_by_side
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, side_by_side
+from lab.runner import builds
 from tests.conftest import FakeWorker, run_lab
 
 LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")

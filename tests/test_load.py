@@ -37,14 +37,14 @@ from lab.core.request import (
     parse_slo,
 )
 from lab.core.results import save
-from lab.endpoints.access import access, ask
-from lab.endpoints.null_server import NullServer
-from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
-from lab.runner import load_plan, loading, server_session
-from lab.runner.load_plan import make_plan
+from lab.features.serve import load_plan, loading, server_session
+from lab.features.serve.access import access, ask
+from lab.features.serve.load_plan import make_plan
+from lab.features.serve.null_server import NullServer
+from lab.features.serve.send_plan import MOST_AT_ONCE
+from lab.features.serve.servers import connect
 from lab.runner.progress import Status
-from lab.runner.servers import connect
 from tests.conftest import run_lab, start_lab
 from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 

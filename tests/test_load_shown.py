@@ -9,9 +9,6 @@ import pytest
 from matplotlib.text import Text
 
 import lab
-from lab.analysis import comparison, load_figures, load_shares, loads
-from lab.analysis.load_figures import ArmFigures, Tail
-from lab.analysis.loads import FAILS, HOLDS, UNSURE, Arm, Sample
 from lab.core import results, stats
 from lab.core.record import FAILED, OK
 from lab.core.request import (
@@ -32,10 +29,13 @@ from lab.core.request import (
     Slo,
     Usage,
 )
-from lab.drawing import canvas
 from lab.errors import LabError
 from lab.features import again
-from lab.show import plot_load, svg, text_load
+from lab.features.compare import comparison
+from lab.features.serve import load_figures, load_shares, loads, plot_load, text_load
+from lab.features.serve.load_figures import ArmFigures, Tail
+from lab.features.serve.loads import FAILS, HOLDS, UNSURE, Arm, Sample
+from lab.show import canvas, svg
 from lab.show.console import console
 from lab.show.section import print_section
 from tests.conftest import MACHINE, make_record, run_lab

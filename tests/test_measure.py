@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from lab.analysis import table
 from lab.core import results, stats
 from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
@@ -19,6 +18,7 @@ from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
 from lab.runner.rounds import wide_rows
 from lab.runner.session import execute, new_results_file
+from lab.show import table
 from tests.conftest import MS, FakeWorker, died, run_lab
 
 

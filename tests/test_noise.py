@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
 from lab.core.record import Record, Run
 from lab.runner import noise_watch
 from lab.runner.gpu_watch import GpuWatch
+from lab.show import disturbances
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 
 READING = NoiseReading(None, None, None, None, None, None)

@@ -16,8 +16,7 @@ from nbclient import NotebookClient
 import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.features import lesson
-from lab.show import answers, lesson_server
+from lab.features.lessons import answers, lesson, lesson_server
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 

@@ -24,12 +24,11 @@ from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
-from lab.endpoints import formats
-from lab.endpoints import probe as probing
-from lab.endpoints.access import access, hidden, masked
-from lab.endpoints.client import Client
-from lab.endpoints.send_plan import SendPlan
-from lab.runner import server_session, through_server
+from lab.features.serve import formats, server_session, through_server
+from lab.features.serve import probe as probing
+from lab.features.serve.access import access, hidden, masked
+from lab.features.serve.client import Client
+from lab.features.serve.send_plan import SendPlan
 from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, table
 from lab.core.record import Settings
-from lab.runner.other_tools import BENCH, OPTIONS, PYTHON, command_lines
+from lab.features.exchange.other_tools import BENCH, OPTIONS, PYTHON, command_lines
 from tests import llama_args
 from tests.conftest import SETTINGS
 

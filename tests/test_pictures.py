@@ -12,13 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from lab.analysis import comparison
 from lab.core.record import Record
-from lab.drawing import canvas
 from lab.features import known
-from lab.show import plot_runs, plot_trial, plot_why, text_tune
+from lab.features.compare import comparison, plot_trial
+from lab.features.limits import plot_why, roofline
+from lab.features.measure import plot_runs
+from lab.features.tune import text_tune
+from lab.show import canvas
 from lab.show.section import Picture, numbered
-from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
 from tests.test_batch import KERNELS

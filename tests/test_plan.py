@@ -9,8 +9,9 @@ import pytest
 
 from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
+from lab.features.measure import measuring
 from lab.process.worker import Worker
-from lab.runner import measuring, prompts
+from lab.runner import prompts
 from lab.runner.cases import Plan, Until
 from lab.runner.limits import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths

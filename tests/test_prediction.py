@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import lab
-from lab.analysis import disturbances
 from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
+from lab.features.limits import probing, step_kernels
+from lab.features.limits.where import Where
+from lab.features.predict import datasheet, learning, prediction, text_predict
+from lab.features.predict.learning import Case, Costs, Point
 from lab.models import catalog, shapes
-from lab.show import text_predict
-from lab.why import datasheet, learning, prediction, probing, step_kernels
-from lab.why.learning import Case, Costs, Point
-from lab.why.where import Where
+from lab.show import disturbances
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE

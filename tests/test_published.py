@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lab.core.record import DECODE, PREFILL
+from lab.features.predict import datasheet, published
+from lab.features.predict.published import Case, Row
 from lab.models import catalog, shapes
-from lab.why import datasheet, published
-from lab.why.published import Case, Row
 from tests.bench import clean_published, learn_published
 from tests.conftest import SETTINGS
 

@@ -13,9 +13,8 @@ import lab
 from lab.core.request import Slo
 from lab.core.results import read, save
 from lab.errors import LabError
-from lab.show import text_predict
-from lab.why import datasheet, prediction
-from lab.why.prediction import HERE, Prediction
+from lab.features.predict import datasheet, prediction, text_predict
+from lab.features.predict.prediction import HERE, Prediction
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"

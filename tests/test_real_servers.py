@@ -23,7 +23,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis import load_shares
 from lab.core import request_times as times
 from lab.core import results
 from lab.core.record import FAILED, OK
@@ -45,15 +44,14 @@ from lab.core.request import (
     Slo,
 )
 from lab.core.request_times import figures
-from lab.endpoints import formats
-from lab.endpoints.access import access, all_headers, ask
-from lab.endpoints.probe import LONG
-from lab.endpoints.send_plan import Ask, SendPlan
 from lab.errors import LabError
+from lab.features.lessons import lesson_server
+from lab.features.serve import formats, load_shares, own_server
+from lab.features.serve.access import access, all_headers, ask
+from lab.features.serve.probe import LONG
+from lab.features.serve.send_plan import Ask, SendPlan
+from lab.features.serve.servers import Server, connect
 from lab.models import catalog
-from lab.runner import own_server
-from lab.runner.servers import Server, connect
-from lab.show import lesson_server
 from tests.bench import llama_bench
 from tests.conftest import run_lab
 from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from lab.cli import measuring
 from lab.core import results
 from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
 from lab.features import known, page
+from lab.features.measure import command as measuring
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 import lab
-from lab.analysis import comparison, request_table
-from lab.analysis.comparison import SLOWER
 from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
@@ -26,7 +24,10 @@ from lab.core.request import (
 )
 from lab.errors import LabError
 from lab.features import known, page
-from lab.show import console, text_compare, text_requests
+from lab.features.compare import comparison, text_compare
+from lab.features.compare.comparison import SLOWER
+from lab.features.serve import text_requests
+from lab.show import console, request_table
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 

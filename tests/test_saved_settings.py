@@ -10,10 +10,10 @@ import click
 import pytest
 
 import lab
-from lab.cli.main import lab as main
 from lab.cli.options import parse_variant
 from lab.core.asked_settings import table
 from lab.errors import LabError
+from lab.main import lab as main
 from lab.runner import saved_settings
 from lab.runner.saved_settings import load, read, save
 from tests.conftest import run_lab

@@ -14,15 +14,16 @@ from lab.core import guesses, results
 from lab.core.guesses import StepTimes
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
-from lab.drawing import canvas
 from lab.engine.speculation import Lookup
 from lab.errors import LabError
-from lab.experiments import speculation, speculation_rows
 from lab.features import known, page
+from lab.features.speculate import rows as speculation_rows
+from lab.features.speculate import speculation
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.session import execute, new_results_file
+from lab.show import canvas
 from lab.show.console import console
 from lab.show.section import print_sections
 from tests import miniature

@@ -11,11 +11,11 @@ from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
+from lab.features.limits import plot_why, probe_plan, probing, roofline, step_kernels, text_why, where
+from lab.features.predict import learning
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker
-from lab.show import plot_why, text_why
-from lab.why import learning, probe_plan, probing, roofline, step_kernels, where
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
 

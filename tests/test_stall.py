@@ -15,11 +15,12 @@ from lab.core.levers import Stall
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.experiments import stalls
-from lab.experiments.stalls import Piece
+from lab.features import stall as stalls
+from lab.features.limits import step_kernels
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import learning
+from lab.features.stall import Piece
 from lab.process.worker import Worker
-from lab.why import learning, step_kernels
-from lab.why.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
 

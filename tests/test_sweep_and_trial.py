@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis import table
 from lab.core import phases, results
 from lab.core import script as scripts
 from lab.core.record import Run
 from lab.process.wire import Progress
 from lab.process.worker import Worker
 from lab.runner import prompts
+from lab.show import table
 from tests.conftest import make_run, run_lab, run_process
 from tests.test_real import REAL
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.analysis import table, wording
 from lab.core.record import Device, Record
 from lab.features import known
-from lab.show import console, plot_runs
+from lab.features.measure import plot_runs
+from lab.show import console, table, wording
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 

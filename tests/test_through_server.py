@@ -16,13 +16,12 @@ from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
 from lab.core.request_times import figures
-from lab.endpoints import prompts
-from lab.endpoints.null_server import NullServer
 from lab.errors import LabError
-from lab.runner import server_session, through_server
+from lab.features.serve import prompts, server_session, through_server
+from lab.features.serve.null_server import NullServer
+from lab.features.serve.servers import Server, connect
+from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from lab.runner.progress import Status
-from lab.runner.servers import Server, connect
-from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from tests.conftest import run_lab
 from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 

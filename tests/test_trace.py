@@ -10,11 +10,10 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.traced import Phase, TokenTrace
 from lab.errors import LabError
+from lab.features.trace import token_trace, trace_views
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Node, Operand, StepTrace
 from lab.process.worker import Worker
-from lab.show import trace_views
-from lab.why import token_trace
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab
 
 

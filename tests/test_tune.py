@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import tuning
-from lab.analysis.tuning import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TTFT, Measured, phases_of
-from lab.analysis.tuning_search import Choice, Search, Timing
 from lab.core import results
 from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
 from lab.errors import LabError
-from lab.experiments import tuning as experiment
+from lab.features.tune import result as tuning
+from lab.features.tune import text_tune
+from lab.features.tune import tuning as experiment
+from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TTFT, Measured, phases_of
+from lab.features.tune.search import Choice, Search, Timing
 from lab.process.wire import Outcome, Progress
 from lab.runner import limits
-from lab.show import text_tune
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
 SPACE: dict[str, list[Any]] = {"threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256], "flash_attn": ["off"]}

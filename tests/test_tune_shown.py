@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from lab.analysis.tuning import Crossing, of_sessions
 from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
-from lab.drawing import canvas
-from lab.experiments import tuning
+from lab.features.tune import text_tune, tuning
+from lab.features.tune.result import Crossing, of_sessions
 from lab.models import catalog
-from lab.show import text_tune
+from lab.show import canvas
 from lab.show.section import Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
 

@@ -9,24 +9,12 @@ import click
 from click.core import ParameterSource
 
 from lab.core import shell
-from lab.experiments.known import EXPERIMENTS
 
 MOST_UNGROUPED = 7
 """Options that are listed without groups, where a command has no more."""
 
-_OWN = [
-    name
-    for experiment in EXPERIMENTS
-    for option in experiment.options
-    if (name := option.name.replace("_", "-")) not in ("prompt-len", "gen", "repeat", "prompt")
-]
-
 GROUPS = {
-    "What to measure": (
-        *("prompt-len", "gen", "max-len", "every", *_OWN, "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
-        *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
-        *("goal", "allow-lossy", "serve", "attention"),
-    ),
+    "What to measure": (),  # and every option that is in no group
     "Filters and costs": ("all", "memory", "at-least", "prices"),
     "Number of runs": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
@@ -47,7 +35,7 @@ GROUPS = {
         *("ceilings", "force", "format", "as", "table", "save"),
     ),
 }
-"""Every option of every command but --help, without its dashes."""
+"""The groups of options, without their dashes; those of one command belong to the first."""
 
 
 SAVED = "lab.settings"
@@ -99,7 +87,9 @@ class Command(click.Command):
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         rows = {long_name(option): record for option in options if (record := option.get_help_record(ctx))}
         first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
-        for title, names in {"Options": first, **GROUPS, "Output": (*GROUPS["Output"], *rows)}.items():
+        grouped = {name for names in GROUPS.values() for name in names} | {"help"}
+        groups = GROUPS | {"What to measure": tuple(name for name in rows if name not in grouped)}
+        for title, names in {"Options": first, **groups, "Output": (*GROUPS["Output"], "help")}.items():
             if shown := [rows.pop(name) for name in names if name in rows]:
                 with formatter.section(title):
                     formatter.write_dl(shown)

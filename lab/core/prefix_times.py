@@ -1,6 +1,6 @@
 """The times of a run of `lab prefix`: how long each of its four ways to the first token took.
 
-The script (lab/experiments/prefix_cache.py) prefills prefix and suffix with an empty cache; then it prefills the suffix
+The script (lab/features/prefix.py) prefills prefix and suffix with an empty cache; then it prefills the suffix
 after a copy of the prefix, after a load from memory, and after a load from a file.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lab.core.matrix import BLOCKS, Matrix
 from lab.core.record import Model
 
-__all__ = ["BLOCKS", "Matrix"]  # for the other wings
+__all__ = ["BLOCKS", "Matrix"]  # for other folders
 
 ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
 OTHER = "other"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lab.analysis import tuning
 from lab.core import shell
 from lab.core.levers import Batch
 from lab.core.record import Record
 from lab.core.request import CONSTANT, RequestRecord
-from lab.experiments.claims.figures import CLAIMS
-from lab.experiments.claims.session import PARTS
-from lab.experiments.experiment import Experiment
+from lab.features.claims.figures import CLAIMS
+from lab.features.claims.session import PARTS
+from lab.features.experiment import Experiment
+from lab.features.tune import result as tuning
 from lab.runner.as_options import option, options
 
 

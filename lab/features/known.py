@@ -15,27 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lab.analysis import disturbances, request_table, table, wording
 from lab.core.lists import grouped, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.core.shown import MARK
-from lab.drawing import canvas
-from lab.experiments.claims import judging
-from lab.experiments.claims.figures import CLAIMS
-from lab.experiments.experiment import Experiment, Table
-from lab.experiments.known import EXPERIMENTS
 from lab.features import again
-from lab.show import (
-    claim_views,
-    plot_runs,
-    text_endpoint,
-    text_load,
-    text_requests,
-    text_results,
-    text_tune,
-    trace_views,
-)
+from lab.features.claims import judging
+from lab.features.claims import views as claim_views
+from lab.features.claims.figures import CLAIMS
+from lab.features.experiment import Experiment, Table
+from lab.features.experiments import EXPERIMENTS
+from lab.features.limits.step_prediction import StepPrediction, prediction_for
+from lab.features.measure import plot_runs, text_results
+from lab.features.serve import text_endpoint, text_load, text_requests
+from lab.features.trace import trace_views
+from lab.features.tune import text_tune
+from lab.show import canvas, disturbances, request_table, table, wording
 from lab.show.section import (
     SMALL,
     TALL,
@@ -47,7 +42,6 @@ from lab.show.section import (
     print_sections,
     tabled,
 )
-from lab.why.step_prediction import StepPrediction, prediction_for
 
 if TYPE_CHECKING:
     import pandas as pd

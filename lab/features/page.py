@@ -2,7 +2,7 @@
 
 Besides the sections of the list (known.py) it says what is faster, why, what failed and what was measured. The page
 needs no network, and its records can be read back. If ceilings explain its runs, it has sliders: the laws behind
-predictions (lab/why/laws.py), and a script that computes with them (explore.js).
+predictions (lab/features/predict/laws.py), and a script that computes with them (explore.js).
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison, request_table, table
-from lab.analysis.comparison import Group
-from lab.analysis.spread import Spread, known_spreads
 from lab.core import results
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features import known
+from lab.features.compare import comparison, text_compare
+from lab.features.compare.comparison import Group
+from lab.features.compare.spread import Spread, known_spreads
+from lab.features.limits import advice, probing, roofline, text_why, where
+from lab.features.measure import text_results
+from lab.features.predict import laws
+from lab.features.serve import text_requests
+from lab.features.tune import text_tune
 from lab.runner import machine
-from lab.show import template, text_compare, text_requests, text_results, text_setup, text_tune, text_why
+from lab.show import request_table, table, template, text_setup
 from lab.show.section import UNKNOWN, Section, tabled
-from lab.why import advice, laws, probing, roofline, where
 
 Lines = Sequence[Record | RequestRecord]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lab.drawing.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
+from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.analysis import table, wording
 from lab.core.lists import grouped
 from lab.core.placement import CPU, device_of
 from lab.core.record import Buffer, Placement, Record
 from lab.runner import machine, plan_needs
 from lab.runner.cases import Plan
+from lab.show import table, wording
 from lab.show.console import Grid
 
 NOT_ESTIMATED = "not estimated"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.record import Machine, Model
@@ -16,7 +15,7 @@ from lab.models.catalog import SYNTHETIC, Entry, Spec
 from lab.models.obtain import Listed
 from lab.runner import builds, machine, plan_needs
 from lab.runner.cases import Plan, named
-from lab.show import text_places
+from lab.show import text_places, wording
 from lab.show.console import Grid, console, print_json
 
 

@@ -17,7 +17,7 @@ from lab.core import lever_figures
 from lab.core import script as scripts
 from lab.core.levers import Batch
 from lab.core.record import Run, Settings
-from lab.experiments import batching
+from lab.features import batch as batching
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from lab.core import results
 from lab.features import known
+from lab.features.limits import probing
 from lab.models import catalog
-from lab.why import probing
 
 SMALL = ["smollm2-135m:Q4_0", "smollm2-135m", "smollm2-135m:Q8_0"]
 MODELS = [*SMALL, "synthetic:llama-3.2-3b:Q4_0"]

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
+from lab.features.predict import datasheet, published
+from lab.features.predict.published import Row
 from lab.models import catalog, shapes
-from lab.why import datasheet, published
-from lab.why.published import Row
 from tests.bench.learn_published import seconds, work
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"

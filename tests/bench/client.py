@@ -6,7 +6,7 @@ A local server sends events at known times, and the client stamps them. Wanted w
 
 import sys
 
-from lab.endpoints.selftest import quantile, selftest
+from lab.features.serve.selftest import quantile, selftest
 
 N_TOKENS, GAP_MS, N_ROUNDS = 200, 20.0, 2
 

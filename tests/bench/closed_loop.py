@@ -15,10 +15,10 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from lab.analysis import load_figures, loads
 from lab.core.record import OK
 from lab.core.request import CLOSED, TEXT, Asked, Events, Load, Request, Usage
-from lab.runner.load_plan import DURATION_S, WARMUP_S, spread_s
+from lab.features.serve import load_figures, loads
+from lab.features.serve.load_plan import DURATION_S, WARMUP_S, spread_s
 
 N_TOKENS, N_ROUNDS, N_SESSIONS, LONG_S = 20, 3, 10, 20_000.0
 

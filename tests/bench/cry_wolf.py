@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison
-from lab.analysis.comparison import ALIKE, TOO_FEW, ComparedFigure
+from lab.features.compare import comparison, side_by_side
+from lab.features.compare.comparison import ALIKE, TOO_FEW, ComparedFigure
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import side_by_side
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status

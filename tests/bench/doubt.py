@@ -28,10 +28,11 @@ from rich.console import Console
 from lab.core import results
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import OK, Ceilings, Record
+from lab.features.limits import probing
+from lab.features.predict import learning, prediction, text_predict
 from lab.process.wire import ATTENTION
-from lab.show import console, text_predict
+from lab.show import console
 from lab.show.section import print_section
-from lab.why import learning, prediction, probing
 from tests.conftest import run_lab
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.analysis import llama_bench_format
+from lab.features.exchange import llama_bench_format
 from lab.models import catalog
 from tests.bench import llama_bench
 

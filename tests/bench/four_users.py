@@ -23,9 +23,9 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.endpoints.send_plan import SendPlan
+from lab.features.serve.send_plan import SendPlan
+from lab.features.serve.servers import Server, connect
 from lab.models import catalog
-from lab.runner.servers import Server, connect
 from tests.servers import wheel_server
 
 N_PROMPT, N_GEN, N_EACH = 128, 32, 4

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.cli.main import lab as cli
+from lab.main import lab as cli
 from tests.conftest import run_lab
 
 SAMPLES = sorted(Path("results").glob("sample-*.jsonl"))

@@ -25,8 +25,9 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.why import learning, prediction, probing, where
-from lab.why.learning import Case, Point
+from lab.features.limits import probing, where
+from lab.features.predict import learning, prediction
+from lab.features.predict.learning import Case, Point
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("smollm2-135m", "64,256,1024,4096", ()),

@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison
 from lab.core import results
 from lab.core.record import OK
+from lab.features.compare import comparison
+from lab.features.limits import probing
+from lab.features.limits.where import Where
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
-from lab.why import probing
-from lab.why.where import Where
 from tests.conftest import run_process
 
 CASES: list[tuple[str, list[str], dict[str, Any]]] = [

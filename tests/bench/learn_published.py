@@ -1,6 +1,6 @@
 """Learn models/learned.toml from models/published.csv: python -m tests.bench.learn_published
 
-Fits, for decode and for prefill, the factors of lab/why/published.py by partial pooling: each factor (the logarithm) is
+Fits, for decode and for prefill, the factors of features/predict/published.py by partial pooling: each factor (as logarithm) is
 drawn to 0 as strongly as the levels of its kind differ little; those variances come from the rows too, starting from
 PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then leaves out each device in turn.
 """
@@ -18,9 +18,9 @@ import numpy as np
 
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
+from lab.features.predict import datasheet, published
+from lab.features.predict.published import FACTORS, PARTS, Case, Learned, Row, Work
 from lab.models import catalog, shapes
-from lab.why import datasheet, published
-from lab.why.published import FACTORS, PARTS, Case, Learned, Row, Work
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PHASES = DECODE, PREFILL
@@ -259,7 +259,7 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
 
 
 def main() -> None:
-    text = "# Made by python -m tests.bench.learn_published; lab/why/published.py explains the figures.\n"
+    text = "# Made by python -m tests.bench.learn_published; lab/features/predict/published.py explains the figures.\n"
     for phase in PHASES:
         known, _ = learn(published.rows(), phase)
         text += f"\n[{phase}]\n"

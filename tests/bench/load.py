@@ -22,19 +22,18 @@ from typing import Any
 import psutil
 from scipy import stats
 
-from lab.analysis import loads
 from lab.core import request_times as times
 from lab.core import results
 from lab.core.request import CHAT, Asked
-from lab.endpoints.access import access, ask
-from lab.endpoints.client import Client
-from lab.endpoints.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
-from lab.endpoints.null_server import NullServer
-from lab.endpoints.selftest import quantile, stamped_late
-from lab.endpoints.send_plan import Reply, SendPlan
-from lab.runner import loading
-from lab.runner.load_plan import make_plan
-from lab.runner.servers import Server, connect, prompt_text
+from lab.features.serve import loading, loads
+from lab.features.serve.access import access, ask
+from lab.features.serve.client import Client
+from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
+from lab.features.serve.load_plan import make_plan
+from lab.features.serve.null_server import NullServer
+from lab.features.serve.selftest import quantile, stamped_late
+from lab.features.serve.send_plan import Reply, SendPlan
+from lab.features.serve.servers import Server, connect, prompt_text
 from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 
 FIRST_MS, GAP_MS = 20.0, 5.0

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from lab.analysis import load_figures, loads
-from lab.analysis.loads import Arm, Attainment, Capacity
 from lab.core import stats
 from lab.core.record import FAILED, OK
 from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
+from lab.features.serve import load_figures, loads
+from lab.features.serve.loads import Arm, Attainment, Capacity
 
 N_SLOTS, MEAN_S, LIMIT_S, N_TOKENS, N_ROUNDS = 4, 0.5, 0.5, 20, 3
 FULL = N_SLOTS / MEAN_S

@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from lab.core import results
+from lab.features.limits import probing, roofline
+from lab.features.limits.where import Where
 from lab.models import catalog, synthetic
 from lab.models.catalog import Shape
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
-from lab.why import probing, roofline
-from lab.why.where import Where
 from tests import miniature
 from tests.conftest import run_process
 

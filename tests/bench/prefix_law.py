@@ -18,8 +18,8 @@ from pathlib import Path
 import lab
 from lab.core import results
 from lab.core.record import OK, Record
-from lab.experiments import prefix_cache
-from lab.why import probing, step_prediction
+from lab.features import prefix as prefix_cache
+from lab.features.limits import probing, step_prediction
 
 DEFAULT_LENGTHS, DEFAULT_REPEAT = "64,256,1024,4096", "3"
 LAW_LENGTHS = "64,512,1024"

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.core.record import DECODE
-from lab.why import published
-from lab.why.published import Learned, Row
+from lab.features.predict import published
+from lab.features.predict.published import Learned, Row
 from tests.bench.clean_published import marks_of
 from tests.bench.learn_published import PHASES, Errors, case_of, clean, error, fit, is_inside, left_out, ranges
 

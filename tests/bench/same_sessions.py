@@ -20,10 +20,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.analysis import comparison, disturbances, spread
-from lab.analysis.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 from lab.core import results
 from lab.core.record import Machine, Record, Steps
+from lab.features.compare import comparison, spread
+from lab.features.compare.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
+from lab.show import disturbances
 
 ARGUMENTS = ("--prompt-len", "16,256", "--gen", "32", "--repeat", "6", "--no-plot")
 
@@ -82,7 +83,7 @@ def evaluate(sessions: dict[str, list[Record]]) -> None:
 
 def centres(sessions: dict[str, list[Record]], figure: str) -> dict[int, list[float]]:
     """The medians of the sessions, by prompt length."""
-    from lab.analysis import table
+    from lab.show import table
 
     rows = table.runs([record for records in sessions.values() for record in records])
     rows = rows[(rows.status == "ok") & ~rows.warmup]

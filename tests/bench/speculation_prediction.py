@@ -12,7 +12,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from lab.experiments import speculation, speculation_rows
+from lab.features.speculate import rows as speculation_rows
+from lab.features.speculate import speculation
 from lab.models import catalog
 
 

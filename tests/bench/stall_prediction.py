@@ -17,8 +17,8 @@ from pathlib import Path
 import lab
 from lab.core import results
 from lab.core.record import OK, Record
-from lab.experiments import stalls
-from lab.why import step_prediction
+from lab.features import stall as stalls
+from lab.features.limits import step_prediction
 
 FOLDER = Path("results")
 DEFAULTS = ("4096", "64,256,1024", "1,4", "3")

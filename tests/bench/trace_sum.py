@@ -8,10 +8,10 @@ For prompts of several lengths and one or all cores. The exit status is 1 if a s
 import sys
 import tempfile
 
-from lab.analysis.wording import percent
+from lab.features.trace import token_trace
+from lab.features.trace.trace_views import OFF
 from lab.runner import limits
-from lab.show.trace_views import OFF
-from lab.why import token_trace
+from lab.show.wording import percent
 
 LENGTHS = (50, 200, 1000)
 

@@ -25,13 +25,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.tuning import DECODE, PREFILL, REQUEST, SEARCH, phases_of, timing, tuned
-from lab.analysis.tuning_search import ALONE, Choice, Search, Timing
 from lab.core import stats
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.experiments import tuning
-from lab.experiments.tuning import TunePlan, variant
+from lab.features.tune import tuning
+from lab.features.tune.result import DECODE, PREFILL, REQUEST, SEARCH, phases_of, timing, tuned
+from lab.features.tune.search import ALONE, Choice, Search, Timing
+from lab.features.tune.tuning import TunePlan, variant
 from lab.models import synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.endpoints.null_server import null_server
+from lab.features.serve import own_server
+from lab.features.serve.null_server import null_server
 from lab.models import catalog
 from lab.process import rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker
-from lab.runner import own_server
 
 PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", "sitecustomize", "asyncio", "psutil")
 

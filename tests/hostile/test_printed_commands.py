@@ -17,13 +17,13 @@ import pytest
 from lab.core import results, shell
 from lab.core.record import Record, Tuning
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
-from lab.endpoints import probe
 from lab.errors import LabError
 from lab.features import known
+from lab.features.exchange import other_tools
+from lab.features.limits import advice, roofline, step_kernels
+from lab.features.serve import probe
 from lab.models import catalog, obtain
 from lab.models.catalog import HUB, Spec
-from lab.runner import other_tools
-from lab.why import advice, roofline, step_kernels
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_request import make_request_record

@@ -16,13 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.analysis import comparison, llama_bench_format, table
 from lab.core import cost, memory, results
 from lab.core.lines import parse_line, to_json
 from lab.core.ranges import MOST_LETTERS
 from lab.core.record import Record
 from lab.errors import LabError, printable
-from lab.show import text_results
+from lab.features.compare import comparison
+from lab.features.exchange import llama_bench_format
+from lab.features.measure import text_results
+from lab.show import table
 from tests.conftest import make_record, make_run, run_lab
 from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
 from tests.test_explain import FAST

@@ -16,10 +16,10 @@ import pytest
 
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked
-from lab.endpoints import formats
-from lab.endpoints.access import access, ask
-from lab.endpoints.client import Client
-from lab.endpoints.send_plan import SendPlan
+from lab.features.serve import formats
+from lab.features.serve.access import access, ask
+from lab.features.serve.client import Client
+from lab.features.serve.send_plan import SendPlan
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

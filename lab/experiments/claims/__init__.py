@@ -1,1 +1,0 @@
-"""Textbook claims as data (texts.py), the session that measures for them (session.py), and their judge (judging.py)."""

@@ -1,0 +1,1 @@
+"""Textbook claims, each judged on this machine."""

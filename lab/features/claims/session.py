@@ -1,0 +1,250 @@
+"""A session of claims: a few measurements under fixed names (parts), each made once for all claims that need it.
+
+A part with one plan runs in rounds, as in `lab measure`. Parts that compare run in blocks with fresh engines, as in
+`lab ab`, but with one turn, because more blocks then fit into the time. A part that cannot be measured, or fails,
+leaves a failed run with the reason; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from lab.core import results
+from lab.core.asked_settings import SettingsKeywords
+from lab.core.levers import LOOKUP
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.features import batch as batching
+from lab.features import prefix as prefix_cache
+from lab.features import stall as stalls
+from lab.features.claims import judging
+from lab.features.claims.figures import CLAIMS, LONGEST
+from lab.features.claims.judging import CEILINGS, Claim, Verdicts
+from lab.features.common import folder_in, numbers
+from lab.features.compare import side_by_side
+from lab.features.limits import probing, where
+from lab.features.speculate import speculation
+from lab.models import catalog, obtain
+from lab.process.wire import DEFAULT_BACKEND, Probe
+from lab.process.worker import Worker
+from lab.runner import progress, prompts, session
+from lab.runner.cases import Case, Plan, failed_run
+from lab.runner.plan import make_plan
+from lab.runner.progress import ShowStatus, Status
+
+PARTS = {
+    "lengths": ("prompts of several lengths, with generated tokens", 28),
+    "context": ("walks through the context", 32),
+    "settings": ("half the threads, no flash attention, a q8_0 cache", 60),
+    "quantizations": ("the same model in several quantizations", 20),
+    "batch": ("sequences decoded together", 30),
+    "prefix": ("a prefix cold, cached and restored", 25),
+    "stall": ("a long prompt beside running answers, in chunks and all at once", 30),
+    "speculation": ("tokens drafted by lookup and verified together", 40),
+}
+"""What each part is, and its seconds on two cores of an EPYC with the embedded model, in the order of measurement."""
+
+TYPES = ("Q4_0", "Q8_0")
+"""Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
+
+N_REPEAT = 3
+"""Repeats or blocks of each part."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """The plans of each part by their variants; `problems` has the reason for each part that cannot be measured."""
+
+    claims: tuple[Claim, ...]
+    base: Plan
+    plans: dict[str, dict[str, Plan]]
+    problems: dict[str, LabError]
+    probes: tuple[Probe, ...]  # kernels whose ceilings are needed and not known yet
+
+    @property
+    def expected_s(self) -> dict[str, float]:
+        """The estimated seconds of each part in order; of runs in proportion to the model's weights."""
+        usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
+        scale = max(1.0, (self.base.model.n_bytes or usual) / usual)
+        of_probes = {CEILINGS: probing.expected_s(self.probes)} if self.probes else {}
+        return of_probes | {name: scale * PARTS[name][1] for name in self.plans}
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of all plans, each once."""
+        plans = [self.base, *(plan for own in self.plans.values() for plan in own.values())]
+        return list(dict.fromkeys(warning for plan in plans for warning in plan.warnings))
+
+
+def claims(
+    only: str | int | Sequence[int] | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    records: Sequence[Record] | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Unpack[SettingsKeywords],
+) -> Verdicts:
+    """Test common claims about LLM inference on this machine, and return a verdict for each.
+
+        verdicts = lab.claims("7,10")
+        verdicts.rows      # claim, figures, criterion, verdict
+        verdicts.records   # the runs behind the verdicts
+
+    All claims take about 5 minutes. With `records` of an earlier session (from `lab.read`) it judges these again and
+    measures nothing.
+    """
+    chosen, folder = choose(only), Path(out)
+    if records is None:
+        with Worker() as worker, progress.in_notebook() as watching, folder_in(folder) as states:
+            planned = plan(worker, chosen, states, folder, model=model, **settings)
+            path, show = session.new_results_file(planned.base, folder), watch or watching
+            records = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
+        failed = (f"{name}: {text}" for name, text in judging.failures(records).items())
+        for warning in (*planned.warnings, *failed):
+            warnings.warn(warning, stacklevel=2)
+    made = list(judging.of_sessions(chosen, records, probing.kept(folder)))
+    if len(made) != 1:
+        sessions = ", ".join(verdicts.session for verdicts in made) or "none"
+        raise LabError(f"One session of claims is needed; here: {sessions}.", "Give its records: lab.read([path])")
+    return made[0]
+
+
+def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
+    """The claims with these numbers, or all of them. LabError for unknown numbers."""
+    known = {claim.number: claim for claim in CLAIMS}
+    wanted = known if only is None else numbers("--only", only, max(known), "")
+    if unknown := [number for number in wanted if number not in known]:
+        raise LabError(f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}.")
+    return tuple(known[number] for number in wanted)
+
+
+def plan(worker: Worker, chosen: Sequence[Claim], states: Path, folder: Path, **settings: Any) -> Session:
+    """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all.
+
+    `states` is a folder for saved states, `folder` that of the results, where ceilings may be kept.
+    """
+    base = make_plan(worker, [1], 1, 1, **settings)
+    needed = {part for claim in chosen for part in claim.parts}
+    planned: dict[str, dict[str, Plan]] = {}
+    problems: dict[str, LabError] = {}
+    for part in (name for name in PARTS if name in needed):
+        try:
+            made = plans_of(part, worker, base, states, settings)
+            planned[part] = {name: dataclasses.replace(one, part=part) for name, one in made.items()}
+            if len(made) > 1:
+                side_by_side.check(planned[part])
+        except LabError as problem:
+            planned.pop(part, None)
+            problems[part] = problem
+    todo = list[Probe]()
+    if CEILINGS in needed:
+        here = where.of(base.machine, base.model, base.settings)
+        with contextlib.suppress(LabError):  # the cost of some models is unknown
+            todo = probing.unknown(base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None))
+    return Session(tuple(chosen), base, planned, problems, tuple(todo))
+
+
+def plans_of(part: str, worker: Worker, base: Plan, states: Path, settings: dict[str, Any]) -> dict[str, Plan]:
+    """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
+
+    def plain(lengths: int | str, gen: int, **changes: Any) -> Plan:
+        return make_plan(worker, str(lengths), gen, N_REPEAT, **{**settings, **changes})
+
+    match part:
+        case "lengths":
+            return {"": plain(f"32,128,512,{LONGEST}", 64)}
+        case "context":
+            return {"": plain(2048, 12, every=256)}
+        case "settings":
+            half, usual = (
+                base.settings.n_threads // 2,
+                {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"},
+            )
+            variants: dict[str, dict[str, Any]] = {"base": {}, "half": {"threads": half, "threads_batch": half}}
+            variants |= {"no-flash": {"flash_attn": "off"}, "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
+            chosen = {name: change for name, change in variants.items() if half or name != "half"}
+            return {name: plain(LONGEST, 32, **{**usual, **change}) for name, change in chosen.items()}
+        case "quantizations":
+            spec = catalog.parse(settings["model"])
+            is_synthetic = spec.source == catalog.SYNTHETIC
+            if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
+                what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
+                raise LabError(what, "Use a model of the list, and get it first: lab models")
+            prefix = "synthetic:" if is_synthetic else ""
+            kinds = ("F16", "Q8_0", "Q4_0")
+            return {kind: plain(64, 64, model=f"{prefix}{spec.entry.name}:{kind}") for kind in kinds}
+        case "batch":
+            sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
+            return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **settings)}
+        case "prefix":
+            return {"": prefix_cache.plan(worker, [64, 256, 1024], repeat=N_REPEAT, folder=states, **settings)}
+        case "stall":
+            return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **settings)}
+        case _:
+            text = settings.get("prompt", prompts.TEXT)
+            texts = settings | {"prompt": "code,table,story" if text == prompts.TEXT else text}
+            return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}
+
+
+def execute(
+    planned: Session,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    announce: Callable[[str], None],
+    new_worker: Callable[[], Worker] = Worker,
+) -> Iterator[Record]:
+    """Measure the missing ceilings, then each part; every run is in `path` as soon as it ends.
+
+    `announce` is called with a line when a part begins. LabError only if the results cannot be written.
+    """
+    base, n_starts = planned.base, 1
+    here = where.of(base.machine, base.model, base.settings)
+
+    def failed(part: str, problem: LabError) -> Record:
+        run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=part)
+        line = Record(path.stem, base.machine, base.model, base.settings, run)
+        results.save(path, line)
+        return line
+
+    with results.unless_empty(path):
+        if planned.probes:
+            announce(f"{CEILINGS}: the best rate of each kernel")
+            try:
+                worker.use(base.backend)
+                probing.obtain(worker, here, planned.probes, watch, announce, path.parent)
+            except LabError as problem:
+                announce(f"The ceilings could not be measured: {problem}")
+        known = probing.lines(probing.known(probing.kept(path.parent, announce), here))
+        results.save(path, *known)  # so that the session's file can be judged anywhere
+        for part, reason in planned.problems.items():
+            yield failed(part, reason)
+        for i, (part, plans) in enumerate(planned.plans.items(), 1):
+            words, is_failed = f"part {i} of {len(planned.plans)}, {part}", False
+            announce(f"{words}: {PARTS[part][0]}")
+
+            def show(status: Status, words: str = words) -> None:
+                watch(dataclasses.replace(status, part=words))
+
+            try:
+                worker.use(DEFAULT_BACKEND)  # it would occupy memory and servers of the next engines
+                worker.restart()
+                if len(plans) > 1:
+                    runs = side_by_side.execute(plans, N_REPEAT, path, show, new_worker, n_turns=1)
+                else:
+                    (alone,) = plans.values()
+                    runs = session.execute(alone, worker, path, show, n_starts=n_starts + 1)
+                for record in runs:
+                    n_starts = max(n_starts, record.run.engine or 0)
+                    is_failed = record.run.error is not None
+                    yield record
+            except LabError as problem:
+                if not is_failed:  # else its last run says why
+                    yield failed(part, problem)

@@ -1,0 +1,111 @@
+"""A session of claims as a section, and as a picture: each figure over its threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.features.claims import judging
+from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Condition, Figure, Judged, Verdicts
+from lab.features.claims.session import PARTS, Session
+from lab.features.measure import text_results
+from lab.runner.progress import duration
+from lab.show import canvas
+from lab.show.canvas import COLOURS, GUIDE
+from lab.show.console import Grid
+from lab.show.section import Cell, Picture, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
+"""Classes of the page's style sheet."""
+
+MOST_RATIO = 100.0
+"""The picture ends at this multiple of a threshold, and at its inverse."""
+
+
+def sections(
+    sessions: Iterable[Verdicts], doubts: Callable[[Sequence[Record]], list[str]], with_criteria: bool = True
+) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page, the criteria. `doubts` says what disturbed
+    its runs."""
+    return [_section(f"claims-{i}", one, doubts(one.records), with_criteria) for i, one in enumerate(sessions, 1)]
+
+
+def _section(name: str, verdicts: Verdicts, doubts: Sequence[str], with_criteria: bool) -> Section:
+    failed = judging.failures(verdicts.records)
+    rest = [record for record in verdicts.records if record.run.part not in failed]
+    failures = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
+    criteria = {
+        str(one.claim.number): f"{one.claim.criterion} {f'Claimed by {one.claim.source}.' if one.claim.source else ''}"
+        for one in verdicts.judged
+    }
+    return Section(
+        "Claims and verdicts",
+        f"session {verdicts.session}",
+        name=name,
+        question="Do the textbooks' claims hold on this machine?",
+        headings=("", "claim", "verdict", "figures"),
+        cells=[
+            [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
+            for one in verdicts.judged
+        ],
+        warnings=[*doubts, *(f"failed: {line}" for line in failures)],
+        sentences=[verdicts.summary],
+        pictures=pictures(verdicts),
+        parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
+        data=lambda: {"rows": verdicts.rows},
+    )
+
+
+def plan_lines(session: Session) -> list[str]:
+    """The estimated time of the session, and the parts that cannot be measured."""
+    size = f"{plural(len(session.expected_s), 'part')}: about {duration(sum(session.expected_s.values()))}"
+    line = f"{plural(len(session.claims), 'claim')}, {size} on two cores of an EPYC"
+    return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
+
+
+def plan_table(session: Session) -> Grid:
+    """The table of `--dry-run`: the parts with their time and claims."""
+    grid = Grid("part", "what it is", "time", "claims")
+    for name, seconds in session.expected_s.items():
+        users = ",".join(str(claim.number) for claim in session.claims if name in claim.parts)
+        what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
+        grid.add_row(name, what, duration(seconds), users)
+    return grid
+
+
+def pictures(verdicts: Verdicts) -> list[Picture]:
+    """Each figure over its threshold; none without figures."""
+    known = [(one, *pair) for one in verdicts.judged for pair in one.figures]
+    caption = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
+    return [Picture("claims", caption, partial(_draw, known), (10.0, 1.8 + 0.2 * len(known)))] if known else []
+
+
+def _draw(known: Sequence[tuple[Judged, Figure, Condition]], canvas_figure: Canvas) -> None:
+    """A line for each figure and threshold: the interval of their ratio, in the colour of what it shows."""
+    ax, labels = canvas_figure.subplots(), {"holds": COLOURS[2], "fails": COLOURS[1], "cannot be told": COLOURS[4]}
+    for at, (_, figure, condition) in enumerate(known):
+        for threshold, mark, above in ((condition.least, ">", -0.15), (condition.most, "<", 0.15)):
+            if not math.isfinite(threshold):
+                continue
+            ends = (figure.low / threshold, figure.value / threshold, figure.high / threshold)
+            low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
+            good, bad = (low >= 1, high < 1) if mark == ">" else (high <= 1, low > 1)
+            colour = labels["holds" if good else "fails" if bad else "cannot be told"]
+            y = at + above * math.isfinite(condition.least) * math.isfinite(condition.most)
+            ax.plot([low, high], [y, y], color=colour, lw=2)
+            ax.plot(value, y, mark, color=colour, ms=6)
+    for label, colour in labels.items():
+        ax.plot([], [], color=colour, lw=2, label=label)
+    ax.axvline(1, color=GUIDE, lw=1.2)
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(known)), [f"{one.claim.number}  {figure.name}" for one, figure, _ in known], fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("figure over threshold")
+    canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)

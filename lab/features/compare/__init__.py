@@ -1,0 +1,1 @@
+"""Whether two setups differ, and by how much: compare, ab."""

@@ -1,0 +1,271 @@
+"""`lab doctor`: does llama.cpp run here, with the right threads, and does the machine slow it down?
+
+A value that is only read (a governor, swap in use) is at most "worth a look". The number of threads is "broken" only
+if another one was measured to be faster: both run in turns (A B B A) in fresh engines, and in every pair the difference
+is larger than LARGE and than any difference between equal consecutive runs. runner/diagnosis.py diagnoses crashes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core import phases, stats
+from lab.core.asked_settings import AskedSettings
+from lab.core.lists import grouped
+from lab.core.record import Machine, Model, Record, Settings
+from lab.core.stats import Ratio
+from lab.errors import LabError
+from lab.features.compare import side_by_side
+from lab.features.limits import plain_read
+from lab.process.worker import Worker, WorkerDied
+from lab.runner import builds, limits, machine, placing, prompts
+from lab.runner.cases import Case, Plan
+from lab.runner.plan import make_plan
+from lab.runner.progress import Reporter, ShowStatus, Status
+from lab.runner.warm_engine import WarmEngine
+from lab.show import disturbances
+from lab.show.wording import digits
+
+FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
+
+CLEAR, LARGE = 1.1, 1.5
+"""Speed-ups by another number of threads: from the first it is worth a look, from the second it fixes a fault."""
+
+N_BLOCKS, N_TURNS = 3, 2
+"""Six pairs, the fewest for a 95 % interval."""
+
+LENGTHS, N_GEN, RUN_S, MOST_RUN_S = (512, 256, 128, 64, 32), 16, 0.8, 10.0
+"""A trial uses the longest of these prompts that takes up to RUN_S; there is none if 32 tokens take MOST_RUN_S."""
+
+AS_IT_IS, OTHER = "as it is", "other threads"
+
+REBUILD = 'CMAKE_ARGS="-DGGML_{}=ON -DCMAKE_BUILD_TYPE=Release" ' + builds.BUILD_HERE
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: a figure, a verdict, and a command that mends it or shows more."""
+
+    name: str
+    figure: str | None
+    verdict: str
+    words: str = ""
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """All checks. Model and settings are None if the engine could not plan a run."""
+
+    machine: Machine
+    model: Model | None
+    settings: Settings | None
+    checks: tuple[Check, ...]
+    seconds: float
+
+
+def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROOT) -> Checkup:
+    """Check build, engine, threads and machine, in half a minute. An engine that fails is one of the checks.
+
+    LabError for settings that `make_plan` rejects.
+    """
+    began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
+    plan, problem, runs, found = None, None, list[Record](), list[Check]()
+    with Worker() as worker:
+        worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
+        try:
+            lacks = builds.unused(builds.of_worker(worker).system_info)
+            names = ", ".join(sorted(lacks or ()))
+            words = f"The build does not use {names}, which this CPU has."
+            figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
+            found.append(of_reading("build", figure, (lacks, words, REBUILD.format("NATIVE"))))
+        except LabError as died:
+            problem = died
+        else:
+            try:
+                plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
+            except WorkerDied as died:
+                problem = died
+        watch(Status("working on one core"))
+        before, clock = min(plain_read.work_s(0.2) for _ in range(3)), limits.clock_ghz(root)
+        if plan:
+            try:
+                worker.use(plan.backend)
+                runs, threads = _threads(worker, plan, given, best, watch)
+                found.append(threads)
+                prefill, decode = (
+                    statistics.median(n * 1e9 / (figure(run) or 1) for n, run in sized)
+                    for figure, sized in (
+                        (phases.prefill_ns, [(record.run.n_prompt, record.run) for record in runs]),
+                        (phases.tpot_ns, [(1, record.run) for record in runs]),
+                    )
+                )
+                found.insert(0, Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE))
+            except LabError as died:
+                problem = died
+    if problem:
+        found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
+    slower = min(plain_read.work_s(0.2) for _ in range(3)) / before if runs else None
+    here = plan.machine if plan else machine.describe()
+    need = plan.memory(plan.cases[0]).total_bytes if plan else None
+    own = [disturbances.disturbances(record) for record in runs]
+    n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
+    used, _, back = limits.swap()
+    samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
+    n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
+    found += [
+        of_throttling(limits.cpu_quota(root), n_halted, clock, slower),
+        of_power(limits.power_savers(root), here.power),
+        of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
+        of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
+        *([of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
+    ]
+    model, settings = (plan.model, plan.settings) if plan else (None, None)
+    return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
+
+
+def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> Check:
+    """A check of a reading: the first present sign (is present, words, command) makes it worth a look."""
+    for is_there, words, command in signs:
+        if is_there:
+            return Check(name, figure, LOOK, words, command)
+    return Check(name, figure, UNKNOWN if figure is None else FINE)
+
+
+def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, best: int, is_busy: bool) -> Check:
+    """The number of threads, with `best` as default. `effects`: the speed-up with `other`, and the noise, by phase.
+
+    `is_busy`: other programs use cores, so that fewer threads can be faster.
+    """
+    figure, command = f"{n}; {best} by default", f"lab measure --threads {other}"
+    gains = {phase: ratio.low > max(CLEAR, noise) for phase, (ratio, noise) in effects.items()}
+    loses = any(ratio.high < 1 / max(CLEAR, noise) for ratio, noise in effects.values())
+    verdict = LOOK if any(gains.values()) else FINE if effects else UNKNOWN
+    if any(gains[phase] and ratio.low > LARGE for phase, (ratio, _) in effects.items()) and not loses:
+        verdict = BROKEN
+    if n == best and verdict in (BROKEN, LOOK):  # caused by other programs, or a choice
+        verdict = FINE if is_busy else LOOK
+    if n > best and verdict in (FINE, UNKNOWN):
+        verdict = LOOK
+    told = ", ".join(
+        f"{phase} {digits(r.estimate)}x as fast ({digits(r.low)}-{digits(r.high)})" for phase, (r, _) in effects.items()
+    )
+    words = f"With {other} instead of {n}: {told or 'not tried, because runs take too long here or memory is short'}."
+    return Check("threads", figure, verdict, words, command if verdict in (BROKEN, LOOK) else None)
+
+
+def of_throttling(quota: float | None, n_halted: int, clock: tuple[float, float] | None, slower: float | None) -> Check:
+    """A container's CPU quota, the clock of a busy core, and the slowdown of one core after load on all."""
+    figures = ["no CPU quota" if quota is None else f"{quota:g} cores"]
+    figures += [f"{clock[0]:.1f} of {clock[1]:.1f} GHz"] if clock else []
+    figures += [f"{digits(1 / slower)}x as fast after load"] if slower else []
+    hot = "One core is slower after load: the machine is hot, or its power is limited."
+    return of_reading(
+        "throttling",
+        "; ".join(figures),
+        (n_halted, f"The CPU quota was used up in {n_halted} runs.", "docker update --cpus N CONTAINER"),
+        (quota is not None and quota < 1, "The CPU quota is below one core.", "docker update --cpus N CONTAINER"),
+        ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
+        (clock and clock[0] < 0.7 * clock[1], "A busy core is far below its highest clock.", "cpupower frequency-info"),
+    )
+
+
+def of_power(savers: Sequence[str] | None, power: str | None) -> Check:
+    """Governor, energy preference and battery."""
+    found = [*(savers or ()), *(["the machine runs on battery"] if power == "battery" else [])]
+    figure = "; ".join(found) or (None if savers is None and power is None else "no power saving")
+    command = "powerprofilesctl set performance    (and plug it in)"
+    return of_reading("power", figure, (found, "Power saving can lower the clock.", command))
+
+
+def of_others(n_cores: float | None, sentences: Sequence[str]) -> Check:
+    """The CPU use of other programs and the host."""
+    figure = None if n_cores is None else f"{n_cores:.2f} cores used"
+    words = f"During the runs {'; '.join(sentences)}."
+    return of_reading("other programs", figure, (sentences, words, "top    (stop programs you do not need)"))
+
+
+def of_memory(available: int, need: int | None, n_short: int, swap: tuple[int, int], ram: int | None) -> Check:
+    """Free memory against the need of a run; `swap`: bytes in use, and bytes read back during the checks."""
+    used, back = swap
+    figure = f"{available / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {used / 1e9:.1f} GB"
+    stop = "free -h    (stop programs you do not need)"
+    moved = f"Memory is in swap; {back / 1e6:.0f} MB were read back during the checks."
+    return of_reading(
+        "memory",
+        figure,
+        (need and available < 1.2 * need, "The model and its context hardly fit.", "free -h    (or a smaller model)"),
+        (n_short, f"Programs had to wait for memory in {n_short} runs.", stop),
+        (back > 2**24 or used > 0.1 * (ram or 1e12), moved, stop),
+    )
+
+
+def of_gpu(there: Sequence[str], here: Machine) -> Check:
+    """The GPUs of the system, against those that the build can use."""
+    used = [device for device in machine.accelerators(here.devices) if not machine.is_software(device)]
+    kind = "METAL" if sys.platform == "darwin" else "CUDA" if there and "NVIDIA" in there[0] else "VULKAN"
+    words = f"This build of llama.cpp cannot use {', '.join(there)}."
+    figure = machine.in_words(used) or ("not in the build" if there else "none")
+    return of_reading("GPU", figure, (there and not used, words, REBUILD.format(kind)))
+
+
+def _threads(
+    worker: Worker, plan: Plan, given: dict[str, Any], best: int, watch: ShowStatus
+) -> tuple[list[Record], Check]:
+    """Try another number of threads side by side with the given one. Returns the runs as it is, and the check."""
+    if plan.refused:
+        raise LabError(" ".join(plan.refused.values()), "Take a smaller model, or end other programs.")
+    engine, case = WarmEngine(plan, worker, Reporter(watch, [], plan.n_tokens)), Case(LENGTHS[-1], 4)
+    engine.load()
+    engine.open(plan.cases)
+    run = [engine.run(case, repeat, warmup=True) for repeat in range(2)][-1]
+    first = Record("doctor", plan.machine, engine.model, engine.settings, run)
+    token_s, prompt_s = (phases.tpot_ns(run) or 0) / 1e9, (phases.prefill_ns(run) or 0) / case.n_prompt / 1e9
+    fits = (Case(n, N_GEN) for n in LENGTHS if n * prompt_s + N_GEN * token_s <= RUN_S)
+    is_short = case.n_prompt * prompt_s + case.n_gen * token_s <= MOST_RUN_S
+    case, is_short = next(((one, True) for one in fits), (case, is_short))
+    has_room = 2 * plan.memory(plan.cases[0]).total_bytes < limits.memory_available()
+    worker.restart()  # without the model
+    n = max(plan.settings.n_threads, plan.settings.n_threads_batch)
+    other = best if n != best else max(1, best // 2)
+    if plan.settings.n_gpu_layers > (plan.model.n_layer or 10_000) or other == n:
+        return [first], Check("threads", f"{n}; {best} by default", FINE)
+    if not (is_short and has_room):
+        return [first], of_threads({}, n, other, best, False)
+    sides = {AS_IT_IS: given, OTHER: {**given, "threads": other, "threads_batch": other}}
+    plans = {
+        name: make_plan(worker, [case.n_prompt], case.n_gen, N_BLOCKS * N_TURNS, **side) for name, side in sides.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        done = list(side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker))
+    timed = [record for record in done if not record.run.warmup]
+    runs = [record for record in timed if record.run.variant == AS_IT_IS]
+    return runs, of_threads(_effects(timed), n, other, best, bool(_others(timed)))
+
+
+def _effects(records: Sequence[Record]) -> dict[str, tuple[Ratio, float]]:
+    """The speed-up of both phases by the change, and the largest ratio of two equal runs of a block."""
+    effects = {}
+    for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
+        known = [(one.run, value) for one in records if (value := figure(one.run))]
+        blocks = grouped(known, lambda one: (one[0].variant, one[0].block))
+        base, changed = ([value for run, value in known if run.variant == side] for side in (AS_IT_IS, OTHER))
+        if len(base) == len(changed) and (ratio := stats.paired_ratio(changed, base)):
+            effects[phase] = ratio, max(max(v for _, v in one) / min(v for _, v in one) for one in blocks.values())
+    return effects
+
+
+def _others(records: Sequence[Record]) -> list[str]:
+    """Sentences on the CPU time that other programs and the host took during these runs."""
+    own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
+    amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
+    return [cause.sentence(max(known)) for cause, known in amounts.items() if known]

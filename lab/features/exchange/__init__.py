@@ -1,0 +1,1 @@
+"""To and from the formats and words of other programs: import, export, other-tools."""

@@ -1,0 +1,297 @@
+"""What the notebooks use besides `lab`: guesses, exercises, and tables as the commands print them.
+
+Notebooks import nothing else, so the functions have short names and take plain numbers.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from lab.core import cost, memory
+from lab.core.cost import StepCost
+from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.results import Contents
+from lab.core.shape import BLOCKS
+from lab.core.traced import Attention
+from lab.errors import LabError
+from lab.features import known, page
+from lab.features.compare import comparison as comparing
+from lab.features.compare import text_compare
+from lab.features.lessons import answers, lesson_server
+from lab.features.limits import advice, probing, roofline, step_kernels, text_why, where
+from lab.features.limits.roofline import Explained, Roof
+from lab.features.measure import sweep_laws, text_results
+from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
+from lab.features.predict import datasheet, text_predict
+from lab.features.predict.datasheet import Device
+from lab.features.predict.prediction import Prediction
+from lab.features.trace import attention_views
+from lab.models import catalog, shapes
+from lab.process.wire import MUL_MAT
+from lab.runner import limits, machine
+from lab.show import console, setup_columns, table, wording
+from lab.show.section import print_sections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+guess, check, ask, ask_again = answers.guess, answers.check, answers.ask, answers.ask_again
+serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
+show_load = lesson_server.show_load
+
+
+def begin() -> None:
+    """Print the versions of the lab and of its records, and set up tables."""
+    import pandas as pd
+
+    pd.set_option("display.max_colwidth", None)  # cells hold sentences
+    print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
+
+
+def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+    """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
+    made = known.sections(records, known.Context([ceilings] if ceilings else [], runs))
+    known.print_results(records, console.console(), made)
+
+
+def rows(records: Sequence[Record]) -> tuple[Any, ...]:
+    """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
+    parts = known.experiments_of(_timed(records))
+    if not parts:
+        raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.prefix() or lab.stall()")
+    return tuple(parts[0].rows)
+
+
+def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+    """Draw an experiment as its command does."""
+    parts = known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
+    lesson_server.draw_all(picture.draw for part in parts for picture in part.pictures)
+
+
+def draw_attention(seen: Attention) -> None:
+    """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
+    (picture,) = attention_views.section(seen).pictures
+    lesson_server.draw_all([picture.draw], picture.size)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page that Jupyter shows below a cell."""
+
+    path: str
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
+
+
+def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
+    """Write plain runs as `lab report` does, a page with sliders. Returns it for display below the cell.
+
+    Jupyter shows files of its own folder only, so `path` is relative and without "..".
+    """
+    written = page.report(path, _timed(records), [ceilings])
+    print(f"The page is also in the file {written}. You can open it in a browser.")
+    return Shown(path)
+
+
+def compare(records: Sequence[Record]) -> None:
+    """Print a comparison of the setups in `records` as `lab compare` does."""
+    groups = comparing.groups(_timed(records))
+    text_compare.print_comparisons(groups, comparing.compare_groups(groups), comparing.AT_LEAST, console.console())
+
+
+def sessions(records: Sequence[Record]) -> list[Record]:
+    """The same records for the plots: if all have one setup, each session becomes a separate line."""
+    return comparing.by_session(records)
+
+
+def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
+    """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
+    timed = _timed(records)
+    rows = roofline.explain(timed, ceilings)
+    label = setup_columns.model_label(timed[0])
+    print_sections([text_why.section(label, timed, rows, ceilings, [])], console.console())
+    return rows
+
+
+def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
+    """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
+    timed = _timed(records)
+    for lever in advice.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
+        print(text_why.advice_of(lever))
+
+
+def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
+    """Print the gains that the ceilings predict for the lab's experiments, as `lab explain` does."""
+    timed = _timed(records)
+    for lever in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
+        print(text_why.advice_of(lever))
+
+
+def figures(records: Sequence[Record]) -> pd.DataFrame:
+    """The most used columns of the summary, one row per setup and length. Times are medians."""
+    rows = table.summary(table.runs(_timed(records)))
+    return rows[
+        ["model", "n_threads", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]
+    ]
+
+
+def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
+    """Kernel rates at a model's feed-forward shape: one row per quantization and number of tokens."""
+    import pandas as pd
+
+    rows = [
+        (rate.type, rate.n_tokens, round(probing.gbps(rate), 2), round(probing.gflops(rate), 1))
+        for rate in ceilings.rates
+        if (rate.op, rate.rows, rate.columns, rate.n_threads) == (MUL_MAT, model.n_ff, model.n_embd, n_threads)
+        and rate.type in types
+    ]
+    if not rows:
+        raise LabError(
+            f"The kernels of {', '.join(types)} with {n_threads} threads have not been measured at this model's shape.",
+            "Measure them: lab.ceilings(types=[...], threads=...)",
+        )
+    headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]
+    return pd.DataFrame(rows, columns=headings).sort_values(headings[:2], ignore_index=True)
+
+
+def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
+    """The milliseconds of one step if each kernel runs at its ceiling. LabError for a kernel without a ceiling."""
+    return 1e3 * step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1).total_s
+
+
+def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
+    """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
+    step = cost.step(model, n_tokens, n_past, n_outputs=1)
+    if step is None:
+        raise step_kernels.not_known(model)
+    return step
+
+
+def block(kind: str) -> tuple[int, int]:
+    """How a quantization packs weights: (weights in a block, bytes of a block)."""
+    return BLOCKS[kind]
+
+
+def roof(ceilings: Ceilings) -> Roof:
+    """The machine's best rates over all kernels: `gflops`, `gbps`, and the `ridge` between them."""
+    return roofline.roof(ceilings)
+
+
+def ceilings_of(results: Contents) -> Ceilings:
+    """The ceilings in a results file for the machine of its first record. LabError without any."""
+    first = results.records[0]
+    return probing.need(results.ceilings, where.of_record(first), False, "this file")
+
+
+def machine_name(record: Record) -> str:
+    """The machine that made a record, as the plots name it."""
+    return machine.label(record.machine, record.settings)
+
+
+def threads() -> int:
+    """The number of threads that the lab uses here by default."""
+    return limits.default_threads()
+
+
+def shape(name: str, quantization: str) -> Model:
+    """A model of `lab models` in a quantization, made from its shape; needs no file."""
+    return shapes.model_of(catalog.find(name), quantization)
+
+
+def kv_bytes(model: Model, kind: str = "f16") -> float:
+    """Bytes of one token in a KV cache of type `kind`. LabError if the model's header does not tell."""
+    n_bytes = memory.kv_bytes_per_position(model, kind, kind)
+    if n_bytes is None:
+        raise step_kernels.not_known(model)
+    return n_bytes
+
+
+def show_ranking(predictions: Sequence[Prediction]) -> None:
+    """Print the table of `lab.predict` on several devices, as the command does."""
+    print_sections([text_predict.ranking(predictions)], console.console())
+
+
+def device(name: str) -> Device:
+    """A device of models/devices.toml: its datasheet's `gbps` and `tflops`, and their `source`."""
+    return datasheet.find_device(name)
+
+
+def caches(models: Sequence[Model]) -> pd.DataFrame:
+    """KV cache sizes (F16): bytes per token, at 8,192 tokens, and the length at which the cache equals the weights."""
+    import pandas as pd
+
+    rows = []
+    for model in models:
+        per_position = memory.kv_bytes_per_position(model)
+        if per_position and model.n_head and model.n_head_kv and model.n_bytes:
+            rows.append(
+                {
+                    "model": f"{model.name} {model.quantization}",
+                    "queries per kv head": model.n_head // model.n_head_kv,
+                    "bytes per token": f"{per_position:,.0f}",
+                    "cache at 8,192 tokens, GB": round(8192 * per_position / 1e9, 2),
+                    "weights, GB": round(model.n_bytes / 1e9, 2),
+                    "tokens until the cache weighs as much": f"{model.n_bytes / per_position:,.0f}",
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def split(records: Sequence[Record]) -> None:
+    """Print each generation as the sum of its two phases (medians)."""
+    for row in figures(records).itertuples():
+        tpot_s = row.tpot_ms / 1e3
+        prefill, token, decode = map(wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s))
+        print(
+            f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
+            f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
+            f"{100 * row.prefill_share:.0f} % (separate medians)"
+        )
+
+
+def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
+    """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
+    rows = table.summary(table.runs(_timed(sweep)))
+    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    if prefill is None or decode is None:
+        raise LabError("The two laws need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
+    print(prefill, decode, sep="\n")
+    return prefill, decode
+
+
+def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
+    """The time of requests by the two laws, one row for each prompt length and answer length."""
+    import pandas as pd
+
+    rows = []
+    for n_prompt, n_gen in itertools.product(lengths, answers):
+        request = sweep_laws.request(prefill, decode, n_prompt, n_gen)
+        times = map(wording.seconds, (request.prefill_s, request.decode_s, request.e2e_s))
+        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * request.prefill_share)))
+    return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
+
+
+def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
+    """A table of a formula's terms: (term, meaning, number, unit)."""
+    import pandas as pd
+
+    cells = [
+        (term, meaning, f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}")
+        for term, meaning, number, unit in rows
+    ]
+    return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    """The records of timed runs without an error. LabError with the first error where there is none."""
+    timed = [record for record in records if record.run.is_timed]
+    if not timed:
+        errors = text_results.failures(records)
+        raise LabError(f"All runs failed. {' '.join(errors[:1])}".strip(), "Measure again, with shorter lengths.")
+    return timed

@@ -1,0 +1,1 @@
+"""What limits a run, and the machine's ceilings: ceilings, explain."""

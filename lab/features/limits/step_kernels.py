@@ -1,0 +1,389 @@
+"""The least time of a step: its kernels at their ceilings, on the devices that hold its layers, and what moves between.
+
+The rate of a product is that of the probed shape most like it, the rate of attention that of its length; between
+probed sizes it is interpolated, linear in logarithms.
+A product takes its bytes at the rate of its weights' type on the device that the layer lies on; products of several
+layers count there by how many of these layers it holds. Between devices moves the hidden state, n_embd numbers of 4
+bytes a token, and to this machine the logits, at what copies to and from the devices took. With layers on the CPU
+beside a GPU llama.cpp copies their weights to the GPU for steps of 32 tokens and more (ggml-backend.cpp, op_offload).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from lab.core import cost, shell
+from lab.core.lists import plural
+from lab.core.record import Ceilings, Model, Rate, Settings
+from lab.core.shape import ATTENTION as IN_ATTENTION
+from lab.core.shape import EXPERTS, Heads, Matrix
+from lab.errors import LabError
+from lab.features.limits import where
+from lab.features.limits.probe_plan import used_types
+from lab.models import catalog
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
+
+LEAST_COPIED = 32
+"""Tokens of a step from which on weights are copied to a GPU (offload_op of ggml-cuda and ggml-vulkan)."""
+
+VALUE_BYTES = 4
+
+Layers = tuple[str | None, ...]
+"""The device of each layer, the output last; None is the CPU."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Least seconds of a step or a phase in its kernels; `between_s` is what moves between devices, as far as known."""
+
+    layers_s: float
+    head_s: float
+    attention_s: float
+    between_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.layers_s + self.head_s + self.attention_s + self.between_s
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The same of a step by device; `between_s` is None where the copies of a device were not measured."""
+
+    by_device: dict[str | None, Kernels]
+    between_s: float | None = 0.0
+
+    @property
+    def total(self) -> Kernels:
+        """All of it, one after the other."""
+        return sum_of([*self.by_device.values(), Kernels(0.0, 0.0, 0.0, self.between_s or 0.0)])
+
+
+def sum_of(parts: Sequence[Kernels]) -> Kernels:
+    """Times that follow one another."""
+    return Kernels(*map(sum, zip(*map(dataclasses.astuple, parts), strict=True)))
+
+
+def mean(steps: Sequence[Parts], n: int) -> Parts:
+    """The sum of steps on the same devices, divided by n."""
+    by_device = {}
+    for name in steps[0].by_device:
+        whole = sum_of([step.by_device[name] for step in steps])
+        by_device[name] = Kernels(*(seconds / n for seconds in dataclasses.astuple(whole)))
+    between = [step.between_s for step in steps]
+    return Parts(by_device, None if None in between else sum(seconds or 0.0 for seconds in between) / n)
+
+
+def least_s(steps: Sequence[Parts], overlaps: bool) -> float:
+    """Seconds of steps that follow one another, at least.
+
+    With `overlaps` each device begins the next step when it is through with one: the first step goes through all
+    devices, and each further one takes what the slowest device needs for it.
+    """
+    if not overlaps or not steps:
+        return sum(step.total.total_s for step in steps)
+    slowest = [max(kernels.total_s for kernels in step.by_device.values()) for step in steps]
+    return steps[0].total.total_s + sum(slowest[1:])
+
+
+def total(
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    n_tokens: int,
+    n_past: int,
+    n_outputs: int,
+    others: Sequence[cost.Span] = (),
+) -> Kernels:
+    """Least time of a step in its kernels, as `parts` has it by device."""
+    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, others).total
+
+
+def not_known(model: Model) -> LabError:
+    """The error for a model whose steps have an unknown cost."""
+    reason = f" ({model.uncounted})" if model.uncounted else ""
+    return LabError(
+        f"The cost of a step of {model.name} cannot be derived from its header{reason}.", "Use another model."
+    )
+
+
+def parts(
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    n_tokens: int,
+    n_past: int,
+    n_outputs: int,
+    others: Sequence[cost.Span] = (),
+    layers: Layers | None = None,
+) -> Parts:
+    """Least time of a step on each device; `others` are further sequences in it, whose attention is each its own.
+
+    `layers` says where the layers lie; without it the rule of `where.layers` does. With the ceilings of one device
+    alone all of them lie there. LabError where the model's cost is not known, and for a missing probe.
+    """
+    spans = Counter([(n_tokens, n_past), *others])
+    n_all = sum(n * times for (n, _), times in spans.items())
+    work = cost.products(model, n_all, n_outputs)
+    if work is None or cost.attended(model, n_tokens, n_past) is None:
+        raise not_known(model)
+    by_device = {one.device: one for one in where.each_device(ceilings)}
+    if len(by_device) == 1:
+        layers = tuple(by_device) * ((model.n_layer or 0) + 1)
+    elif layers is None:
+        layers = where.layers(ceilings.machine, model, settings)
+    step = _Step(model, settings, by_device, layers, n_all)
+    in_order = [name for name in dict.fromkeys((*layers, *by_device)) if name in by_device]
+    seconds: dict[str | None, list[float]] = {name: [0.0, 0.0, 0.0] for name in in_order}
+    uploaded = 0.0
+    used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
+    for product in work:
+        if product.matrix.type in used:
+            for name, share in step.shares(product):
+                target = step.computes(product, name)
+                uploaded += share * product.n_bytes if target != name else 0.0
+                seconds_per_byte = product_s_per_byte(
+                    step.ceilings(target), model, product.matrix, product.n_tokens, step.n_threads
+                )
+                seconds[target][product.is_head] += share * product.n_bytes * seconds_per_byte
+    for name, share in step.attention_shares():
+        # The CPU's flash attention skips masked positions.
+        is_whole = settings.kv_unified and (name is not None or settings.flash_attn_resolved == "off")
+        for (n, past), times in spans.items():
+            beside = [*(spans - Counter([(n, past)])).elements()] if is_whole else []
+            seconds[name][2] += share * times * _attention_s(step, name, n, past, beside)
+    return Parts({name: Kernels(*times) for name, times in seconds.items()}, step.between_s(n_outputs, uploaded))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What decides where the parts of a step are computed."""
+
+    model: Model
+    settings: Settings
+    by_device: Mapping[str | None, Ceilings]
+    layers: Layers
+    n_tokens: int  # of all sequences
+
+    @property
+    def n_threads(self) -> int:
+        return self.settings.n_threads if self.n_tokens == 1 else self.settings.n_threads_batch
+
+    def ceilings(self, name: str | None) -> Ceilings:
+        if name not in self.by_device:
+            raise LabError(
+                f"The ceilings of {where.label(name)} have not been measured.",
+                "Measure them with the settings of the runs: lab ceilings",
+            )
+        return self.by_device[name]
+
+    def shares(self, product: cost.Product) -> list[tuple[str | None, float]]:
+        """The devices that hold a product's weights, and how much of them each."""
+        *blocks, output = self.layers
+        if product.is_head:
+            return [(output, 1.0)]
+        if product.matrix.part == EXPERTS and self.settings.n_cpu_moe and len(self.by_device) > 1:
+            n_moved = min(self.settings.n_cpu_moe, len(blocks))
+            blocks[:n_moved] = [None] * n_moved
+        if product.is_last:
+            return [(blocks[-1], 1.0)]
+        is_last_apart = product.matrix.part != IN_ATTENTION and self.model.arch not in cost.NEVER_SKIPS
+        return _by_count(blocks[:-1] if is_last_apart and len(blocks) > 1 else blocks)
+
+    def attention_shares(self) -> list[tuple[str | None, float]]:
+        """The devices that hold the layers' caches."""
+        if self.settings.kv_offload is False and len(self.by_device) > 1:
+            return [(None, 1.0)]
+        return _by_count(self.layers[:-1])
+
+    def computes(self, product: cost.Product, name: str | None) -> str | None:
+        """The device that computes a product whose weights lie on one: for many tokens a GPU takes those of the CPU."""
+        if name is not None or product.n_tokens < LEAST_COPIED or self.settings.op_offload is False:
+            return name
+        kept = [rate for rate in self.ceilings(None).rates if rate.type == product.matrix.type]
+        if any(rate.buffer != where.CPU for rate in kept):  # only the CPU can read its repacked weights
+            return name
+        return next((other for other in self.by_device if other is not None and not self.is_remote(other)), name)
+
+    def is_remote(self, name: str | None) -> bool:
+        device = where.device(self.ceilings(name).machine, name)
+        return device is not None and where.is_remote(device)
+
+    def between_s(self, n_outputs: int, uploaded: float) -> float | None:
+        """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for a GPU."""
+        if len(self.by_device) == 1:
+            return 0.0
+        n_embd, n_vocab = self.model.n_embd or 0, self.model.n_vocab or 0
+        *blocks, output = self.layers
+        places = [(None, 0), *((name, self.n_tokens * n_embd) for name in blocks)]
+        places += [(output, n_outputs * n_embd), (None, n_outputs * n_vocab)]
+        total = 0.0
+        for (source, _), (target, n_values) in itertools.pairwise(places):
+            if source == target or not n_values:
+                continue
+            times = [self._copy_s(DOWNLOAD, source, n_values), self._copy_s(UPLOAD, target, n_values)]
+            known = [seconds for seconds in times if seconds is not None]
+            if len(known) < 2:
+                return None
+            is_direct = None not in (source, target) and not self.is_remote(source) and not self.is_remote(target)
+            total += max(known) if is_direct else sum(known)
+        if uploaded:
+            name = next(other for other in self.by_device if other is not None and not self.is_remote(other))
+            weights_s = copy_s(self.ceilings(name), UPLOAD, uploaded)
+            if weights_s is None:
+                return None
+            total += weights_s
+        return total
+
+    def _copy_s(self, op: str, name: str | None, n_values: int) -> float | None:
+        return 0.0 if name is None else copy_s(self.ceilings(name), op, n_values * VALUE_BYTES)
+
+
+def _by_count(layers: Sequence[str | None]) -> list[tuple[str | None, float]]:
+    return [(name, n / len(layers)) for name, n in Counter(layers).items()]
+
+
+def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int, beside: Sequence[cost.Span]) -> float:
+    """Attention of one sequence in all layers, if one device did it, with the positions of others `beside` it."""
+    model, kind, is_flash = step.model, step.settings.type_k.upper(), step.settings.flash_attn_resolved != "off"
+    width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
+    seconds = 0.0
+    for part in cost.attended(model, n_tokens, n_past, beside) or ():
+        flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
+        seconds += flops * attention_s_per_flop(
+            step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions, is_flash
+        )
+    return seconds
+
+
+def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
+    """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
+    op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
+    rates = rates_for(ceilings, op, matrix.type, n_threads)
+    if not rates:
+        known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
+        lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
+        raise LabError(
+            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} have not been measured here.",
+            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '--types', ','.join(lacking))}",
+        )
+    by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
+    most = max(len(points) for points in by_shape)
+    nearest = by_shape[0]
+    if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
+        nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
+    return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
+
+
+def attention_s_per_flop(
+    ceilings: Ceilings,
+    model: Model,
+    heads: Heads,
+    kind: str,
+    n_tokens: int,
+    n_threads: int,
+    n_positions: int,
+    is_flash: bool = True,
+) -> float:
+    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
+    points = attention_points(ceilings, model, heads, kind, n_tokens, n_threads, is_flash)
+    return _between({n: _between(by_position, n_positions) for n, by_position in points.items()}, n_tokens)
+
+
+def attention_points(
+    ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, is_flash: bool
+) -> dict[int, dict[int, float]]:
+    """Best times of attention per FLOP by queries and positions. LabError for n_tokens beyond what was probed.
+
+    Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
+    """
+    op = PLAIN_ATTENTION if not is_flash and rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads) else ATTENTION
+    rates = rates_for(ceilings, op, kind, n_threads)
+    if not rates:
+        raise LabError(
+            f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
+            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '-ctk', kind.lower())}",
+        )
+    nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
+    return {n: {rate.n_positions or 0: rate_of([rate])[1] for rate in alike} for n, alike in nearest.items()}
+
+
+def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
+    """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
+    kernel = one.op, one.type, one.n_threads
+    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing or ())
+    if is_cut and not min(sizes) <= n_tokens <= max(sizes):
+        raise LabError(
+            f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
+            f"Measure the rest, with the settings of the runs: {_command(ceilings, one.n_threads)}",
+        )
+
+
+def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
+    """The rates of a kernel and type; on the CPU those measured with n_threads threads."""
+    rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
+    return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
+
+
+def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
+    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte.
+
+    Both follow from the smallest and the largest copy that were measured. None without these.
+    """
+    points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
+    if not points:
+        return None
+    (few, few_s), (many, many_s) = points[0], points[-1]
+    per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
+    return max(0.0, few_s - per_byte * few) + per_byte * n_bytes
+
+
+def _on(ceilings: Ceilings, n_threads: int) -> str:
+    return f"on {where.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+
+
+def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
+    """`lab ceilings` with these words, on the same engine."""
+    repack = ["--no-repack"] if ceilings.repack is False else []
+    return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
+
+
+def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
+    """Best seconds per byte, and per FLOP, of the same probe."""
+    best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
+    seconds = min(best.times_ns) / 1e9
+    return seconds / best.n_bytes, seconds / best.flops if best.flops else math.inf
+
+
+def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dict[int, list[Rate]]]:
+    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
+
+    Kernels are slower on small matrices; heads that share keys are another kernel.
+    """
+    rows, columns, n_head_kv = (*wanted, None)[:3]
+    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
+    distances: dict[tuple[object, ...], float] = {}
+    for rate in rates:
+        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
+        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
+        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
+        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
+        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
+    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
+
+
+def _between(points: dict[int, float], n: int) -> float:
+    """A value at n out of values at some n, straight lines on logarithms; the nearest outside of them."""
+    below = max((x for x in points if x <= n), default=min(points))
+    above = min((x for x in points if x >= n), default=max(points))
+    if below >= above:
+        return points[below if n >= below else above]
+    share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
+    return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))

@@ -1,0 +1,124 @@
+"""The two laws fitted to a sweep: prefill time over the prompt's length, and time per token over its position.
+
+    prefill   T(P) = a + b P + c P^2    b: each token passes through the weights; c: it attends to all tokens before it
+    decode    t(p) = w + k p            w: each step reads the weights; k: and the KV cache of every position
+
+The terms follow from the transformer's arithmetic (attention over P tokens is P x P). The fitted coefficients are at
+least zero. Prompts shorter than one full ubatch underuse the hardware and are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lab.core import stats
+from lab.show.wording import percent, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIN_PREFILL, MIN_DECODE = 4, 3
+"""Lengths that a law with three, or two, coefficients must have before it says anything."""
+
+
+@dataclass(frozen=True)
+class PrefillLaw:
+    """T(P) = a + b P + c P^2 in seconds; `rms` is the root mean square of the relative errors."""
+
+    a: float
+    b: float
+    c: float
+    rms: float
+
+    def seconds(self, n_prompt: float) -> float:
+        return self.a + self.b * n_prompt + self.c * n_prompt**2
+
+    def n_tokens(self, seconds: float) -> float:
+        """The prompt length that takes this many seconds: the inverse of `seconds`. NaN where none does."""
+        rest = seconds - self.a
+        if rest < 0 or not (self.b or self.c):
+            return float("nan")
+        return float(2 * rest / (self.b + (self.b**2 + 4 * self.c * rest) ** 0.5))
+
+    def __str__(self) -> str:
+        doubled = f" (doubled after {self.b / (2 * self.c):,.0f})" if self.c else ""
+        return (
+            f"Prefill law: T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2 (typical fit "
+            f"error {percent(self.rms)}). A prompt token takes {seconds(self.b)}, plus {seconds(2e3 * self.c)} per "
+            f"1,000 tokens before it{doubled}."
+        )
+
+
+@dataclass(frozen=True)
+class DecodeLaw:
+    """t(p) = w + k p in ms; `rms` as for prefill."""
+
+    w: float
+    k: float
+    rms: float
+
+    def ms(self, position: float) -> float:
+        return self.w + self.k * position
+
+    def __str__(self) -> str:
+        doubled = f" (doubled after {self.w / self.k:,.0f})" if self.k else ""
+        w, k = self.w / 1e3, self.k / 1e3
+        return (
+            f"Decode law: t(p) = {seconds(w)} + {seconds(k)} * p (typical fit error {percent(self.rms)}). A token "
+            f"takes {seconds(w)}, plus {seconds(1e3 * k)} per 1,000 tokens before it{doubled}."
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a whole request takes by the two laws."""
+
+    n_prompt: int
+    n_gen: int
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def e2e_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def prefill_share(self) -> float:
+        return self.prefill_s / self.e2e_s
+
+
+def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -> Request:
+    """Reading n_prompt tokens and writing n_gen: T(P), and t(p) over the positions of n_gen - 1 decode steps."""
+    decode_ms = (n_gen - 1) * decode.ms(n_prompt + (n_gen - 2) / 2)
+    return Request(n_prompt, n_gen, prefill.seconds(n_prompt), decode_ms / 1e3)
+
+
+def prefill_law(rows: pd.DataFrame) -> PrefillLaw | None:
+    """Fitted to the medians of one setup (rows of `table.summary`); None for fewer than 4 lengths."""
+    rows = rows[(rows.n_prompt >= rows.n_ubatch) & rows.prefill_s.notna()]
+    lengths, times = rows.n_prompt.tolist(), rows.prefill_s.tolist()
+    if len(set(lengths)) < MIN_PREFILL:
+        return None
+    a, b, c = stats.fit([[1] * len(lengths), lengths, [n * n for n in lengths]], times)
+    return PrefillLaw(a, b, c, _rms([a + b * n + c * n * n for n in lengths], times))
+
+
+def decode_law(rows: pd.DataFrame) -> DecodeLaw | None:
+    """Fitted over the mean positions of the decode steps; None for fewer than 3."""
+    rows = rows[rows.tpot_ms.notna()]
+    positions, times = positions_of(rows).tolist(), rows.tpot_ms.tolist()
+    if len(set(positions)) < MIN_DECODE:
+        return None
+    w, k = stats.fit([[1] * len(positions), positions], times)
+    return DecodeLaw(w, k, _rms([w + k * p for p in positions], times))
+
+
+def positions_of(rows: pd.DataFrame) -> pd.Series:
+    """The mean position of a run's decode steps: the first is at n_prompt, n_gen - 1 follow each other."""
+    return rows.n_prompt + (rows.n_gen - 2) / 2
+
+
+def _rms(fitted: list[float], times: list[float]) -> float:
+    errors = [(fit / time - 1) ** 2 for fit, time in zip(fitted, times, strict=True)]
+    return float((sum(errors) / len(errors)) ** 0.5)

@@ -1,0 +1,273 @@
+"""Results of runs as text: tables of medians, findings, warnings, and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.core import lever_figures, phases, shown, stats
+from lab.core.lists import grouped, join_and, plural
+from lab.core.record import OK, Record
+from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
+from lab.features.compare.spread import FIGURE_NAMES
+from lab.features.measure import sweep_laws
+from lab.runner.cases import Plan
+from lab.runner.plan import join
+from lab.runner.rounds import wide_rows
+from lab.show import disturbances, table, wording
+from lab.show.section import Cell, Columns, Section, tabled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HEADINGS = {
+    "prefill_s": "prefill\ns",
+    "prefill_tps": "prefill\ntokens/s",
+    "ttft_s": "TTFT\ns",
+    "first_output_s": "first\noutput s",
+    "tpot_ms": "TPOT\nms",
+    "decode_tps": "decode\ntokens/s",
+    "stall_ms": "longest\nstall ms",
+    "e2e_s": "E2E\ns",
+    "decode_ms": "decode\ncompute ms",
+    "j_per_token": "J per\ntoken",
+}
+"""Figures of the summary of runs or requests, and their headings."""
+
+SHOWN = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s")
+
+MOST_NAMED = 5
+"""Lengths that a sentence lists."""
+
+MEANINGS = (
+    "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
+)
+
+
+def sections(records: Sequence[Record]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians with intervals or ranges.
+
+    Notes of rows say what disturbed their runs; a sentence says which lengths exceed the model's training length.
+    """
+    made = []
+    rows = table.runs(records)
+    if len(rows):
+        rows = rows[(rows.status == OK) & ~rows.warmup & rows.lever.isna()].sort_values(
+            ["n_prompt", "n_gen"], kind="stable"
+        )
+    for label, of_setup in table.setups(rows) if len(rows) else []:
+        for n_gen, part in table.summary(of_setup).groupby("n_gen"):
+            own = of_setup[of_setup.n_gen == n_gen]
+            measured = {n: [records[i] for i in alike.run] for n, alike in own.groupby("n_prompt")}
+            is_sweep = bool(part.sweep_every.notna().all())
+            made.append(
+                Section(
+                    label,
+                    heading(part),
+                    **tabled(_columns(part), part.to_dict("records")),
+                    row_notes=[[] if is_sweep else list(filter(None, [doubts(measured[n])])) for n in part.n_prompt],
+                    notes=[*([MEANINGS] if part.tpot_ms.notna().any() else []), *_energy(part)],
+                    warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
+                    sentences=[*findings(part), *_beyond(int(n_gen), measured)],
+                )
+            )
+    return made
+
+
+def _columns(rows: pd.DataFrame) -> Columns:
+    names = (*SHOWN, "decode_ms") if rows.tpot_ms.isna().all() else SHOWN  # imported: single tokens are unknown
+    if "j_per_token" in rows:
+        names = (*names, "j_per_token")
+    bar = "" if rows.sweep_every.notna().all() else "bar"  # a sweep generates few tokens
+    return [
+        ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
+        ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
+        *((HEADINGS[name], partial(figure, name=name)) for name in names),
+        ("prefill\n% of E2E", lambda row: Cell(figure(row, "prefill_share"), style=bar)),
+    ]
+
+
+def _energy(rows: pd.DataFrame) -> list[str]:
+    """What J per token means, if it is known."""
+    if "energy_of" not in rows:
+        return []
+    parts = " or ".join(rows.energy_of.dropna().unique())
+    return [f"J per token: energy of the whole run ({parts}, and all that ran on it) over the generated tokens."]
+
+
+def figure(row: Mapping[str, Any], name: str) -> str:
+    """A figure of a row of the summary, and below it its interval, or its range if runs are too few for one."""
+    one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
+    return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
+
+
+def _beyond(n_gen: int, measured: Mapping[int, Sequence[Record]]) -> list[str]:
+    """A sentence on lengths that the model was not trained for: it is no doubt about their times."""
+    trained = {n: own[0].model.n_ctx_train for n, own in measured.items()}
+    known = [(n, length) for n, length in trained.items() if length is not None and n + n_gen > length]
+    names = join_and([f"{n:,}" for n, _ in known])
+    return [
+        f"{names} prompt tokens: prompt and answer exceed the model's training length of {length:,}: timing is valid, "
+        "the text is not."
+        for _, length in known[:1]
+    ]
+
+
+def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
+    """Warnings on all rows of a table: drift, and what disturbed the runs of a sweep."""
+    walks = doubts(measured) if is_sweep else ""
+    return [*([walks] if walks else []), *disturbances.drift(measured)]
+
+
+def heading(rows: pd.DataFrame) -> str:
+    """The heading of a summary of one setup and one n_gen."""
+    n_gen, per = int(rows.n_gen.iloc[0]), "per run" if rows.sweep_every.isna().all() else "at each length"
+    what = f"{plural(n_gen, 'token')} generated {per}"
+    if rows.ttft_s.isna().all():  # imported: a test of prefill, or of decode steps without the prompt's
+        what = f"{plural(n_gen - 1, 'token')} decoded {per}" if n_gen > 1 else "only prefill"
+    return f"{what}; {below(rows, 'run')}"
+
+
+def findings(rows: pd.DataFrame) -> list[str]:
+    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep. Unreliable rows are left out."""
+    firm = table.firm(rows)
+    laws = (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm))
+    lengths = sorted(set(rows.n_prompt) - set(firm.n_prompt))
+    sentences = [*wording.sentences(firm), *(str(law) for law in laws if law)]
+    if lengths:
+        some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
+        sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
+    return sentences
+
+
+def doubts(records: Sequence[Record]) -> str:
+    """A sentence on what disturbed these runs, and whether they are reliable; "" if nothing disturbed them."""
+    words = disturbances.sentences(records)
+    if not words:
+        return ""
+    doubt = " Unreliable: measure again." if disturbances.is_doubtful(records) else ""
+    return f"{'; '.join(words)}.{doubt}"
+
+
+def disturbed(records: Sequence[Record]) -> list[str]:
+    """Sentences on what disturbed the runs, by session, variant and length, and on drift."""
+    by_run = [
+        f"{what}{f', {variant}' if variant else ''}: {words}"
+        for (_, variant, what), measured in _repeats(records).items()
+        if (words := doubts(measured))
+    ]
+    return by_run + disturbances.drift(records)
+
+
+def imported(records: Sequence[Record]) -> list[str]:
+    """A sentence on results that another tool measured; none without them."""
+    n = sum(record.run.totals is not None for record in records)
+    what = f"{plural(n, 'result')} {'was' if n == 1 else 'were'}" if n < len(records) else "All results were"
+    return [
+        f"{what} imported: measured by someone else with another tool, as times of whole tests. The lab did not "
+        "watch these runs."
+    ] * bool(n)
+
+
+def distrust(records: Sequence[Record], again: Callable[[Sequence[Record]], str | None]) -> list[str]:
+    """A sentence for each session with unreliable figures, with the command that `again` makes of its records."""
+    watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
+    cases, sentences = _repeats(watched), list[str]()
+    for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
+        command = again([record for record in records if record.session == session])
+        sentences.append(
+            f"{NOT_TO_BE_TRUSTED}: other programs disturbed at least half of the runs, so these figures are unreliable "
+            f"(session {session}). Measure again while no other program runs{f': {command}' if command else '.'}"
+        )
+    return sentences
+
+
+def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], list[Record]]:
+    """Timed runs that went well, by session, variant and what they did."""
+    timed = [record for record in records if record.run.is_timed]
+    return grouped(timed, lambda record: (record.session, record.run.variant, record.run.name))
+
+
+def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
+    """With --until: a sentence on the figures whose intervals are still too wide."""
+    if plan.until is None:
+        return []
+    runs = [record.run for record in records if record.run.is_timed]
+    if not runs:
+        return []
+    wide = wide_rows(runs, plan.until.share)
+    if not wide:
+        return [f"All intervals are within {wording.percent(plan.until.share)} of their medians."]
+    widths = [f" ({wording.percent(row.width)})" if row.width else "" for row in wide]
+    names = [f"{row.figure} at {row.n_prompt:,}{width}" for row, width in zip(wide, widths, strict=True)]
+    return [f"Intervals still wider than {wording.percent(plan.until.share)}: {', '.join(names)}."]
+
+
+def failures(records: Sequence[Record]) -> list[str]:
+    """One line per failed run, with its setup if there are several."""
+    if all(record.run.status == OK for record in records):
+        return []
+    setups = table.setups(table.runs(records))
+    prefixes = {run: f"{label}: " if len(setups) > 1 else "" for label, rows in setups for run in rows.run}
+    return [
+        f"{prefixes[number]}{record.run.name}, repeat {record.run.repeat + 1}: {record.run.error}"
+        for number, record in enumerate(records)
+        if record.run.status != OK
+    ]
+
+
+def question(labels: Sequence[str]) -> str:
+    """The question that a report on these setups answers."""
+    if len(labels) == 1:
+        name, _, where = labels[0].partition(", ")
+        return f"How fast is {name}{f' on {where}' if where else ''}?"
+    if len(labels) > 3:
+        return f"Which of these {len(labels)} is fastest?"
+    return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
+
+
+def times(label: str, rows: pd.DataFrame) -> list[str]:
+    """Sentences on prefill and decode of the longest prompt, one for each number of generated tokens."""
+    sentences = []
+    for _, part in table.summary(rows).groupby("n_gen"):
+        row = part.iloc[-1]
+        sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
+        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
+        prefill = f"prefill of {row.n_prompt:,} tokens takes {wording.seconds(row.prefill_s)}"
+        words = [prefill] if row.prefill_s > 0 else []
+        if each_ms > 0:
+            rate = f"{wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} tokens/s)"
+            words.append(f"each token after {'it' if words else f'{row.n_prompt:,} tokens'} takes {rate}")
+        text = ", ".join(words)
+        sentences.append(f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}.")
+    return sentences
+
+
+def finished(record: Record) -> str:
+    """A line on a finished run."""
+    run = phases.by_length(record.run)[-1]
+    ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
+    times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
+    times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
+    if run.lever is not None:
+        times = [run.status]
+    if figures := lever_figures.figures(run):
+        times = [
+            f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()
+        ]
+    if not record.run.n_prompt:  # a part of a session that could not be measured
+        return f"{record.run.part}: {record.run.status}"
+    variant = f"{run.variant}, " if run.variant else ""
+    disturbed = f" {MARK}" if disturbances.disturbances(record) else ""
+    return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
+
+
+def below(rows: pd.DataFrame, noun: str) -> str:
+    """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
+    fewest = stats.fewest_for_interval()
+    if rows.repeats.min() >= fewest:
+        return "medians; below them the 95 % interval"
+    if rows.repeats.max() == 1:
+        return f"1 {noun} each, so the spread is unknown"
+    return f"medians; below each its 95 % interval ({fewest} or more {noun}s) or the range"

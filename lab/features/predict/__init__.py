@@ -1,0 +1,1 @@
+"""How fast a model would be: here, and on devices that are not here."""

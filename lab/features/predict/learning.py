@@ -1,0 +1,419 @@
+"""A fit to the runs of a machine that predicts other runs, and the errors of these predictions.
+
+The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus a
+cost of every layer per step (thread synchronization) and per token (norms, activations, copies). No cost is negative. A
+setup with runs of its own is corrected by their mean deviation. All runs of one setup at one length are one point:
+their median.
+
+The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation (a longer or
+shorter context, another model, another quantization, other settings) has a variance: the mean squared error of the
+points held out in this way, combined with a figure of the lab's benchmark (PRIOR). Predictions without extrapolation
+and differences between sessions have a variance too. Points of disturbed runs add theirs by their share of all points.
+The variances that apply to a prediction are added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from lab.core import phases, stats
+from lab.core.lists import grouped
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Settings
+from lab.errors import LabError
+from lab.features.limits import step_kernels, where
+from lab.features.limits.step_kernels import Layers, Parts
+from lab.features.limits.where import Where
+from lab.show import disturbances
+
+PRIOR_FACTOR = 1.05
+"""The prior factor on kernels in each phase; it counts as one more point."""
+
+Step = tuple[int, int, int]
+"""n_tokens, n_past, n_outputs of a step."""
+
+INSIDE, SESSION, DISTURBED, LONGER, SHORTER = "inside", "session", "disturbed", "longer", "shorter"
+MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
+
+PRIOR = {
+    INSIDE: {PREFILL: 0.07, DECODE: 0.06},
+    SESSION: {PREFILL: 0.05, DECODE: 0.08},
+    DISTURBED: {PREFILL: 0.28, DECODE: 0.25},
+    LONGER: {PREFILL: 0.08, DECODE: 0.08},
+    SHORTER: {PREFILL: 0.12, DECODE: 0.06},
+    MODEL: {PREFILL: 0.12, DECODE: 0.12},
+    QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
+    SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
+}
+"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for one doubling of the length.
+
+Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths 0.06; Q4_0 and Q8_0
+from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode. The samples in results/: sessions 0.04
+in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. DISTURBED: between sessions of
+one thread while other processes used 1.5 of the two cores, 0.28 and 0.25. Other settings were not measured: they count
+as another model does.
+"""
+
+PRIOR_WEIGHT = 4
+"""A figure of PRIOR counts as this number of groups of held-out points."""
+
+DEVIATIONS = 2.0
+"""Half the width of a range, in standard deviations."""
+
+MOST_LENGTHS = 12
+"""Most lengths at which points are split: a sweep has hundreds."""
+
+NEAR = 1.5
+"""Lengths up to this factor times the longest measured one do not count as extrapolation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The properties of a phase of a run that decide its prediction.
+
+    `length`: tokens of the prompt; for decode the positions before its tokens.
+    """
+
+    phase: str
+    length: float
+    shape: tuple[object, ...]
+    quantization: str | None
+    settings: tuple[object, ...]
+
+    @property
+    def setup(self) -> tuple[object, ...]:
+        """The properties shared by all lengths of one phase in one setup."""
+        return self.phase, self.shape, self.quantization, self.settings
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The parts of a phase's time, the columns of the fit. For decode those of one step."""
+
+    kernels_s: float
+    layer_steps: float
+    layer_values: float  # layers x tokens x (n_embd + n_ff)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The median of the runs of one setup at one length: seconds of prefill, or of one decode step.
+
+    Undisturbed runs count if there are any. One run is a point too, before it is merged with its repeats.
+    """
+
+    n_prompt: int
+    case: Case
+    costs: Costs
+    seconds: float
+    by_session: dict[str, float]
+    is_disturbed: bool = False
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width.
+
+    A measured setup takes `own` times that, but not less than its kernels.
+    """
+
+    prefill_factor: float
+    decode_factor: float
+    per_layer_step_s: float
+    per_layer_value_s: float
+    own: dict[tuple[object, ...], float] = dataclasses.field(default_factory=dict)
+
+    def seconds(self, case: Case, costs: Costs) -> float:
+        factor = self.prefill_factor if case.phase == PREFILL else self.decode_factor
+        layers_s = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
+        return max(costs.kernels_s, self.own.get(case.setup, 1.0) * (factor * costs.kernels_s + layers_s))
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A fit to this machine's runs, with its points."""
+
+    fit: Fit
+    points: tuple[Point, ...]
+    models: tuple[str, ...]
+    n_runs: int
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        """The errors of the fit's predictions."""
+        return Uncertainty(self.points, _known(self.points), tuple(_hold_out(self.points)))
+
+
+def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
+    """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
+    phases_of = [(record, _phases(record, ceilings, offload)) for record in records]
+    used = [(record, found) for record, found in phases_of if found]
+    runs = [run for _, found in used for run in found]
+    by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
+    points = tuple(map(_median, by_length.values()))
+    if {point.case.phase for point in points} != {PREFILL, DECODE}:
+        raise LabError(
+            "There are too few runs of this machine to predict from. At least one with prefill and decode is needed, "
+            "and ceilings for its weight types.",
+            "Measure them: lab measure, then lab ceilings",
+        )
+    models = {f"{record.model.name} {record.model.quantization or ''}".strip() for record, _ in used}
+    return Learned(fit(points), points, tuple(sorted(models)), len(used))
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """The coefficients with the least relative errors of the points; factors are at least 1.
+
+    The deviation of a setup is the geometric mean over its points and one more point without deviation.
+    """
+    rows = [(_columns(point.case.phase, point.costs), point.seconds) for point in points]
+    rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
+    columns = [*zip(*(row for row, _ in rows), strict=True)]
+    prefill, decode, step, value = stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0))
+    common = Fit(prefill, decode, step, value)
+    differs: dict[tuple[object, ...], list[float]] = {}
+    for point in points:
+        ratio = point.seconds / common.seconds(point.case, point.costs)
+        differs.setdefault(point.case.setup, [1.0]).append(ratio)
+    return dataclasses.replace(
+        common, own={setup: statistics.geometric_mean(ratios) for setup, ratios in differs.items()}
+    )
+
+
+def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
+    """The case of a phase of a model under some settings."""
+    shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
+    threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
+    layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
+    split = settings.split_mode, settings.tensor_split, settings.main_gpu, settings.n_cpu_moe, settings.override_tensor
+    moved = settings.kv_offload, settings.op_offload, settings.prefill_wait if phase == PREFILL else None
+    types = settings.type_k, settings.type_v, settings.repack
+    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *split, *moved
+    return Case(phase, length, shape, model.quantization, chosen)
+
+
+def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1) -> list[Step]:
+    """The steps of a prompt after n_past tokens, each of up to n_ubatch."""
+    n_ubatch, steps = max(1, settings.n_ubatch), list[Step]()
+    for first in range(0, n_tokens, n_ubatch):
+        n = min(n_ubatch, n_tokens - first)
+        steps.append((n, n_past + first, n_outputs if first + n == n_tokens else 0))
+    return steps
+
+
+def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
+    """The costs of some steps. LabError if a kernel's cost is unknown. `overlaps`: the devices are a pipeline."""
+    kernels_s = step_kernels.least_s([parts_of(step) for step in steps], overlaps)
+    layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
+    return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
+
+
+def step_costs(
+    model: Model, settings: Settings, ceilings: Ceilings, layers: Layers | None = None
+) -> Callable[[Step], Parts]:
+    """The cached cost of a step's kernels: the runs of a sweep share most of their steps."""
+
+    @cache
+    def parts_of(step: Step) -> Parts:
+        return step_kernels.parts(model, settings, ceilings, *step, layers=layers)
+
+    return parts_of
+
+
+def overlaps(settings: Settings, ceilings: Ceilings) -> bool:
+    """Whether several devices work at steps of a prompt at the same time."""
+    return bool(ceilings.others) and not phases.times_prefill_steps(settings)
+
+
+def offload_of(model: Model, settings: Settings) -> str:
+    """How much of a model is on a GPU: none, part, all."""
+    if settings.n_gpu_layers == 0:
+        return "none"
+    return "all" if settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer or 0) else "part"
+
+
+def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
+    """The phases of a record's run, each as a point; none if it is unusable for the fit."""
+    run, settings = record.run, record.settings
+    is_here = where.same(record.machine, ceilings.machine) and offload_of(record.model, settings) == offload
+    if not (run.is_timed and run.totals is None and run.lever is None and is_here and _is_on(record, ceilings)):
+        return []
+    parts_of = step_costs(record.model, settings, ceilings, where.layers_of(record))
+    is_pipeline, is_disturbed = overlaps(settings, ceilings), bool(disturbances.disturbances(record))
+    found = []
+    try:
+        for of_length in phases.by_length(run):
+            for phase, length, shapes, seconds in _steps_of(of_length):
+                costs = costs_of(record.model, shapes, parts_of, phase == PREFILL and is_pipeline)
+                if min(costs.kernels_s, seconds, length) > 0:
+                    case = case_of(phase, length, record.model, settings)
+                    by_session = {record.session: seconds}
+                    found.append(Point(of_length.n_prompt, case, costs, seconds, by_session, is_disturbed))
+    except LabError:  # a type or thread count without a ceiling
+        return []
+    return found
+
+
+def _is_on(record: Record, ceilings: Ceilings) -> bool:
+    """Whether a run was made on the devices of the ceilings."""
+    parts = where.each_device(ceilings)
+    of_ceilings = Where(ceilings.machine, tuple(one.device for one in parts))
+    is_same = where.same_devices(where.of_record(record), of_ceilings)
+    return is_same and all(where.repacks_alike(one, record.settings.repack) for one in parts)
+
+
+def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
+    """The phase, length, steps and seconds of a run's prefill and of its mean decode step."""
+    steps = run.steps
+    if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
+        return  # a file may hold anything
+    n = phases.n_prefill_steps(run)
+    times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
+    shapes = zip(steps.n_tokens[:n], steps.n_past[:n], [0] * (n - 1) + [1], strict=False)
+    yield PREFILL, run.n_prompt, list(shapes), sum(times[:n])
+    if len(times) > n:
+        middle = round(statistics.fmean(steps.n_past[n:]))
+        yield DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)
+
+
+def _median(runs: Sequence[Point]) -> Point:
+    """The median of one setup at one length, from the medians of sessions, so that each counts the same."""
+    runs = [run for run in runs if not run.is_disturbed] or runs
+    sessions = grouped(((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0])
+    by_session = {session: statistics.median(seconds for _, seconds in own) for session, own in sessions.items()}
+    costs = Costs(*map(statistics.median, zip(*(dataclasses.astuple(run.costs) for run in runs), strict=True)))
+    case = dataclasses.replace(runs[0].case, length=statistics.median(run.case.length for run in runs))
+    seconds = statistics.median(by_session.values())
+    return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
+
+
+def _columns(phase: str, costs: Costs) -> tuple[float, float, float, float]:
+    kernels = (costs.kernels_s, 0.0) if phase == PREFILL else (0.0, costs.kernels_s)
+    return *kernels, costs.layer_steps, costs.layer_values
+
+
+@dataclass(frozen=True)
+class Known:
+    """The lengths, models, quantizations and settings of the points of one phase."""
+
+    shortest: float
+    longest: float
+    quantizations: Mapping[tuple[object, ...], set[str | None]]  # of each model's shape
+    settings: set[object]
+
+    def beyond(self, case: Case) -> dict[str, float]:
+        """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
+        ways = {}
+        if case.length > NEAR * self.longest:
+            ways[LONGER] = math.log2(case.length / self.longest)
+        if case.length * NEAR < self.shortest:
+            ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
+        if case.shape not in self.quantizations:
+            ways[MODEL] = 1.0
+        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
+            ways[QUANTIZATION] = 1.0
+        if case.settings not in self.settings:
+            ways[SETTINGS] = 1.0
+        return ways
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A point predicted from others: log(measured / predicted), and its kinds of extrapolation."""
+
+    group: str  # points of one group were held out together, so they are one piece of information
+    case: Case
+    beyond: dict[str, float]
+    error: float
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The coverage of the points by phase, and the errors of held-out points."""
+
+    points: tuple[Point, ...]
+    known: dict[str, Known]
+    held_out: tuple[HeldOut, ...]
+
+    def factor(self, case: Case) -> float:
+        """The factor by which a range extends to both sides of the expected time."""
+        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
+        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
+        variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
+        return math.exp(DEVIATIONS * math.sqrt(variance))
+
+    def fastest(self, phase: str) -> float:
+        """The smallest ratio of a point to its kernels' least time: 1, or less if ceilings are too low."""
+        alike = [point for point in self.points if point.case.phase == phase]
+        return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
+
+    def variance(self, phase: str, way: str) -> float:
+        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups."""
+        if way == SESSION:
+            squares = _between_sessions([point for point in self.points if point.case.phase == phase])
+        else:
+            squares = {}
+            for point in self.held_out:
+                if point.case.phase == phase and [*point.beyond] == ([] if way == INSIDE else [way]):
+                    squares.setdefault(point.group, []).append(point.error**2 / point.beyond.get(way, 1.0))
+        means = [statistics.fmean(group) for group in squares.values()]
+        return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
+
+
+def _known(points: Sequence[Point]) -> dict[str, Known]:
+    """The coverage of points, by phase."""
+    known = {}
+    for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
+        lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
+        quantizations = {shape: {case.quantization for case in own} for shape, own in by_shape.items()}
+        known[phase] = Known(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
+    return known
+
+
+def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
+    """Points predicted from others, for every way to hold some out."""
+    for group, held in _splits(points):
+        is_held = set(map(id, held))
+        kept = [point for point in points if id(point) not in is_held]
+        known = _known(kept)
+        held = [point for point in held if point.case.phase in known]
+        if not held:
+            continue
+        fitted = fit(kept)
+        for point in held:
+            error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
+            beyond = known[point.case.phase].beyond(point.case)
+            yield HeldOut(group or str(point.case.setup), point.case, beyond, error)
+
+
+def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+    """The groups to hold out: a name (empty: that of each point's setup) and the points."""
+    lengths = sorted({point.n_prompt for point in points})
+    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
+    for n in lengths[1:-1]:
+        of_length = [point for point in points if point.n_prompt == n]
+        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
+    for n in lengths[1:]:
+        yield "", [point for point in points if point.n_prompt >= n]
+        yield "", [point for point in points if point.n_prompt < n]
+    parts: tuple[Callable[[Point], object], ...] = (
+        lambda point: point.case.shape,
+        lambda point: (point.case.shape, point.case.quantization),
+        lambda point: point.case.settings,
+    )
+    for part in parts:
+        yield from ((str(value), held) for value, held in grouped(points, part).items())
+
+
+def _between_sessions(points: Sequence[Point]) -> dict[str, list[float]]:
+    """Squared deviations of each session's medians from those of all sessions, for points of several sessions."""
+    squares: dict[str, list[float]] = {}
+    for point in points:
+        n = len(point.by_session)
+        for session, seconds in point.by_session.items() if n > 1 else ():
+            squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+    return squares

@@ -1,0 +1,513 @@
+"""Predicts requests: on this machine from its kernels' ceilings, on other devices from their datasheets.
+
+On this machine the expected time is fitted to earlier runs (learning.py). The range around it comes from the
+errors of predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the
+theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from
+what others published (published.py).
+
+Several users decode together in one step, which reads the weights once and each user's cache: its time is that of a
+single user's step times the ratio of their predicted times (by steps where the kernels were measured, elsewhere by the
+law of published rates).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from lab.core import cost, memory, shown
+from lab.core import results as results_files
+from lab.core.lists import plural
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
+from lab.core.request import Slo
+from lab.errors import LabError
+from lab.features.limits import probing, roofline, step_kernels, where
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import datasheet, learning, published
+from lab.features.predict.datasheet import KERNEL_SHARE, Device, Own, Shares
+from lab.features.predict.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Uncertainty
+from lab.models import catalog, shapes
+from lab.process.worker import Worker
+from lab.runner import machine
+from lab.runner.cases import Plan
+from lab.runner.plan import check_lengths, make_plan, parse_lengths
+from lab.runner.plan_needs import memory_for
+from lab.show import table
+from lab.show.wording import digits
+
+HERE = "this machine"
+MOST_TOKENS = 10_000_000
+"""The longest context that can be predicted."""
+
+NEAR = 0.05
+"""Runs whose prompt length differs by at most this share of the wanted one count as the same request."""
+
+WITHIN = 0.90
+"""The share of requests that a range is to hold."""
+
+TOO_FAST = 1.1
+"""Runs faster than their kernels' ceilings by this factor show that the ceilings are too low."""
+
+
+def basis_here(learned: Learned) -> str:
+    """The basis of a prediction for this machine, in sentences."""
+    fit, errors = learned.fit, learned.uncertainty
+    sentence = (
+        f"Expected times are fitted to {plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
+        f"({len(learned.points)} points: medians by length and phase): {digits(fit.prefill_factor)}x the kernels' best "
+        f"time in prefill, {digits(fit.decode_factor)}x in decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer "
+        f"and step, plus {1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value, corrected by the mean "
+        f"deviation of each setup. Ranges are {learning.DEVIATIONS:g} standard deviations of {len(errors.held_out)} "
+        "held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py) where these are few."
+    )
+    if n_disturbed := sum(point.is_disturbed for point in learned.points):
+        sentence += f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
+    fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
+    if fastest < 1 / TOO_FAST:
+        sentence += (
+            f" Some of these runs took only {digits(fastest)}x their kernels' best time: ceilings are too low, so "
+            "expected times are too long, and the ranges start lower by this factor. Run: lab ceilings --again"
+        )
+    return sentence
+
+
+def basis_of(device: Device, own: Own | None) -> str:
+    """The basis of a prediction for a device of the datasheets, in sentences."""
+    if own is None:
+        return f"{datasheet.basis(device)} {published.basis(device)}"
+    if own.learned is not None:
+        return basis_here(own.learned).replace("on this machine", "on such a device")
+    if own.shares is None:
+        day = own.ceilings.measured_at[:10] if own.ceilings else ""
+        return (
+            f"From ceilings of such a device in the results ({day}): from the time of its kernels up to "
+            f"{digits(1 / KERNEL_SHARE)}x that, the range measured on CPUs. Runs would narrow it: lab measure"
+        )
+    figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
+    parts = [
+        f"{100 * low:.0f} to {100 * high:.0f} % of {figures[phase]} in {phase}"
+        for phase, (low, high) in own.shares.items()
+    ]
+    return (
+        f"From {plural(own.n_runs, 'run')} on such a device in the results: {' and '.join(parts)} of its datasheet "
+        f"({device.source}), widened by the spread between sessions. Its ceilings would narrow it: lab ceilings"
+    )
+
+
+def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
+    """A sentence on how a prediction extrapolates and how wide its range is; empty if it does not."""
+    known = errors.known[case.phase]
+    ways, longest = known.beyond(case), known.longest
+    what = "prompt" if case.phase == PREFILL else "context"
+    words = {
+        LONGER: f"to {case.length / longest:.3g}x the longest measured {what} ({longest:,.0f} tokens)",
+        SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
+        MODEL: "to another model",
+        QUANTIZATION: f"to another quantization ({case.quantization})",
+        SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
+    }
+    if not ways:
+        return []
+    beyond = ", ".join(words[way] for way in ways)
+    ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
+    return [f"{case.phase} extrapolates {beyond}: range widened to {ends}"]
+
+
+Span = tuple[float, float]
+"""The ends of a range."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A request on a device, in seconds: the theoretical limit, the expected value if there is one, and the range (NaN:
+    not known).
+
+    `is_measured`: the range is that of runs on this machine. `beyond` says how it extrapolates. `chance`: the
+    probability that it keeps the limits, where some were given.
+    """
+
+    model: Model
+    n_prompt: int
+    n_gen: int
+    prefill_limit_s: float | None
+    prefill_s: Span
+    tpot_limit_s: float
+    tpot_s: Span
+    prefill_expected_s: float | None = None
+    tpot_expected_s: float | None = None
+    beyond: tuple[str, ...] = ()
+    rests_on: str | None = None  # for a device of the datasheets: what was measured on it; None: nothing
+    doubts: tuple[str, ...] = ()  # some of core/shown.py
+    misfit: str | None = None  # what is missing if it does not fit into memory: then no times are shown
+    needed_bytes: int = 0
+    memory_bytes: float | None = None
+    users: int = 1
+    name: str = HERE
+    about: str = HERE
+    basis: str = ""
+    is_measured: bool = False
+    chance: float | None = None
+    price: float | None = None
+
+    @property
+    def e2e_s(self) -> Span:
+        """Seconds of the whole request."""
+        low, high = (a + (self.n_gen - 1) * b for a, b in zip(self.prefill_s, self.tpot_s, strict=True))
+        return low, high
+
+    @property
+    def tps(self) -> Span:
+        """Tokens per second of each user."""
+        return 1 / self.tpot_s[1], 1 / self.tpot_s[0]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it fits and has times of both phases."""
+        return not self.misfit and self.e2e_s[0] == self.e2e_s[0]
+
+
+def predict(
+    prompt_len: str | Sequence[int] = "1000",
+    gen: int = 200,
+    model: str = catalog.DEFAULT,
+    device: str | None = None,
+    *,
+    users: int = 1,
+    slo: Slo | None = None,
+    prices: Mapping[str, float] | None = None,
+    results: str | Path = "results",
+    **settings: Any,
+) -> list[Prediction]:
+    """Predicts the times of requests on devices, a Prediction each: for each prompt length the fastest first.
+
+        lab.predict("1000", 200, "llama-3.2-3b", device="rtx-4090")[0].tpot_s
+        lab.predict("8000", 300, "llama-3.1-8b:Q4_K_M")[:5]  # the fastest devices
+
+    Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such a request in the
+    folder `results`, otherwise by its ceilings and runs there. `device` names some devices or kinds, or "here". `model`
+    is a SPEC; its file is not needed. Several devices and models with commas. The answers of `users` are decoded
+    together. LabError for an unknown name, and if "here" lacks ceilings or runs.
+    """
+    lengths = parse_lengths(prompt_len)
+    check_lengths(lengths)
+    if max(lengths) + gen > MOST_TOKENS:
+        raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
+    if users < 1:
+        raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
+    names, measured = parts(device or f"all,{HERE}"), kept(Path(results))
+    others = [name for name in names if name != HERE]
+    chosen = [name for other in others for name in datasheet.names_of(other) or [datasheet.find_device(other).name]]
+    rows = list[Prediction]()
+    for spec in parts(model):
+        plan = plan_for(spec, settings)
+        for one in map(datasheet.find_device, dict.fromkeys(chosen)):
+            rows += _on(one, plan, lengths, gen, users, measured)
+        if HERE in names:
+            rows += _on_this(plan, lengths, gen, users, measured, is_ranked=device is None)
+    rated = [
+        dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
+        for row in rows
+    ]
+
+    def order(row: Prediction) -> tuple[int, bool, float]:
+        middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
+        return lengths.index(row.n_prompt), bool(row.misfit), math.inf if middle != middle else middle
+
+    return sorted(rated, key=order)
+
+
+def parts(text: str) -> list[str]:
+    """The parts of a list with commas; "here" is this machine."""
+    return [HERE if part.strip().lower() == "here" else part.strip() for part in text.split(",") if part.strip()]
+
+
+def ranks(device: str | None) -> bool:
+    """Whether to rank devices: without any, or with a kind of them."""
+    return device is None or any(name != HERE and datasheet.names_of(name) for name in parts(device))
+
+
+def _on(device: Device, plan: Plan, lengths: Sequence[int], n_gen: int, users: int, known: Kept) -> list[Prediction]:
+    """The rows of a device of the datasheets."""
+    own = datasheet.find(device, *known, plan.model, plan.settings)
+    basis = " ".join(filter(None, [basis_of(device, own), published.measured(device, plan.model)]))
+    rows = []
+    for n in lengths:
+        row = for_users(on_device(plan.model, plan.settings, device, own, n, n_gen), plan.settings, users, device, own)
+        row = dataclasses.replace(row, name=device.name, about=device.about, basis=basis)
+        rows.append(with_memory(row, plan.settings, device.memory_bytes))
+    return rows
+
+
+def _on_this(
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, kept_here: Kept, is_ranked: bool
+) -> list[Prediction]:
+    """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
+    records, known = kept_here
+    measured = {n: row for n in lengths if (row := _measured(plan, n, n_gen, users, records))} if is_ranked else {}
+    rows, missing = [*measured.values()], [n for n in lengths if n not in measured]
+    if not missing:
+        return rows
+    try:
+        ceilings = probing.need(known, where.of(plan.machine, plan.model, plan.settings), False, HERE)
+        learned = learning.learn(records, ceilings, learning.offload_of(plan.model, plan.settings))
+        predicted = [here(plan.model, plan.settings, ceilings, learned, n, n_gen) for n in missing]
+    except LabError:
+        if is_ranked:  # the table says how to get them
+            return rows
+        raise
+    own = Own(plan.settings, ceilings, learned)
+    basis = " ".join([basis_here(learned), *probing.doubt_words(ceilings)])
+    for row in predicted:
+        row = dataclasses.replace(for_users(row, plan.settings, users, None, own), basis=basis)
+        rows.append(with_memory(row, plan.settings, memory_for(plan)))
+    return rows
+
+
+def _measured(plan: Plan, n_prompt: int, n_gen: int, users: int, records: Sequence[Record]) -> Prediction | None:
+    """What this machine measured of such a request, in the setup of most runs; None where it did not."""
+    label, model = machine.label(plan.machine, plan.settings), plan.model
+
+    def is_alike(record: Record) -> bool:
+        run = record.run
+        is_plain = run.is_timed and run.lever is None and run.tuning is None and run.totals is None
+        names = (record.model.name, record.model.quantization), machine.label(record.machine, record.settings)
+        is_near = abs(run.n_prompt - n_prompt) <= NEAR * n_prompt
+        return is_plain and is_near and names == ((model.name, model.quantization), label)
+
+    same = list(filter(is_alike, records))
+    if not same or users > 1:
+        return None
+    summary = table.summary(table.runs(same))
+    if not len(summary):
+        return None
+    row = summary.loc[summary.repeats.idxmax()].to_dict()
+    figures = [table.shown_in(row, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
+    ttft, tpot = ((one.low or one.value, one.high or one.value) for one in figures)
+    found = Prediction(model, n_prompt, n_gen, None, ttft, math.nan, tpot, doubts=row["doubts"], is_measured=True)
+    return with_memory(found, plan.settings, None)
+
+
+def for_users(
+    row: Prediction, settings: Settings, users: int, device: Device | None = None, own: Own | None = None
+) -> Prediction:
+    """The prediction of one user's request, for several users whose answers are decoded together."""
+    if users == 1:
+        return row
+    model, past = row.model, row.n_prompt + max(0, row.n_gen - 2) // 2
+    others, kinds = [(1, past)] * (users - 1), (settings.type_k, settings.type_v)
+    one_step, step = cost.step(model, 1, past, 1, *kinds), cost.step(model, 1, past, users, *kinds, others)
+    if one_step is None or step is None:
+        raise step_kernels.not_known(model)
+    one: float | None = None
+    many: float | None = None
+    if own and own.ceilings:
+        fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
+        steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
+        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
+        limit_s = _roof(model, own.settings, own.ceilings)(step)
+    else:
+        assert device is not None
+        works = [
+            published.Work(
+                each.flops if device.peak_tflops else 0.0,
+                each.weight_bytes,
+                0.0,
+                each.n_bytes - each.weight_bytes,
+                model.n_layer or 0,
+            )
+            for each in (one_step, step)
+        ]
+        one, many = (work.least_s(device, DECODE) for work in works)
+        limit_s = many or math.nan
+        case = published.case_for(model, settings, device, DECODE, past)
+        if row.tpot_expected_s is not None and case is not None:  # not from shares of the limit, which runs gave
+            known = published.learned()[DECODE]
+            one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
+    slower = many / one if one and many else math.nan
+    return dataclasses.replace(
+        row,
+        users=users,
+        tpot_s=(max(limit_s, slower * row.tpot_s[0]), slower * row.tpot_s[1]),
+        tpot_limit_s=limit_s,
+        tpot_expected_s=row.tpot_expected_s and max(limit_s, slower * row.tpot_expected_s),
+    )
+
+
+def chance(row: Prediction, slo: Slo) -> float:
+    """The probability that a row keeps all limits, taking its ranges for those of logarithms of normal errors."""
+
+    def below(span: Span, limit: float) -> float:
+        low, high = span
+        if not low < high:
+            return math.nan if low != low else float(low <= limit)
+        middle, half = math.log(low * high) / 2, math.log(high / low) / 2
+        return NormalDist(middle, half / NormalDist().inv_cdf((1 + WITHIN) / 2)).cdf(math.log(limit))
+
+    limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
+    return 0.0 if row.misfit else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
+
+
+def read_prices(path: str | Path) -> dict[str, float]:
+    """Prices of devices from a CSV file with the columns device and price.
+
+    LabError for a file that cannot be read, a missing column, an unknown device, or a price that is not a number.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise LabError(f"The prices in {path} cannot be read: {problem}.", "Give a CSV file.") from None
+    if not {"device", "price"} <= set(rows[0] if rows else ()):
+        raise LabError(f"{path} needs the columns device and price.", "The first line: device,price")
+    prices = {}
+    for number, row in enumerate(rows, 2):
+        name = (row["device"] or "").strip()
+        try:
+            price = float(row["price"] or "")
+        except ValueError:
+            price = math.nan
+        if not price >= 0:
+            what = f"Line {number} of {path}: the price {row['price']!r} is not a number."
+            raise LabError(what, "Write it as 1599 or 1599.00, or leave the line out.")
+        prices[name if name == HERE else datasheet.find_device(name).name] = price
+    return prices
+
+
+def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
+    """The prediction with the bytes it needs and has; if they do not suffice, `misfit` names what would fit."""
+    n_ctx, model = row.n_prompt + row.n_gen, row.model
+    need = memory_bytes(model, settings, n_ctx, row.users)
+    row = dataclasses.replace(row, needed_bytes=need, memory_bytes=available)
+    if available is None or need <= available:
+        return row
+    over = f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
+    if row.users > 1:
+        return dataclasses.replace(row, misfit=f"{over} for {row.users} users")
+    entry = catalog.entries().get(model.name)
+    smaller = shapes.by_quantization(entry) if entry else {}
+    sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
+    fitting = [name for name, size in sizes.items() if size <= available]
+    longest = memory.longest(model, round(available))
+    what = f"up to {longest:,} tokens" if longest else "a smaller model"
+    what = max(fitting, key=lambda name: sizes[name]) if fitting else what
+    return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
+
+
+Kept = tuple[list[Record], list[Ceilings]]
+"""What was measured: runs, and ceilings."""
+
+
+def kept(folder: Path) -> Kept:
+    """The records and the ceilings in a folder; none if it does not exist."""
+    if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
+        return [], []
+    contents = results_files.read([folder])
+    return list(contents.records), list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
+
+
+def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
+    """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
+    shared = dataclasses.replace(settings, n_ctx=users * memory.padded(n_ctx), n_seq_max=users)
+    return memory.of_context(model, shared).total_bytes
+
+
+def here(
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None, n_prompt: int, n_gen: int
+) -> Prediction:
+    """A run on this machine. Neither the expected time nor the range goes below the limit.
+
+    Without earlier runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
+    """
+    prefill = learning.prompt_steps(n_prompt, settings)
+    middle = n_prompt + max(0, n_gen - 2) // 2
+    kinds, best = (settings.type_k, settings.type_v), _roof(model, settings, ceilings)
+    parts_of = learning.step_costs(model, settings, ceilings)
+    limits, expected, ranges, words = {}, {}, {}, list[str]()
+    doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
+    for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
+        is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
+        costs = learning.costs_of(model, steps, parts_of, is_pipeline)
+        limits[phase] = limit = sum(best(cost.step(model, *step, *kinds)) for step in steps)
+        if learned is None:
+            ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
+            continue
+        case, errors = learning.case_of(phase, float(length), model, settings), learned.uncertainty
+        expected[phase] = max(limit, learned.fit.seconds(case, costs))
+        wide = errors.factor(case)
+        ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
+        words += beyond(case, errors, wide)
+        alike = [point.is_disturbed for point in errors.points if point.case.phase == phase]
+        too_low = errors.fastest(phase) < 1 / TOO_FAST
+        doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
+        doubts.append([shown.ABOVE] if too_low else [])
+    times = (
+        limits[PREFILL],
+        ranges[PREFILL],
+        limits[DECODE],
+        ranges[DECODE],
+        expected.get(PREFILL),
+        expected.get(DECODE),
+    )
+    return Prediction(model, n_prompt, n_gen, *times, tuple(words), doubts=shown.all_of(doubts))
+
+
+def on_device(
+    model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
+) -> Prediction:
+    """A run on a device of the datasheets: from measurements on it, else from its datasheet."""
+    if own is None:
+        return elsewhere(model, settings, device, n_prompt, n_gen)
+    if own.shares:
+        row = elsewhere(model, settings, device, n_prompt, n_gen, own.shares)
+    else:
+        assert own.ceilings is not None
+        row = here(model, own.settings, own.ceilings, own.learned, n_prompt, n_gen)
+    return dataclasses.replace(row, rests_on=own.rests_on)
+
+
+def elsewhere(
+    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, shares: Shares | None = None
+) -> Prediction:
+    """A run on a device that reaches these shares of its datasheet's figures; for other phases as published runs do."""
+    least = datasheet.limits(model, settings, device, n_prompt, n_gen)
+    if least is None:
+        raise step_kernels.not_known(model)
+    learned: dict[str, tuple[float | None, float, float]] = {PREFILL: (None, math.nan, math.nan)}
+    learned |= published.times(model, settings, device, n_prompt, n_gen)
+    for phase, limit in zip((PREFILL, DECODE), least, strict=True):
+        if shares and limit and phase in shares:
+            slow, fast = shares[phase]
+            learned[phase] = None, limit / fast, limit / slow
+    (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
+    times = least[0], (prefill_s[0], prefill_s[1]), least[1], (tpot_s[0], tpot_s[1]), prefill, tpot
+    return Prediction(model, n_prompt, n_gen, *times, doubts=(shown.ASSUMED,) if shares else ())
+
+
+def plan_for(model: str, settings: dict[str, Any]) -> Plan:
+    """This machine and the settings, for a model; only its shape is needed."""
+    with Worker() as worker:
+        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
+    chosen = plan.settings
+    if chosen.n_gpu_layers and settings.get("n_gpu_layers") is None and shape.n_layer is not None:
+        chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
+    return dataclasses.replace(plan, model=shape, settings=chosen)
+
+
+def _roof(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[cost.StepCost | None], float]:
+    """The least seconds of a step by these ceilings. LabError for a step of unknown cost."""
+    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
+
+    def least_s(step: cost.StepCost | None) -> float:
+        if step is None:
+            raise step_kernels.not_known(model)
+        return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
+
+    return least_s

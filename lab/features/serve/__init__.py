@@ -1,0 +1,1 @@
+"""A model behind HTTP: server, measure --url, load."""

@@ -1,0 +1,327 @@
+"""The address of a server with the credentials, and the masking of secrets in its answers.
+
+The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
+an Access contains none of them, and every string from a server passes `masked` or `hidden` before any other use.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import ipaddress
+import json
+import os
+import re
+import socket
+import string
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.client import responses
+from itertools import groupby
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from lab.core.request import CHAT
+from lab.errors import LabError, printable
+from lab.features.serve.formats import error_in
+from lab.features.serve.send_plan import TIMEOUT_S
+
+ANSWER_S = 30.0
+"""Time limit for a request that generates nothing."""
+
+GREETING_S = 2.0
+LONGEST_S = 86_400.0
+"""Maximum of --timeout."""
+
+MOST_ANSWER_BYTES = 3_000_000
+"""Maximum bytes of an answer that is not streamed. Its JSON takes up to 60 times the memory."""
+
+PIECE = 8
+"""Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
+characters."""
+
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_NO_SECRETS = {"bearer", "basic", "token", "application/json"}
+_INTERFACES = ("/chat/completions", "/completions")
+
+
+@dataclass(frozen=True)
+class Access:
+    """The address of a server and the credentials for it."""
+
+    url: str  # without user, password, query, such as http://127.0.0.1:8080/v1
+    api_key_env: str | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    credentials: str | None = field(default=None, repr=False)  # user:password
+    timeout_s: float = TIMEOUT_S  # for a request that generates
+
+    @property
+    def root(self) -> str:
+        """The address without /v1, for endpoints that OpenAI's API does not have."""
+        return self.url.removesuffix("/v1")
+
+    def interface(self, api: str) -> str:
+        """The address for chats, or for completions."""
+        return f"{self.url}/{'chat/completions' if api == CHAT else 'completions'}"
+
+
+@dataclass(frozen=True)
+class JsonReply:
+    """A server's answer that is not streamed; `parsed` is None unless it is a JSON object.
+
+    `raw` is `parsed` with secrets: the lab only sends it back to the server, and never shows it.
+    """
+
+    status: int | None  # None: no answer
+    parsed: dict[str, Any] | None
+    error: str | None  # why `parsed` is None: the status, and the first words of the body
+    raw: dict[str, Any] | None = field(default=None, repr=False)
+
+
+def access(
+    url: str, api_key_env: str | None = None, headers: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> Access:
+    """An Access for `url`. `headers` are written NAME: VALUE; a request times out after `timeout_s` seconds.
+
+    LabError for an invalid address, header or time, and for a variable that is not set; no message contains a secret.
+    """
+    if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
+        raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError:  # UnicodeError is one too
+        host = ""
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or re.search(r"\s", url)
+        or printable(url) != url
+        or not parts.path.isascii()
+    ):
+        raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
+    path = parts.path.rstrip("/")
+    for interface in _INTERFACES:
+        path = path.removesuffix(interface)
+    address = f"[{host}]" if ":" in host else host
+    port = f":{parts.port}" if parts.port else ""
+    clean = urlunsplit((parts.scheme, address + port, path or "/v1", "", ""))
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if not (user + password).isprintable():
+        raise LabError("The user or password in the address contains control characters.", "Write it without them.")
+    credentials = f"{user}:{password}" if user or password else None
+    asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials, timeout_s)
+    key(asked)
+    return asked
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    name, value = name.strip(), value.strip()
+    if not colon or not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii():
+        raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
+    if not value.isprintable():
+        raise LabError(f"The value of the header {name} contains control characters.", "Write it without them.")
+    return name, value
+
+
+def key(asked: Access) -> str | None:
+    """The key from the environment. LabError if the variable is not set, or HTTP cannot send its value."""
+    if asked.api_key_env is None:
+        return None
+    value = os.environ.get(asked.api_key_env, "").strip()
+    if not value:
+        raise LabError(f"The environment variable {asked.api_key_env} is not set.", "Set it to the server's key.")
+    if not value.isascii() or not value.isprintable():
+        raise LabError(
+            f"The key in {asked.api_key_env} has characters that HTTP cannot send.", "Set it again, as one line."
+        )
+    return value
+
+
+def all_headers(asked: Access) -> list[tuple[str, str]]:
+    """The user's headers and the credentials."""
+    headers = list(asked.headers)
+    names = {name.lower() for name, _ in headers}
+    if "authorization" not in names and (value := key(asked)):
+        headers.append(("Authorization", f"Bearer {value}"))
+    elif "authorization" not in names and asked.credentials:
+        headers.append(("Authorization", f"Basic {base64.b64encode(asked.credentials.encode()).decode()}"))
+    return headers
+
+
+def masked(text: str, asked: Access) -> str:
+    """`text` with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
+
+    Finds it in upper or lower case, plain, spaced, backwards, as hexadecimal digits, in JSON, URL or HTML encoding, or
+    as a part of base64 text.
+    """
+    values, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
+    for value in values:
+        if value.lower().startswith("basic "):
+            with suppress(ValueError):  # not base64
+                whole.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
+    whole += [part for one in whole for part in one.split(":", 1)]
+    words = [word for value in (*values, *whole) for word in re.split(r"[\s=;,]+", value)]
+    pattern = _pattern((*whole, *words, *(part for word in words for part in re.split(r"[:\"']+", word))))
+    plain, covered = text.translate(_LOWER), bytearray(len(text))
+    for found in pattern.finditer(plain) if pattern else ():
+        covered[found.start() : found.end(1)] = b"*" * len(found[1])
+    if not any(covered):
+        return text
+    runs = groupby(range(len(text)), key=covered.__getitem__)
+    return "".join("***" if is_secret else "".join(text[i] for i in run) for is_secret, run in runs)
+
+
+@lru_cache(maxsize=8)
+def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Matches, also overlapping, the strings that `masked` looks for, in lower case; None without secrets."""
+    found = set[str]()
+    for secret in secrets:
+        if len(secret) > 3 and secret.lower() not in _NO_SECRETS:
+            starts = range(max(1, len(secret) - PIECE + 1))
+            found.update(form for i in starts for form in _forms(secret[i : i + PIECE]))
+            for text in _in_base64(secret):
+                found.update(text[i : i + PIECE] for i in range(max(1, len(text) - PIECE + 1)))
+    longest_first = sorted({form.translate(_LOWER) for form in found}, key=len, reverse=True)
+    return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if longest_first else None
+
+
+def _forms(piece: str) -> Iterator[str]:
+    """The encodings of a piece of a secret, letter by letter."""
+    data = piece.encode()
+    yield from (piece, piece[::-1], " ".join(piece), json.dumps(piece)[1:-1], quote(piece, safe=""))
+    yield from (data.hex(), data.hex(" "), data.hex(":"), "".join(f"%{byte:02x}" for byte in data))
+    yield from ("".join(form.format(ord(letter)) for letter in piece) for form in ("&#{};", "&#x{:x};", "\\u{:04x}"))
+    yield html.escape(piece)
+
+
+def _in_base64(secret: str) -> Iterator[str]:
+    """A secret as a part of base64 text, without the letters that it shares with its neighbours."""
+    data = secret.encode()
+    for n in range(3):  # bytes before it in the same group of three
+        whole = base64.b64encode(bytes(n) + data).decode().rstrip("=")
+        inside = whole[(0, 2, 3)[n] : len(whole) if (n + len(data)) % 3 == 0 else -1]
+        if len(inside) > 3:
+            yield from (inside, inside.translate(str.maketrans("+/", "-_")))
+
+
+def hidden(text: str, asked: Access) -> str:
+    """`masked`, and printable."""
+    return printable(masked(text, asked))
+
+
+def _masked_in(value: Any, asked: Access) -> Any:
+    """JSON with every string masked, except field names, which are never printed unmasked."""
+    if isinstance(value, dict):
+        return {name: _masked_in(part, asked) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_masked_in(part, asked) for part in value]
+    return masked(value, asked) if isinstance(value, str) else value
+
+
+def is_loopback(asked: Access) -> bool:
+    """Whether the server is on this machine."""
+    host = urlsplit(asked.url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
+    """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception.
+
+    One deadline holds for the whole exchange: a timer ends the connection, because httpx limits single reads only.
+    """
+    import httpx2
+
+    has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
+    timeout_s = min(timeout_s, asked.timeout_s)
+    peers: list[socket.socket] = []
+
+    def trace(event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            peers.append(info["return_value"].get_extra_info("socket"))
+
+    def hang_up() -> None:
+        for peer in peers:
+            with suppress(OSError):  # it has ended, or is wrapped by the next one
+                peer.shutdown(socket.SHUT_RDWR)
+
+    late = JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
+    timer, until, text = threading.Timer(timeout_s, hang_up), time.monotonic() + timeout_s, bytearray()
+    timer.daemon = True
+    timer.start()
+    headers = [*all_headers(asked), ("Accept-Encoding", "identity")]
+    try:
+        with (
+            httpx2.Client(timeout=timeout_s, headers=headers, trust_env=False, verify=has_tls) as client,
+            client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": trace}) as response,
+        ):
+            for part in response.iter_raw():
+                text += part
+                if len(text) > MOST_ANSWER_BYTES:
+                    return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+    except httpx2.TimeoutException:
+        return JsonReply(None, None, f"no answer within {timeout_s:g} s")
+    except (httpx2.RemoteProtocolError, httpx2.ReadError):
+        return late if time.monotonic() >= until else JsonReply(None, None, hidden(_not_http(url), asked))
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
+        words = re.sub(r"^\[Errno -?\d+\] ", "", str(problem))
+        return (
+            late if time.monotonic() >= until else JsonReply(None, None, hidden(words, asked) or type(problem).__name__)
+        )
+    finally:
+        timer.cancel()
+    if time.monotonic() >= until:  # a body without a length ends with its connection
+        return late
+    return read_json(bytes(text), response.status_code, response.headers, asked)
+
+
+def _not_http(url: str) -> str:
+    """A description of a program that does not answer in HTTP."""
+    parts, begin = urlsplit(url), b""
+    with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 80), GREETING_S) as peer:
+        peer.settimeout(GREETING_S)
+        peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        begin = peer.recv(100)
+    if begin.startswith(b"\x15\x03"):  # an alert
+        return "the server uses TLS, but the address begins with http://"
+    if not begin:
+        return "the connection ended without an answer"
+    return f'the program there does not use HTTP: its answer begins with "{begin.decode("latin-1").strip()}"'
+
+
+def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
+    """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
+    try:
+        raw = json.loads(text)
+        parsed = _masked_in(raw, asked)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raw = parsed = None
+    words = error_in(parsed) if parsed is not None else _first_words(text, headers)
+    if status in (401, 403):  # servers quote the key
+        words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
+    if status == 200:
+        return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None, raw)
+    named = {"location": "to", "retry-after": "Retry-After:"}
+    further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
+    error = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
+    return JsonReply(status, parsed, hidden(error, asked)[:300], raw)
+
+
+def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
+    """The type of a body that is not a JSON object, and its beginning without HTML tags."""
+    kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
+    if (coding := headers.get("content-encoding", "identity")) != "identity":
+        return f"{kind}, compressed without being asked (Content-Encoding: {coding}; turn that off)"
+    plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
+    begin = " ".join(plain.split())[:160]
+    return f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"

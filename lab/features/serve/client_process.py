@@ -1,0 +1,173 @@
+"""Send requests and stamp their events in a separate process, so that no other work delays a stamp.
+
+The process reads plans from its stdin, and writes each request to a file when it has ended. Nothing crosses the pipe
+while requests run. All requests share one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from lab.core.lines import converted, to_json
+from lab.core.record import OK
+from lab.core.request import LOST, REFUSED, Request
+from lab.features.serve.access import Access
+from lab.features.serve.connection import Arrivals
+from lab.features.serve.exchange import Channel, Target, exchange, rehearse, target
+from lab.features.serve.send_plan import SEPARATOR, SendPlan, fresh_nonce
+from lab.process import served
+
+PREPARE_S = 0.1
+"""A request's connection is opened this long before its time."""
+
+PAUSE_S = 0.25
+"""A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
+
+
+def serve() -> None:
+    """Run plans from stdin until it closes."""
+    served.serve(lambda: _answer)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Send the requests of a plan. Returns the time of its start."""
+    access, plan = converted(request["access"], Access), converted(request["plan"], SendPlan)
+    arrivals, path = Arrivals(), Path(request["path"])
+    with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
+        gc.collect()
+        gc.freeze()  # shortens garbage collections from milliseconds to microseconds
+        return {"start_ns": runner.run(_run_plan(target(access, plan.api, arrivals), plan, file))}
+
+
+async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
+    """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
+    n_channels = min(plan.n_at_once, plan.n_all)
+    times_ns = plan.times_ns
+    n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
+    channels = [Channel() for _ in range(n_channels)]
+    await rehearse()
+    await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
+    load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
+    async with asyncio.TaskGroup() as group:
+        if times_ns is None:
+            for channel in channels:
+                group.create_task(_user(channel, load, group))
+        else:
+            await _open_loop(channels, times_ns, load, group)
+    for channel in channels:
+        channel.close()
+    return load.start_ns
+
+
+@dataclass
+class _Load:
+    """The state of a running plan, shared by all requests."""
+
+    plan: SendPlan
+    to: Target
+    file: IO[bytes]
+    numbers: Iterator[int]  # of requests not yet sent
+    start_ns: int
+    n_wanted: int = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
+    n_lost: int = 0  # requests in a row
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
+    rng: random.Random = field(default_factory=random.Random)
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
+
+    def is_late(self, due_ns: int) -> bool:
+        """Whether this time is after the plan's stop."""
+        return self.plan.stop_s is not None and due_ns > self.plan.stop_s * 1e9
+
+    def count(self, n_wanted: int) -> None:
+        """Add to `n_wanted`."""
+        self.n_wanted += n_wanted
+        (self.over.clear if self.n_wanted else self.over.set)()
+
+    async def send(
+        self, number: int, channel: Channel, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
+    ) -> Request:
+        """Send request `number` over `channel`, and write the result to the file. `over`: see `exchange`."""
+        ask = self.plan.ask(number)
+        if ask.nonce is not None:
+            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
+        request, text = await exchange(channel, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
+        self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
+        self.count(-is_wanted)
+        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
+        self.file.flush()
+        over.set()
+        return request
+
+
+async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send one request after the other, each when the last answer has arrived.
+
+    The answer is parsed meanwhile, so a pause after a failure may come one request late.
+    """
+    sent: list[asyncio.Task[Request]] = []
+    if load.plan.spread_s:
+        await asyncio.sleep(load.rng.uniform(0, load.plan.spread_s))
+    for number in load.numbers:
+        is_wanted = not load.is_late(time.perf_counter_ns() - load.start_ns)
+        load.count(is_wanted)
+        if load.is_given_up or (not is_wanted and load.over.is_set()):
+            load.count(-is_wanted)
+            return
+        over = asyncio.Event()
+        sent.append(group.create_task(load.send(number, channel, is_wanted, over)))
+        await over.wait()
+        ended = [task for task in sent if task.done()]
+        sent = [task for task in sent if not task.done()]
+        if any(task.result().status != OK for task in ended):
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send each request at its time, over the free channel that was used last."""
+    free = asyncio.LifoQueue[Channel]()
+    for channel in reversed(channels):
+        free.put_nowait(channel)
+
+    async def send(number: int, channel: Channel, is_wanted: bool) -> None:
+        await _warm(channel, load.to)
+        await load.send(number, channel, is_wanted, asyncio.Event(), times_ns[number])
+        free.put_nowait(channel)
+
+    for number in load.numbers:
+        is_wanted = not load.is_late(times_ns[number])
+        load.count(is_wanted)
+        await _until_nearly(load, times_ns[number], is_wanted)
+        channel = await free.get()
+        if load.is_given_up or (not is_wanted and load.over.is_set()):
+            load.count(-is_wanted)
+            return
+        group.create_task(send(number, channel, is_wanted))
+
+
+async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
+    """Sleep until it is time to prepare a request's connection, or the request is no longer needed."""
+    left_s = (load.start_ns + scheduled_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
+    if left_s > 0 and is_wanted:
+        await asyncio.sleep(left_s)
+    elif left_s > 0:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(load.over.wait(), left_s)
+
+
+async def _warm(channel: Channel, to: Target) -> None:
+    """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
+    with suppress(OSError, TimeoutError):
+        await channel.open(to)

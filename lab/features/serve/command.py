@@ -1,0 +1,311 @@
+"""The commands for servers with OpenAI's API: server, load, and what measure does with --url."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from lab.cli.help import Command
+from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
+from lab.core.lists import plural
+from lab.errors import LabError
+from lab.features.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect
+
+if TYPE_CHECKING:
+    from lab.core.request import RequestRecord
+    from lab.features.serve.load_plan import LoadPlan
+    from lab.features.serve.servers import Server
+    from lab.features.serve.through_server import ServerPlan
+    from lab.runner.progress import ShowStatus, Status
+
+
+URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
+REACHING = [
+    click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"),
+    click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
+    click.option(
+        "--header",
+        multiple=True,
+        metavar="NAME: VALUE",
+        help="A header to send; repeat the option for several.",
+    ),
+    click.option("--yes", is_flag=True, help="Contact a server on another machine without asking."),
+]
+"""How to reach a server."""
+
+TIMEOUT = click.option("--timeout", default=600.0, show_default=True, help="Seconds after which a request times out.")
+SERVED_MODEL = click.option("--model", "-m", help="The server's name for the model.  [default: its only one]")
+
+
+def given(context: click.Context) -> list[str]:
+    """The parameters that the user gave on the command line."""
+    names = [parameter.name for parameter in context.command.params if parameter.name]
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def confirm(url: str, what: str, yes: bool) -> None:
+    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
+    from lab.features.serve.access import access, is_loopback
+
+    asked = access(url)
+    if not (yes or is_loopback(asked)):
+        click.confirm(f"{asked.url} is on another machine. Send it {what}?", abort=True, err=True)
+
+
+@click.command(cls=Command, first=("model", "api", "api-key-env", "timeout", "json"))
+@click.argument("url")
+@with_options(SERVED_MODEL, *REACHING, TIMEOUT)
+@as_json_option()
+def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
+    """Show what a server can do: token counts, caches, slots.
+
+    \b
+      lab server http://127.0.0.1:8080/v1
+      lab server https://HOST/v1 --model NAME --api-key-env MY_KEY
+
+    Sends at most eleven requests with a few tokens each.
+    """
+    from lab.features.serve.servers import connect
+    from lab.features.serve.text_endpoint import print_endpoint
+    from lab.show import console
+
+    confirm(url, "some requests", yes)
+    say = console.console(stderr=True).print
+    with connect(url, model, say, **how) as found:
+        if as_json:
+            console.print_json(
+                {"endpoint": dataclasses.asdict(found.endpoint), "model": found.model, "models": found.models}
+            )
+        else:
+            print_endpoint(found.endpoint, found.model, found.models, console.console())
+
+
+@click.command(cls=Command, first=("url", "concurrency", "rate", "prompt-len", "gen", "slo"))
+@with_options(
+    click.option(
+        "--url", required=True, metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
+    ),
+    click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time.  [default: 1,2,4,8]"),
+    click.option("--rate", metavar="LIST", help="Instead of users: requests per second, sent on schedule: 0.5,1."),
+    click.option(
+        "--arrivals",
+        type=click.Choice(["poisson", "constant"]),
+        default="poisson",
+        show_default=True,
+        help="With --rate: random times, as if users were independent (Poisson), or evenly spaced.",
+    ),
+    click.option(
+        "--replay",
+        metavar="FILE",
+        help="Lengths and times from a JSONL file: n_prompt, n_gen, at_s, or a Mooncake trace. With --concurrency or "
+        "--rate only the lengths.",
+    ),
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="256",
+        show_default=True,
+        help="Tokens: 256, 8k, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
+    ),
+    click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, in the same forms."),
+    click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 for a replay]"),
+    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; the whole replay]"),
+    click.option("--rounds", type=int, help="How often to measure each load.  [default: 3; 1 for a replay]"),
+    click.option("--slo", metavar="LIMITS", help="Limits that a good answer meets: ttft=1s,tpot=50ms,e2e=10s."),
+    click.option(
+        "--max-requests",
+        default=2000,
+        show_default=True,
+        help="Maximum number of requests. Small ones that examine the server and size prompts do not count.",
+    ),
+    click.option("--timeout", default=300.0, show_default=True, help="Seconds after which a request times out."),
+    PROMPT,
+    SERVED_MODEL,
+    *REACHING,
+    SEED,
+    *OUTPUT,
+    click.option("--dry-run", is_flag=True, help="Show the loads and how long they take; send nothing."),
+)
+def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **asked: Any) -> None:
+    """Put load on a server, and measure latencies and rates.
+
+    \b
+      lab load --url http://127.0.0.1:8080/v1       # 1, 2, 4, 8 users; 4 minutes
+      lab load --url http://127.0.0.1:8080/v1 --rate 0.5,1,2 --slo ttft=1s
+
+    Each round measures every load once, in random order: a warm-up, then the steady window. Users begin at random times
+    of the warm-up, and the last requests of the window end under the same load. Each request is a line of a new file in
+    --out. Failed requests count as results: the exit status is 0 if any request succeeded, 1 if none did or the server
+    is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
+    """
+    from lab.features.serve import loading, text_endpoint
+    from lab.features.serve.load_plan import make_plan
+    from lab.features.serve.servers import connect, prompt_text, reaching_of
+    from lab.show import console
+
+    err, output = console.console(stderr=True), Output.taken_from(asked)
+
+    def note(sentence: str) -> None:
+        err.print(f"Note: {sentence}", style="yellow")
+
+    plan = make_plan(**asked)
+    text = prompt_text(prompt)
+    for sentence in plan.notes:
+        note(sentence)
+    if dry_run:
+        _print_plan(plan, output.as_json)
+        return
+    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
+        text_out = err if output.as_json else console.console()
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
+        path = server.new_file(output.folder)
+        kept, problem = carry_out(lambda watch: loading.execute(plan, server, text, path, watch, note), path, err)
+    if kept:
+        _show_load(kept, path, output)
+    end(kept, problem)
+
+
+def carry_out(
+    requests: Callable[[ShowStatus], Generator[RequestRecord, None, None]], path: Path, err: Any
+) -> tuple[Sequence[RequestRecord], LabError | KeyboardInterrupt | None]:
+    """Sends requests with progress. Returns all that are in the file `path`, and what ended it early."""
+    from lab.core import results
+
+    problem: LabError | KeyboardInterrupt | None = None
+    try:
+        with _progress(err) as watch, closing(requests(watch)) as running:
+            for _ in running:
+                pass
+    except (LabError, KeyboardInterrupt) as ended:
+        problem = ended
+    kept = results.read([path]).requests if path.exists() else ()
+    if isinstance(problem, KeyboardInterrupt):
+        where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
+        err.print(f"\nInterrupted{where}")
+    return kept, problem
+
+
+def end(requests: Sequence[RequestRecord], problem: LabError | KeyboardInterrupt | None) -> None:
+    """Ends a command that sent these requests: with what ended it early, or as failed if no request succeeded."""
+    if isinstance(problem, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    if problem:
+        raise problem
+    if not any_good(requests):
+        sys.exit(EXIT_FAILED)
+
+
+def _show_load(requests: Sequence[RequestRecord], path: Path, output: Output) -> None:
+    """Prints the table, then draws."""
+    from lab.features.serve import text_load
+    from lab.show.section import print_section
+
+    (section,) = made = text_load.sections(requests)
+    output.finish(
+        requests,
+        path,
+        lambda out: print_section(dataclasses.replace(section, title=""), out),
+        lambda: section.document()["loads"][0],
+        made=made,
+    )
+
+
+@contextmanager
+def _progress(err: Any) -> Iterator[ShowStatus]:
+    """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
+    from lab.runner.progress import duration
+    from lab.show import console
+
+    with console.progress(err, None, str) as (watch, _):
+        if err.is_terminal:
+            yield watch
+            return
+        last: Status | None = None
+
+        def plain(status: Status) -> None:
+            nonlocal last
+            if last and last.part and last.part != status.part:
+                left = f"; about {duration(last.left_s)} left" if last.left_s else ""
+                err.print(f"{last.words}{left}")
+            begins = status.doing.partition(",")[0]
+            if not status.part and (last is None or begins != last.doing.partition(",")[0]):
+                err.print(f"{begins} ...")
+            last = status
+
+        yield plain
+        if last and last.part:
+            err.print(last.words)
+
+
+def _print_plan(plan: LoadPlan, as_json: bool) -> None:
+    """What would be sent."""
+    from lab.runner.progress import duration
+    from lab.show import console
+
+    by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
+    arms = list(dict.fromkeys(window.load.label for window in by_level))
+    load = plan.windows[0].load
+    rounds = len(plan.windows) // len(arms)
+    if as_json:
+        known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
+        known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds}
+        console.print_json({**known, "order": [window.label for window in plan.windows]})
+        return
+    out = console.console()
+    out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
+    out.print(f"lengths  {load.lengths}")
+    out.print(f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count")
+    out.print(f"order    {'; '.join(window.label for window in plan.windows)}")
+    out.print(f"at most  {plural(plan.n_most, 'request')}")
+    out.print(f"takes    {duration(plan.seconds)}, and the time of the last requests of each window")
+
+
+def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    """Looks at a server, says what cannot be seen of it, measures and shows."""
+    from lab.features.serve import text_endpoint, through_server
+    from lab.features.serve.servers import connect, reaching_of
+    from lab.show import console
+
+    options, output, err = given(context), Output.taken_from(asked), console.console(stderr=True)
+    lengths, model = (asked[name] if name in options else None for name in ("prompt_len", "model"))
+    chosen = {name: asked[name] for name in ("gen", "repeat", "prompt", "seed")}
+    plan = through_server.make_plan(lengths, **chosen)
+    confirm(url, plan.summary, asked["yes"])
+    text_out = err if output.as_json else console.console()
+    err.print("examining the server ...")
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
+        plan = through_server.fitted(plan, server)
+        text_endpoint.print_unseen(plan.unseen, text_out)
+        for sentence in plan.refused.values():
+            err.print(f"Note: {sentence}", style="yellow")
+        if asked["dry_run"]:
+            text_endpoint.print_plan(plan, _known(plan, server) if output.as_json else None)
+            return
+        _send_and_show(plan, server, output, asked["stream"])
+
+
+def _known(plan: ServerPlan, server: Server) -> dict[str, Any]:
+    """The head of JSON."""
+    return {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
+
+
+def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: bool) -> None:
+    from lab.features.serve import text_requests
+    from lab.features.serve.through_server import execute
+    from lab.show import console
+
+    path, err = server.new_file(output.folder), console.console(stderr=True)
+    stream_to = console.console(stderr=output.as_json) if stream else None
+    records, problem = collect(
+        lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished
+    )
+    output.end(records, path, problem, bool(text_requests.failures(records)), **_known(plan, server))

@@ -1,0 +1,369 @@
+"""The formats of OpenAI-compatible servers: bodies of requests, fields of answers, events of streams.
+
+A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time is
+that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing.
+
+Lines and fields of a stream follow WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR; a byte order
+mark at the beginning is skipped). In addition, an event with empty data counts as a ping: servers send it to keep the
+connection open.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.core import request as kinds
+from lab.core.lists import first_known
+from lab.core.request import CHAT, Asked, Events, ServerTimings, Usage
+from lab.features.serve.send_plan import Ask
+
+INCLUDE_USAGE = "stream_options.include_usage"
+CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
+IGNORE_EOS = "ignore_eos"
+TOKEN_IDS = "return_token_ids"
+TIMINGS = "timings_per_token"
+NO_CACHE = "cache_prompt"
+MAX_COMPLETION = "max_completion_tokens"
+OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE)
+"""Options that only some servers have."""
+
+OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
+"""The options of OpenAI's server, which rejects a request with any other."""
+
+
+def temperature(options: tuple[str, ...]) -> float | None:
+    """0, or None if the server's models may reject a temperature (OpenAI's reasoning models)."""
+    return None if MAX_COMPLETION in options else 0.0
+
+
+def body(
+    api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], is_streamed: bool = True
+) -> dict[str, Any]:
+    """The JSON object to send."""
+    usage = {"include_usage": INCLUDE_USAGE in options, "continuous_usage_stats": CONTINUOUS_USAGE in options}
+    fields: dict[str, Any] = {
+        "model": model,
+        **prompt_fields(api, prompt),
+        "max_completion_tokens" if MAX_COMPLETION in options else "max_tokens": asked.n_gen,
+        "temperature": asked.temperature,
+        "seed": asked.seed,
+        "ignore_eos": asked.ignore_eos if IGNORE_EOS in options else None,
+        "cache_prompt": False if NO_CACHE in options else None,
+    }
+    if is_streamed:
+        fields["stream"] = True
+        fields["stream_options"] = {name: True for name, is_on in usage.items() if is_on} or None
+        fields |= {name: True for name in (TOKEN_IDS, TIMINGS) if name in options}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
+    """The fields of a prompt for this interface."""
+    return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
+
+
+def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], nonce: str | None = None) -> Ask:
+    """A streamed request of a plan. `nonce`: as in Ask."""
+    return Ask(asked=asked, body=json.dumps(body(api, model, prompt, asked, options)), nonce=nonce)
+
+
+def error_in(parsed: dict[str, Any]) -> str | None:
+    """The message of an error; None for an answer without one.
+
+    Servers write {"error": {"message": ...}}, {"error": ...}, {"object": "error", "message": ...} or {"detail": ...}.
+    """
+    error = parsed.get("error")
+    if error is None and parsed.get("object") == "error":
+        error = parsed
+    if error is None and "detail" in parsed and "choices" not in parsed:
+        error = parsed["detail"]
+    if not error:
+        return None
+    message = error.get("message") if isinstance(error, dict) else error
+    try:
+        return message if isinstance(message, str) and message else json.dumps(error)
+    except RecursionError:
+        return "an error without a message"
+
+
+def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None) -> Usage | None:
+    """The token counts of an answer, from the fields of different servers."""
+    usage, timings = usage or {}, timings or {}
+    prompt, completion = as_dict(usage.get("prompt_tokens_details")), as_dict(usage.get("completion_tokens_details"))
+    cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), timings.get("cache_n"))
+    reasoning = (completion.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    counts = Usage(
+        prompt_tokens=as_count(usage.get("prompt_tokens")),
+        completion_tokens=as_count(usage.get("completion_tokens")),
+        cached_tokens=first_known(map(as_count, cached)),
+        reasoning_tokens=first_known(map(as_count, reasoning)),
+    )
+    return None if counts == Usage() else counts
+
+
+def timings_of(timings: dict[str, Any] | None) -> ServerTimings | None:
+    """llama-server's `timings`."""
+    if not timings:
+        return None
+    return ServerTimings(
+        n_cached=as_count(timings.get("cache_n")),
+        n_prompt=as_count(timings.get("prompt_n")),
+        prompt_ms=as_number(timings.get("prompt_ms")),
+        n_gen=as_count(timings.get("predicted_n")),
+        gen_ms=as_number(timings.get("predicted_ms")),
+        n_draft=as_count(timings.get("draft_n")),
+        n_draft_accepted=as_count(timings.get("draft_n_accepted")),
+    )
+
+
+def first(value: Any) -> dict[str, Any]:
+    return as_dict(value[0]) if isinstance(value, list) and value else {}
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def as_count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def as_number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e18 else None
+
+
+def n_items(value: Any) -> int | None:
+    return len(value) if isinstance(value, list) else None
+
+
+def as_text(value: Any, name: str = "text") -> str:
+    """Content: text, or a list of parts with text (in Mistral's reasoning those are lists of such parts, too)."""
+    parts = [as_dict(part).get(name) for part in value] if isinstance(value, list) else [value]
+    inner = [as_dict(one).get("text") for part in parts if isinstance(part, list) for one in part]
+    return "".join(part for part in (*parts, *inner) if isinstance(part, str))
+
+
+def reasoning_of(message: dict[str, Any]) -> str:
+    """The reasoning in a message, or in the delta of a stream."""
+    fields = "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
+    content = message.get("content")
+    return fields + (as_text(content, "thinking") if isinstance(content, list) else "")
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """The generated text of an answer that was not streamed, with reasoning."""
+    message = as_dict(choice.get("message"))
+    return reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
+
+
+def n_logprobs(value: Any) -> int | None:
+    """Tokens in the log-probabilities of a chunk: of chat {"content": [...]}, of completions {"tokens": [...]}."""
+    content = n_items(as_dict(value).get("content"))
+    return n_items(as_dict(value).get("tokens")) if content is None else content
+
+
+Piece = tuple[int, bytes | bytearray]
+"""When bytes of an answer's body arrived, and the bytes."""
+
+_COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
+"""The sources of an event's token count, the best first, and whether each is a running total."""
+
+_FIELDS = ("event", "data", "id", "retry")
+
+MOST_REASON = 100
+"""Letters of a finish reason that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """The contents of a stream."""
+
+    events: Events
+    text: str
+    tokens_by: str | None
+    usage: Usage | None
+    timings: ServerTimings | None
+    finish_reason: str | None
+    failure: str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class _Event:
+    """An event: its kind, when it was complete, its bytes on the wire, and its token count by each of _COUNTS."""
+
+    kind: str
+    ns: int
+    n_bytes: int
+    counts: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass
+class StreamReader:
+    """Parses the body of an answer into events, with stamps relative to `sent_ns`."""
+
+    sent_ns: int
+    _events: list[_Event] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+    _usage: dict[str, Any] | None = None
+    _timings: dict[str, Any] | None = None
+    _finish_reason: str | None = None
+    _is_done: bool = False
+    _failure: tuple[str, str] | None = None  # the first one
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Parse all pieces; yields after each event, so that other tasks can run."""
+        name, n_bytes, is_begun = "", 0, False
+        data: list[str] = []
+        for ns, line, n in _lines(pieces):
+            n_bytes += n
+            if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
+                self._fail(kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes")
+                return
+            text = line.decode(errors="replace").rstrip("\r\n")
+            field_name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if text.startswith(":"):
+                self._add(kinds.PING, ns, n_bytes)
+            elif not text and is_begun:
+                self._add_event(name, "\n".join(data), ns, n_bytes)
+                name, data, is_begun = "", [], False
+            else:
+                is_begun = is_begun or field_name in _FIELDS
+                name = value if field_name == "event" else name
+                data += [value] if field_name == "data" else []
+                continue
+            n_bytes = 0
+            yield
+        has_content = any(event.kind in kinds.GENERATED for event in self._events)
+        missing = "before the answer was complete: it has no finish_reason and no"
+        if self._finish_reason is None and not self._is_done:
+            self._fail(kinds.CUT_OFF, f"the connection ended {missing} [DONE]")
+        elif self._finish_reason is None and has_content and self._usage is None:
+            self._fail(kinds.CUT_OFF, f"[DONE] came {missing} token count")
+
+    def stream(self) -> Stream:
+        """The parsed stream."""
+        usage = usage_of(self._usage, self._timings)
+        columns = ((event.ns - self.sent_ns, event.n_bytes, event.kind) for event in self._events)
+        arrive_ns, n_bytes, kind = zip(*columns, strict=True) if self._events else ((), (), ())
+        n_tokens, tokens_by = self._tokens(usage.completion_tokens if usage else None)
+        failure, error = self._failure or (None, None)
+        return Stream(
+            events=Events(arrive_ns, n_bytes, kind, n_tokens),
+            text="".join(self._text),
+            tokens_by=tokens_by,
+            usage=usage,
+            timings=timings_of(self._timings),
+            finish_reason=self._finish_reason,
+            failure=failure,
+            error=error,
+        )
+
+    def _fail(self, failure: str, error: str) -> None:
+        self._failure = self._failure or (failure, error)
+
+    def _add(self, kind: str, ns: int, n_bytes: int) -> None:
+        self._events.append(_Event(kind, ns, n_bytes))
+
+    def _add_event(self, name: str, data: str, ns: int, n_bytes: int) -> None:
+        """Add an event with this name and data."""
+        if data.strip() == "[DONE]":
+            self._is_done = True
+            return self._add(kinds.DONE, ns, n_bytes)
+        if name == "ping" or (not data.strip() and name != "error"):
+            return self._add(kinds.PING, ns, n_bytes)
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            self._fail(kinds.WRONG_JSON, f"an event is not a JSON object: {data[:300]}")
+            return self._add(kinds.ERROR, ns, n_bytes)
+        message = error_in(chunk)
+        if message is not None or name == "error":
+            self._fail(kinds.ERROR_INSIDE, message or data)
+            return self._add(kinds.ERROR, ns, n_bytes)
+        self._add_chunk(chunk, ns, n_bytes)
+
+    def _add_chunk(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> None:
+        """Add an event with a part of the answer."""
+        choice, usage, timings = first(chunk.get("choices")), as_dict(chunk.get("usage")), as_dict(chunk.get("timings"))
+        if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
+            self._usage = usage  # Ollama sends zeros in each chunk of a completion
+        self._timings = timings or self._timings
+        if isinstance(choice.get("finish_reason"), str):
+            self._finish_reason = choice["finish_reason"][:MOST_REASON]
+        counts = {
+            "token ids": n_items(choice.get("token_ids")),
+            "usage": as_count(usage.get("completion_tokens")),
+            "timings": as_count(timings.get("predicted_n")),
+            "logprobs": n_logprobs(choice.get("logprobs")),
+        }
+        delta = as_dict(choice.get("delta"))
+        text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
+        reasoning = reasoning_of(delta)
+        self._text += [reasoning, text]
+        goes_on = choice.get("finish_reason") is None
+        ways = (
+            (kinds.TEXT, text),
+            (kinds.TOOL, delta.get("tool_calls") or delta.get("function_call")),
+            (kinds.REASONING, reasoning),
+            (kinds.TEXT, goes_on and counts["token ids"]),
+            (kinds.ROLE, goes_on and delta.get("role")),
+            (kinds.USAGE, usage),
+        )
+        kind = next((kind for kind, has_it in ways if has_it), kinds.OTHER)
+        self._events.append(_Event(kind, ns, n_bytes, counts))
+
+    def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
+        """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
+        for name, is_running_total in _COUNTS.items():
+            column = _counted(self._events, name, is_running_total)
+            if column is not None and (n_all is None or sum(column) <= n_all):
+                return column, name
+        return None, None
+
+
+def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
+    """When each line was complete, the line with its end, and its bytes on the wire.
+
+    Adds an empty line of 0 bytes at the end, because some servers omit the last one.
+    """
+    begun: list[bytes | bytearray] = []
+    n_before = 0  # skipped bytes that count with the next line: a byte order mark, or the LF of a split CR LF
+    ns, last = 0, b""
+    for i, (ns, data) in enumerate(pieces):
+        skipped = codecs.BOM_UTF8 if i == 0 else b"\n" if last == b"\r" else b""
+        kept = data.removeprefix(skipped)
+        n_before += len(data) - len(kept)
+        for line in kept.splitlines(keepends=True):
+            begun.append(line)
+            if line.endswith((b"\n", b"\r")):
+                whole = b"".join(begun)
+                yield ns, whole, n_before + len(whole)
+                begun.clear()
+                n_before = 0
+        last = bytes(data[-1:]) or last
+    if rest := b"".join(begun):
+        yield ns, rest, len(rest)
+    yield ns, b"", 0
+
+
+def _counted(events: Sequence[_Event], name: str, is_running_total: bool) -> tuple[int, ...] | None:
+    """Tokens per event; None if an event with content has no count, or the first of them has 0 tokens."""
+    column: list[int] = []
+    total = 0
+    for event in events:
+        count = event.counts.get(name)
+        if count is None and event.kind in kinds.GENERATED:
+            return None
+        before = total if is_running_total else 0
+        total = total if count is None else count
+        column.append(0 if count is None else count - before)
+    n_first = next((n for event, n in zip(events, column, strict=True) if event.kind in kinds.GENERATED), 0)
+    return tuple(column) if n_first > 0 and min(column) >= 0 else None

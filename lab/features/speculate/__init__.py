@@ -1,0 +1,1 @@
+"""Draft tokens, verify them in one step: does it pay?"""

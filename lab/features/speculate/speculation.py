@@ -1,0 +1,424 @@
+"""`lab speculate`: draft n tokens, verify them in one step. Does it pay?
+
+A step of n + 1 positions reads the weights once, like a step of one. If n tokens are drafted, the model verifies them
+all in one step and keeps those that it would have chosen. The text stays the same; the speed depends on three figures:
+
+- L, tokens per step: how many drafted tokens are accepted
+- c, the cost of a drafted token: a step of the draft model over a step of the model (0 for lookup in the text)
+- v(n), the cost of verifying: a step of n + 1 positions over a step of one. If memory traffic is the limit, v is about
+  1; if arithmetic is, as on most CPUs, v is larger
+
+Speed-up = L / (n c + v(n)). The curve v(n) and c are measured in separate steps, which are forgotten again. Acceptance
+comes from the runs with the longest drafts. The speed-up of every other draft length is predicted from these.
+Leviathan et al. (2023) assume v = 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from lab.core import guesses, script, stats
+from lab.core.levers import LOOKUP, Speculation
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
+from lab.core.script import SPECULATE, Operation, Part
+from lab.errors import LabError
+from lab.features.common import as_lengths, cell, listed, need_every_position, numbers
+from lab.features.experiment import Experiment, Keywords, Option, Table, for_plan, public
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.speculate import rows as speculation_rows
+from lab.features.speculate.rows import CurveRow, Row
+from lab.models import catalog, obtain
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.cases import Case, Draft, Plan, Text
+from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
+from lab.show import canvas, disturbances
+from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DEFAULT_TEXTS = "code,table,story,dialogue"
+N_TIMES = 5
+"""Measurements of each step of the curve in a run."""
+
+N_IN_A_ROW = 4
+
+
+def plan(
+    worker: Worker,
+    /,
+    draft: str | None = None,
+    draft_len: str | int | Sequence[int] = "1,2,4,8",
+    prompt_len: str | int | Sequence[int] = "256",
+    gen: int = 128,
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    **settings: Unpack[Keywords],
+) -> Plan:
+    """Generate with and without drafted tokens, in blocks; returns a record per run.
+
+        lab.speculate("lookup", "2,4", gen=64)
+
+    `draft` is "lookup" (the default: what followed the same words earlier in the text) or a model: a smaller one with
+    the same vocabulary, or the same one in a smaller quantization. A block is a fresh engine, a text of each kind
+    (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
+    model with random weights only the times of steps are measured. LabError for impossible values.
+    """
+    given = for_plan(settings)
+    prompt: str | None = given.pop("prompt", None)
+    is_random = catalog.parse(model).source == catalog.SYNTHETIC
+    if is_random and draft == LOOKUP:
+        raise LabError(
+            f"{model} has random weights, so the acceptance of drafts says nothing.",
+            "Leave --draft out: then steps are timed, and speed-ups are shown for several acceptance rates.",
+        )
+    texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
+    repeat = stats.fewest_for_interval() if repeat is None else repeat
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **given)
+    lengths = _check_lengths(draft_len, gen, made.settings)
+    warnings = list(made.warnings)
+    if is_random and prompt not in (None, prompts.RANDOM):
+        warnings.append(f"{model} has random weights: --prompt {prompt} is ignored.")
+    need_every_position(made.model)
+    label = None if is_random else LOOKUP
+    if draft not in (None, LOOKUP):
+        its_draft, of_draft = _draft(worker, str(draft), made, given)
+        warnings += of_draft
+        made = dataclasses.replace(made, draft=its_draft)
+        label = _label(its_draft.model)
+    cases = []
+    for n_prompt in (case.n_prompt for case in made.cases):
+        cases.append(_case(n_prompt, gen, Speculation(label, max(lengths), None), texts[0]))
+        for text in [] if is_random else texts:
+            name = prompts.source(text).name
+            cases += [_case(n_prompt, gen, Speculation(label if n else None, n, name), text) for n in (0, *lengths)]
+    return with_cases(dataclasses.replace(made, warnings=tuple(warnings)), cases, write)
+
+
+def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
+    return Case(n_prompt, n_gen, lever=lever, sequences=(n_prompt + n_gen + lever.n_draft + N_IN_A_ROW,), text=text)
+
+
+def _texts(asked: str) -> list[str]:
+    """The texts from which prompts are cut. LabError for random tokens, which no draft predicts."""
+    if asked == prompts.RANDOM:
+        raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
+    if asked == prompts.TEXT:
+        return prompts.own_texts()
+    names = dict.fromkeys(name.strip() for name in asked.split(","))
+    return list(names) if names.keys() <= set(prompts.own_texts()) else [asked]
+
+
+def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
+    """Draft lengths in ascending order. LabError for those that do not fit into a step, or into --gen."""
+    given = [asked] if isinstance(asked, int) else parse_lengths(asked, "--draft-len")
+    lengths = numbers("--draft-len", given, 2**20)
+    longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
+    if longest > most:
+        raise LabError(
+            f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens.",
+            f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
+        )
+    if longest > n_gen - 2:
+        raise LabError(
+            f"--gen {n_gen:,} is too short for drafts of {longest:,} tokens.",
+            f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
+        )
+    return lengths
+
+
+def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
+    """The draft model and warnings. LabError for one that cannot draft for the plan's model."""
+    file = obtain.obtain(catalog.parse(spec), worker, asked.get("watch", obtain.silently))
+    model = read_header(worker, file)
+    need_every_position(model)
+    random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]
+    if any(random_sides) and not all(random_sides):
+        raise LabError(
+            f"{file.name if random_sides[1] else made.file.name} has random weights and the other model does not: no "
+            "draft would be accepted.",
+            "Use two real models, or two with random weights (then only steps are timed).",
+        )
+    if all(random_sides):
+        sizes = f"one has {made.model.n_vocab or 0:,} tokens, the other {model.n_vocab or 0:,}"
+        differ = None if model.n_vocab == made.model.n_vocab else sizes
+    else:
+        differ = worker.vocabularies_differ(made.file.path, file.path)
+    if differ:
+        raise LabError(
+            f"The vocabularies of {_label(model)} and {_label(made.model)} differ: {differ}.",
+            "Use a smaller model of the same family, or a smaller quantization.",
+        )
+    warnings = []
+    if (model.n_bytes or 0) > (made.model.n_bytes or 0):
+        warnings.append(
+            f"The draft model, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} MB, "
+            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): drafting may take longer than it saves."
+        )
+    elif file.path == made.file.path:
+        warnings.append("The draft model is the model itself: its drafts are accepted, but cost as much as they save.")
+    return Draft(file, model), warnings
+
+
+def _label(model: Model) -> str:
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}"
+
+
+def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script: a prompt, then plain decoding, drafts, or (without a text) the steps of the curve."""
+    lever = case.lever
+    assert isinstance(lever, Speculation)
+    is_of_draft = lever.draft not in (None, LOOKUP)
+    if lever.text is None:
+        return _curve(case, lever.n_draft, is_of_draft, text, settings)
+    prompt = text(0, case.n_prompt)
+    operations = script.prefill(0, prompt, settings.n_ubatch, margins=True)
+    if not lever.n_draft:
+        return [*operations, *script.decode([0], case.n_gen - 1, margins=True)]
+    guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft)
+    return [*(script.read_by_draft(prompt, settings.n_ubatch) if is_of_draft else []), *operations, guess]
+
+
+def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Settings) -> list[Operation]:
+    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 on the draft.
+
+    A step of one is repeated N_IN_A_ROW times, as in an answer: directly after a large step it takes longer.
+    """
+    n_past = case.n_prompt + case.n_gen // 2
+    ids = text(0, n_past + max(n_most + 1, N_IN_A_ROW))
+    operations = script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=False)
+    wanted = [(n, False) for n in range(1, n_most + 2)]
+    if is_of_draft:
+        operations = [*script.read_by_draft(ids[:n_past], settings.n_ubatch), *operations]
+        wanted += [(1, True), (2, True)]
+    chance = random.Random(f"{settings.seed} {ids[-1]}")
+    for n, on_draft in [step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))]:
+        kind = DRAFT if on_draft else VERIFY if n > 1 else DECODE
+        for i in range(N_IN_A_ROW if n == 1 else 1):
+            part = Part(0, tuple(ids[n_past + i : n_past + i + n]), 1 if on_draft else n)
+            operations.append(Operation(kind, (part,), of_draft=on_draft))
+        operations.append(Operation(FORGET, first=n_past, of_draft=on_draft))
+    return operations
+
+
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    levers = [run.speculation for run in runs if run.speculation]
+    return {
+        "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
+        "draft_len": listed(lever.n_draft or None for lever in levers),
+        "prompt_len": listed(run.n_prompt for run in runs),
+        "gen": runs[0].n_gen,
+    }
+
+
+MOST_PANELS = 8
+
+
+def draw(
+    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The speed-up over the draft length, a panel for each text."""
+    keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
+    axes = canvas.grid(figure, len(keys), min(len(keys), 4), sharex=True, sharey=True)
+    drafts = list(dict.fromkeys(row.draft for row in rows))
+    for ax, key in zip(axes, keys, strict=True):
+        for draft, style in zip(drafts, canvas.styles(len(drafts)), strict=True):
+            own = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == (*key, draft)]
+            if own:
+                _speed_ups(ax, own, records, style)
+        ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+        ax.set_xticks(sorted({row.n_draft for row in rows}))
+        ax.margins(x=0.1)
+        ax.set_title(f"{key[0]}, {key[1]:,} + {key[2]:,} tokens", fontsize=10)
+        ax.set_xlabel("drafted tokens per step")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("speed-up over plain decoding")
+    canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
+
+
+def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], style: dict[str, Any]) -> None:
+    """The panel of one text, for one draft."""
+    ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
+    name, colour = f"drafted by {alike[0].draft}", style["color"]
+    medians = [row.speed_up or 0.0 for row in ordered]
+    ax.plot([row.n_draft for row in ordered], medians, color=colour, lw=2, marker="_", ms=14, label=f"{name}: median")
+    of_blocks = [point for row in ordered for point in _blocks(row, records)]
+    if of_blocks:
+        canvas.points(ax, *zip(*of_blocks, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: blocks")
+    expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
+    if expected:
+        label = f"{name}: predicted"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
+
+
+def _blocks(row: Row, records: Sequence[Record]) -> list[tuple[int, float, bool]]:
+    """The speed-up of each block, and whether a run of it was disturbed."""
+    times = speculation_rows.by_block(records, row.key)
+    disturbed = {
+        (record.session, record.run.repeat, record.run.engine)
+        for record in records
+        if (lever := record.run.speculation)
+        and (lever.text, lever.n_draft in (0, row.n_draft)) == (row.text, True)
+        and disturbances.disturbances(record)
+    }
+    plain = times.get(("", 0), {})
+    of_draft = times.get((row.draft, row.n_draft), {}).items()
+    return [(row.n_draft, plain[block] / seconds, block in disturbed) for block, seconds in of_draft if block in plain]
+
+
+def draw_curve(
+    rows: Sequence[CurveRow], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The time of a step of several positions relative to a step of one; points are runs, the line is their median.
+
+    A second panel draws the speed-ups by the share of accepted tokens, if there are any.
+    """
+    has_gains = any(row.speed_ups for row in rows)
+    axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
+    keys = list(dict.fromkeys((row.n_prompt, row.draft) for row in rows))
+    for key, style in zip(keys, canvas.styles(len(keys)), strict=True):
+        _costs(axes[0], [row for row in rows if (row.n_prompt, row.draft) == key], records, style)
+    numbers = sorted({row.n_positions for row in rows})
+    axes[0].plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
+    axes[0].axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
+    axes[0].set_xlabel("positions in a step")
+    axes[0].set_ylabel("time of a step / time of a step of one position (v)")
+    if has_gains:
+        _gains(axes[1], rows)
+    for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
+        ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
+        ax.set_ylim(bottom=0)
+    canvas.finish(axes, f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
+
+
+def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style: dict[str, Any]) -> None:
+    """The curve of one prompt length and draft."""
+    name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
+    numbers, colour = [row.n_positions for row in alike], style["color"]
+    ax.plot(numbers, [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
+    one = alike[0].step_s / alike[0].v
+    of_runs = [
+        (n, seconds / one, record)
+        for record in records
+        if (record.run.n_prompt, record.run.speculation and record.run.speculation.draft)
+        == (alike[0].n_prompt, alike[0].draft)
+        and (its := guesses.step_times([record.run]))
+        for n, seconds in its.target.items()
+    ]
+    canvas.runs(ax, of_runs, **style, label=f"{name}: runs")
+    expected = [(row.n_positions, row.expected_v) for row in alike if row.expected_v is not None]
+    if expected:
+        label = f"{name}: predicted from ceilings"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
+
+
+def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
+    """Speed-ups of the first curve, a line for each share of accepted tokens."""
+    first = rows[0].n_prompt, rows[0].draft
+    alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
+    shades = canvas.shades(len(speculation_rows.ACCEPTANCES))
+    for i, (share, colour) in enumerate(zip(speculation_rows.ACCEPTANCES, shades, strict=True)):
+        numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
+        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
+    ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+    ax.set_xlabel("drafted tokens per step")
+    ax.set_ylabel("computed speed-up")
+
+
+def _speed_up(row: Row) -> str:
+    """With its interval below."""
+    interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
+    return cell(row.speed_up) + interval
+
+
+TABLE = Table(
+    name="speculate",
+    question="Does it pay to draft tokens, and how many?",
+    title="tokens drafted and verified together; medians over blocks, the speed-up's 95 % interval below",
+    caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for each text. Points "
+    "are blocks, the line is the median, dashes are predictions.",
+    columns=(
+        ("text", lambda row: row.text),
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("draft\nby", lambda row: row.draft),
+        ("drafted\na step", lambda row: f"{row.n_draft}"),
+        ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
+        ("accepted by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
+        ("tokens\na step", lambda row: cell(row.length)),
+        ("draft\nms", lambda row: cell(row.draft_s, 1e3)),
+        ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
+        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
+        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
+        ("speed-up", _speed_up),
+        ("predicted", lambda row: cell(row.expected)),
+    ),
+    rows=speculation_rows.rows,
+    conclude=lambda rows, records, prediction: (
+        speculation_rows.sentences(rows, records),
+        {"parted": speculation_rows.partings(records)},
+    ),
+    draw=draw,
+    is_by_ceilings=False,
+)
+
+CURVE = Table(
+    name="curve",
+    question="What does it cost to verify several tokens at once?",
+    title="steps of several positions of one sequence; medians; speed-ups by the share of accepted tokens",
+    caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
+    "from the ceilings; dots show the limits: every token costs a step, or nothing.",
+    columns=(
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("positions\na step", lambda row: f"{row.n_positions}"),
+        ("step\nms", lambda row: cell(row.step_s, 1e3)),
+        ("v", lambda row: cell(row.v)),
+        ("predicted\nv", lambda row: cell(row.expected_v)),
+        ("c", lambda row: cell(row.c)),
+        *(
+            (f"speed-up\nat {100 * share:.0f} %", lambda row, i=i: cell(row.speed_ups[i] if row.speed_ups else None))
+            for i, share in enumerate(speculation_rows.ACCEPTANCES)
+        ),
+    ),
+    rows=speculation_rows.curve,
+    conclude=lambda rows, records, prediction: (speculation_rows.of_curve(rows), {}),
+    draw=draw_curve,
+)
+
+EXPERIMENT = Experiment(
+    name="speculate",
+    chapter="Speculative decoding",
+    about="""Measure what speculative decoding costs and gains.
+
+    \b
+      lab speculate --draft lookup --draft-len 1-8
+      lab speculate --draft smollm2-135m:Q4_0 --prompt code,story
+
+    Generates with and without drafts, in blocks. For each kind of text the command shows how many drafted tokens are
+    accepted, what drafting and verification cost, the speed-up over plain decoding with its interval, the prediction
+    from the times of single steps, and the bottleneck if it does not pay. The tokens match plain decoding except at
+    near-ties, which are reported. With random weights only the steps are timed.
+    """,
+    lever=Speculation,
+    plan=plan,
+    options=(
+        Option(
+            "draft",
+            "Where drafts come from: lookup (what followed the same words before) or a model.  [default: lookup]",
+            metavar="lookup|SPEC",
+        ),
+        Option("draft_len", "Lengths of the draft in tokens: 1,2,4 or 1-8.", "l"),
+        Option("prompt_len", "Prompt tokens.", "p"),
+        Option("gen", "Tokens to generate.", "n"),
+        Option("repeat", "Blocks, each with a fresh engine and other prompts.  [default: 6]", "r", type=int),
+        Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
+    ),
+    again=_again,
+    tables=(TABLE, CURVE),
+)
+
+speculate = public("speculate", plan)

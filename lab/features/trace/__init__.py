@@ -1,0 +1,1 @@
+"""One token's way through the layers, and what it looks at."""

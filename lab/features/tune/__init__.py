@@ -1,0 +1,1 @@
+"""The fastest settings for a workload, with a proof."""

@@ -1,0 +1,501 @@
+"""`lab tune`: the fastest settings for a workload on this machine, with a proof.
+
+Predictions from ceilings order the choices and drop the hopeless ones. Then the search of result.py says
+what to measure block by block, in fresh engines. At last the winner is measured side by side with the default, in
+blocks that chose nothing. All of this fits into a budget of time; about half of it is kept for the confirmation.
+Settings that the user gave stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from lab.core import shell
+from lab.core.asked_settings import check_number, defaults, table
+from lab.core.lists import plural
+from lab.core.record import Ceilings, Record, Settings, Tuning
+from lab.errors import LabError
+from lab.features import batch as batching
+from lab.features.compare import side_by_side
+from lab.features.experiment import Keywords, for_plan
+from lab.features.limits import probing
+from lab.features.limits import where as places
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import learning, prediction
+from lab.features.tune.result import (
+    CONFIRM,
+    DECODE,
+    DEFAULT,
+    FEWEST_CONFIRMED,
+    LENGTHS,
+    PREFILL,
+    REQUEST,
+    SEARCH,
+    THROUGHPUT,
+    TPOT,
+    TTFT,
+    Tuned,
+    phases_of,
+    timing,
+    tuned,
+)
+from lab.features.tune.search import KNOWN_WITHIN, Choice, Phase, Search
+from lab.models import catalog
+from lab.process.wire import DEFAULT_BACKEND
+from lab.process.worker import Worker
+from lab.runner import as_options, limits, machine, progress
+from lab.runner.cases import Plan
+from lab.runner.plan import make_plan
+from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.session import new_results_file
+from lab.show.wording import percent
+
+GOALS = (REQUEST, TTFT, TPOT, THROUGHPUT)
+DEFAULT_BUDGET = "10min"
+MOST_CHOICES = 600
+N_SEARCH_GEN = 48
+"""Generated tokens of a run in the search, at most: its time per token stands for that of the whole answer."""
+
+FOR_CONFIRMATION = 0.5
+"""Share of the budget that is kept for the confirmation."""
+
+FEWEST_TRIED = 3
+"""Choices that are tried even if less than FOR_CONFIRMATION is left then."""
+
+OVER_BUDGET = 0.1
+"""Share by which the budget may be exceeded, because times are estimated."""
+
+MOST_CONFIRMED = 12
+"""Blocks of the confirmation. Their number is fixed before they begin: adding blocks until a gain shows finds noise."""
+
+UBATCHES = (64, 128, 256, 512, 1024, 2048)
+
+
+def seconds_of(budget: str | float) -> float:
+    """A budget such as `10min`, `90s`, `1h` or a number of seconds. LabError for anything else, and below 10 s."""
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|)\s*", str(budget))
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0.0
+    if not 10 <= seconds <= 86400:
+        raise LabError(f"--budget {budget} is not possible.", "Give a time from 10s to 24h, such as 10min.")
+    return seconds
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """What will be searched. `make` makes the plan of a choice in a stage; `predicted` is as `Search` takes it."""
+
+    goal: str
+    budget_s: float
+    default: Plan  # of the whole request
+    make: Callable[[Worker, Choice, str], Plan]
+    choices: tuple[Choice, ...]
+    phases: tuple[Phase, ...]
+    predicted: Mapping[str, Mapping[Choice, float]]
+    shares: Mapping[str, float]  # of the phases in the default's predicted time
+    notes: tuple[str, ...] = ()
+
+
+def plan(
+    worker: Worker,
+    /,
+    prompt_len: int = 1000,
+    gen: int = 200,
+    model: str = catalog.DEFAULT,
+    *,
+    goal: str = REQUEST,
+    users: int = 1,
+    budget: str | float = DEFAULT_BUDGET,
+    allow_lossy: bool = False,
+    known: Path | None = None,
+    **settings: Unpack[Keywords],
+) -> TunePlan:
+    """What `tune` will search. `known` is the folder with ceilings and runs to predict from.
+
+    LabError for impossible numbers, and if nothing is left to choose.
+    """
+    budget_s = seconds_of(budget)
+    if goal not in GOALS:
+        raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(GOALS)}.")
+    if goal == TPOT and gen < 2:
+        raise LabError("--goal tpot needs at least two generated tokens.", "Use --gen 2 or more.")
+    check_number("users", users, batching.MOST_SEQUENCES)
+    asked = for_plan(settings)
+
+    def make(worker: Worker, choice: Choice, stage: str) -> Plan:
+        changed = {**asked, "model": model, **dict(choice)}
+        if "threads" in dict(choice) and "threads_batch" not in dict(choice) and not asked.get("threads_batch"):
+            changed["threads_batch"] = base.settings.n_threads_batch  # see `variant`
+        n_gen = min(gen, N_SEARCH_GEN) if stage == SEARCH else gen
+        if stage == LENGTHS:
+            made = make_plan(worker, [prompt_len], 8, 1, every=max(1, prompt_len // 4), **changed)
+        elif users > 1:
+            made = batching.plan(worker, str(users), prompt_len, max(2, n_gen), 1, **changed)
+        else:
+            made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
+        return dataclasses.replace(made, tuning=Tuning(goal, stage, gen), n_repeat=1, is_more_if_cheap=False)
+
+    base = make_plan(worker, [prompt_len], gen, 1, **{**asked, "model": model})
+    base = make(worker, (), CONFIRM)
+    if base.refused:
+        raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
+    of = phases_of(goal, gen, users > 1)
+    given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
+    space = _space(base, given, allow_lossy)
+    possible = {
+        name: [one for one in values if _is_possible(make, worker, (name, one))] for name, values in space.items()
+    }
+    search = Search(_choices(possible), of)
+    if len(search.choices) < 2:
+        raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
+    predicted, shares, notes = _predicted(base, search.choices, of, users, known or Path("results"))
+    return TunePlan(goal, budget_s, base, make, tuple(search.choices[1:]), of, predicted, shares, notes)
+
+
+def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any]]:
+    """The values to try of each setting that the user did not give: what this machine and this model can have."""
+    now, n_layer = base.settings, base.model.n_layer or 0
+    usable = max(1, int(limits.n_cores_usable() or now.n_threads))
+    devices = machine.used(base.machine, now)
+    is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
+    n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
+    ubatches = {min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch}  # by the size of the largest step
+    space: dict[str, list[Any]] = {
+        "threads": _threads(now.n_threads, usable) if is_on_cpu else [],
+        "threads_batch": _threads(now.n_threads_batch, usable) if is_on_cpu else [],
+        "ubatch": [n for size, n in ubatches.items() if size != min(now.n_ubatch, n_tokens)],
+        "flash_attn": ["on"] if now.flash_attn == "off" else ["off"],
+        "repack": [False] if is_on_cpu else [],
+        "mmap": [False],
+    }
+    if devices:
+        space |= {
+            "n_gpu_layers": [0, n_layer // 2],
+            "op_offload": [False] if now.n_gpu_layers <= n_layer or base.model.n_expert else [],
+            "kv_offload": [False],
+            "split_mode": ["none", "tensor"] if len(devices) > 1 else [],
+            "n_cpu_moe": [n_layer // 2, n_layer] if base.model.n_expert else [],
+        }
+    if allow_lossy:
+        space |= {"cache_type_k": ["q8_0", "q4_0"], "cache_type_v": ["q8_0", "q4_0"]}
+        if base.file.source in (catalog.EMBEDDED, catalog.REQUANTIZED, catalog.SYNTHETIC):
+            kinds = [kind for kind in ("Q8_0", "Q4_0") if kind != base.model.quantization]
+            space["model"] = [catalog.spec_of(base.model, kind) for kind in kinds]
+    return {name: values for name, values in space.items() if name not in given}
+
+
+def _is_possible(make: Callable[[Worker, Choice, str], Plan], worker: Worker, change: tuple[str, Any]) -> bool:
+    """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
+    try:
+        made = make(worker, (change,), SEARCH)
+    except LabError:
+        return False
+    default = make(worker, (), SEARCH)
+    return not made.refused and (made.settings, made.file) != (default.settings, default.file)
+
+
+def _threads(now: int, usable: int) -> list[int]:
+    """Other numbers of threads: a quarter, half, one less, and all cores that the process may use."""
+    return sorted({n for n in (now // 4, now // 2, now - 1, usable) if n >= 1} - {now})
+
+
+def _choices(space: Mapping[str, Sequence[Any]]) -> list[Choice]:
+    """All combinations that llama.cpp accepts, those with the fewest changes first, at most MOST_CHOICES."""
+    made: list[Choice] = []
+    space = {name: values for name, values in space.items() if values}
+    for n_changed in range(1, len(space) + 1):
+        for names in itertools.combinations(sorted(space), n_changed):
+            for values in itertools.product(*(space[name] for name in names)):
+                choice = tuple(zip(names, values, strict=True))
+                if dict(choice).get("flash_attn") == "off" and "cache_type_v" in dict(choice):
+                    continue  # llama.cpp packs values only with flash attention
+                made.append(choice)
+                if len(made) == MOST_CHOICES:
+                    return made
+    return made
+
+
+PREDICTABLE = {"threads", "threads_batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v"}
+"""Settings whose effect the ceilings may tell."""
+
+
+def _predicted(
+    base: Plan, choices: Sequence[Choice], of: Sequence[Phase], users: int, folder: Path
+) -> tuple[dict[str, dict[Choice, float]], dict[str, float], tuple[str, ...]]:
+    """The predicted times over the default's, the phases' shares in the default's time, and notes.
+
+    Settings that are not PREDICTABLE count as without effect; without ceilings nothing is predicted.
+    """
+    even = {phase.name: 1 / len(of) for phase in of}
+    here = places.of(base.machine, base.model, base.settings)
+    runs, ceilings = prediction.kept(folder) if folder.is_dir() else ([], [])
+    best = probing.known(ceilings, here)
+    if best is None:
+        note = "No ceilings are known, so nothing is predicted: lab ceilings, once, makes the search shorter."
+        return {}, even, (note,)
+    known: dict[Choice, dict[str, float] | None] = {}
+    now = _seconds(base, best, runs, base.settings, users)
+    if now is None:
+        return {}, even, ()
+    predicted: dict[str, dict[Choice, float]] = {phase.name: {} for phase in of}
+    for choice, phase in itertools.product(choices, of):
+        part = phase.part_of(choice)
+        chosen = tuple(one for one in part if one[0] in PREDICTABLE)
+        if chosen not in known:
+            known[chosen] = _seconds(base, best, runs, _changed(base.settings, chosen), users)
+        if seconds := known[chosen]:
+            predicted[phase.name][part] = seconds[phase.name] / now[phase.name]
+    total = sum(now[phase.name] * phase.n for phase in of)
+    return predicted, {phase.name: now[phase.name] * phase.n / total for phase in of}, ()
+
+
+def _seconds(
+    base: Plan, best: Ceilings, runs: Sequence[Record], settings: Settings, users: int
+) -> dict[str, float] | None:
+    """The predicted seconds of prefill and of a decode step; None if a kernel was not probed."""
+    try:
+        fit = learning.learn(runs, best, learning.offload_of(base.model, settings)).fit
+    except LabError:
+        fit = learning.fit([])
+    step = StepPrediction(base.model, settings, best, fit, 0)
+    case = base.cases[0]
+    n_past = case.n_prompt + case.n_gen // 2
+    first = step.prefill(case.n_prompt)
+    each = step.seconds(1, n_past, users, [(1, n_past)] * (users - 1))
+    return None if first is None or each is None else {PREFILL: first * users, DECODE: each}
+
+
+def _changed(settings: Settings, choice: Choice) -> Settings:
+    """The settings of a choice, without placing anything."""
+    values = {table()[name].record_name or name: value for name, value in choice}
+    if "flash_attn" in values:
+        values["flash_attn_resolved"] = values["flash_attn"]
+    return dataclasses.replace(settings, **values)
+
+
+def variant(choice: Choice, base: Plan) -> str:
+    """A choice as options. Threads of decode alone name those of prefill too, which follow --threads otherwise."""
+    named = dict(choice)
+    if "threads" in named:
+        named.setdefault("threads_batch", base.settings.n_threads_batch)
+    return shell.join(*(word for name, value in named.items() for word in as_options.option(name, value))) or DEFAULT
+
+
+def tune(
+    prompt_len: int = 1000,
+    gen: int = 200,
+    model: str = catalog.DEFAULT,
+    *,
+    goal: str = REQUEST,
+    users: int = 1,
+    budget: str | float = DEFAULT_BUDGET,
+    allow_lossy: bool = False,
+    **settings: Unpack[Keywords],
+) -> Tuned:
+    """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
+
+        found = lab.tune(2000, 300, budget="5min")
+        lab.show_tuned(found)  # what was tried, and what is recommended
+        lab.measure("2000", 300, **found.settings)
+
+    `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
+    second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.
+    """
+    folder = Path(settings.get("out", "results"))
+    with Worker() as worker, progress.in_notebook() as watch:
+        made = plan(
+            worker,
+            prompt_len,
+            gen,
+            model,
+            goal=goal,
+            users=users,
+            budget=budget,
+            allow_lossy=allow_lossy,
+            known=folder,
+            **settings,
+        )
+        path = new_results_file(made.default, folder)
+        found = tuned(list(execute(made, worker, path, watch)))
+    if found is None:
+        raise LabError("The default could not be measured.", "Try it alone: lab measure")
+    return found
+
+
+def execute(
+    plan: TunePlan,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Worker] = Worker,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Record]:
+    """Search and confirm; append each run to `path` when it ends, and yield its record.
+
+    A choice that fails is dropped. LabError if the default fails.
+    """
+    run = _Tuning(plan, worker, path, watch, new_worker, clock)
+    yield from run.search_settings()
+    yield from run.confirm()
+    yield from run.measure_lengths()
+
+
+class _Tuning:
+    """The state of a running search."""
+
+    def __init__(
+        self,
+        plan: TunePlan,
+        worker: Worker,
+        path: Path,
+        watch: ShowStatus,
+        new_worker: Callable[[], Worker],
+        clock: Callable[[], float],
+    ) -> None:
+        self.plan, self.worker, self.path, self.new_worker, self.clock = plan, worker, path, new_worker, clock
+        self.watch, self.started = watch, clock()
+        self.search = Search(plan.choices, plan.phases, plan.predicted, plan.default.seed)
+        self.search.cut(plan.shares)
+        self.chance = random.Random(plan.default.seed)
+        self.model = plan.default.model
+        self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
+        self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
+        self.n_blocks = 0
+        self.winner: Choice = ()
+        self.is_confirmed = False
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the budget."""
+        return self.plan.budget_s - (self.clock() - self.started)
+
+    def block_s(self, choice: Choice) -> float:
+        """The expected seconds of a block of the confirmation."""
+        return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
+
+    def search_settings(self) -> Iterator[Record]:
+        """Blocks of the search, until the best choice is known or the budget of the search is spent."""
+        why = f"the best settings are known to within {percent(KNOWN_WITHIN)}"
+        n_tried = 0
+        while wanted := self.search.next_block():
+            if self.n_blocks and not self._can_try(n_tried, 2):
+                why = "its part of the budget is spent"
+                break
+            for n, choice in enumerate(wanted):
+                if n and not self._can_try(n_tried, 1):
+                    break
+                yield from self._one(choice)
+                n_tried += bool(choice)
+                if self.n_blocks == n == 0:
+                    self._warn_of_budget()
+            self.n_blocks += 1
+        words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
+        self.watch(progress.Status(words, note=words))
+        self.winner = self.search.best()
+
+    def _can_try(self, n_tried: int, n_runs: int) -> bool:
+        """Whether the budget allows more runs of the search beside the confirmation, which has half of it or more."""
+        fewest_s = FEWEST_CONFIRMED * self.block_s(())
+        if self.plan.budget_s < fewest_s:  # nothing can be confirmed
+            fewest_s = 0.0
+        keep_s = fewest_s if n_tried < FEWEST_TRIED else max(fewest_s, FOR_CONFIRMATION * self.plan.budget_s)
+        return self.left_s - keep_s >= n_runs * self.run_s
+
+    def _warn_of_budget(self) -> None:
+        """Say after the run of the default if the budget is too small to confirm anything."""
+        needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
+        if needed_s > self.plan.budget_s:
+            words = (
+                f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run of the "
+                f"default takes about {progress.duration(self.whole_s[()])}. Give at least "
+                f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
+            )
+            self.watch(progress.Status(words, note=words))
+
+    def _one(self, choice: Choice) -> Iterator[Record]:
+        """One run of one choice in an engine of its own."""
+        begun, done = self.clock(), None
+        try:
+            for record in self._block({variant(choice, self.plan.default): choice}, SEARCH):
+                if record.run.error:
+                    self.search.drop(choice, record.run.error)
+                elif not record.run.warmup and (one := timing(record, choice)):
+                    self.search.learn([one])
+                    done = one
+                yield record
+        except LabError as problem:  # the plan is impossible
+            self.search.drop(choice, str(problem))
+        if not choice and () in self.search.dropped:
+            raise LabError(f"The default cannot be measured: {self.search.dropped[()]}", "Try it alone: lab measure")
+        run_s = self.clock() - begun
+        self.run_s = max(self.run_s, run_s)
+        if done:
+            n_gen = self.plan.default.cases[0].n_gen
+            more_s = max(0, n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
+            self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), run_s + more_s)
+
+    def confirm(self) -> Iterator[Record]:
+        """The winner and the default side by side, in as many blocks as the budget allows, if these are enough."""
+        if not self.winner:
+            return
+        n_affordable = int((self.left_s + OVER_BUDGET / 2 * self.plan.budget_s) / self.block_s(self.winner))
+        if n_affordable < FEWEST_CONFIRMED:
+            return
+        both: dict[str, Choice] = {DEFAULT: (), variant(self.winner, self.plan.default): self.winner}
+        records: list[Record] = []
+        for _ in range(min(MOST_CONFIRMED, n_affordable)):
+            if self.left_s + OVER_BUDGET * self.plan.budget_s < self.block_s(self.winner):
+                break  # the machine has become slower
+            for record in self._block(both, CONFIRM):
+                records.append(record)
+                yield record
+                if record.run.error:
+                    return
+            self.n_blocks += 1
+        found = tuned(records)
+        self.is_confirmed = bool(found and found.is_recommended)
+
+    def measure_lengths(self) -> Iterator[Record]:
+        """A sweep of both, from which the lengths follow for which the winner is faster."""
+        case = self.plan.default.cases[0]
+        if not self.is_confirmed or case.lever or case.n_prompt < 8 or case.n_gen < 2:
+            return
+        if self.left_s < 2 * self.block_s(self.winner):
+            return
+        yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS)
+
+    def _block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
+        plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
+        plans = {
+            name: dataclasses.replace(plan, model=self.model) if plan.file == self.plan.default.file else plan
+            for name, plan in plans.items()
+        }
+        if self.worker.backend != DEFAULT_BACKEND:
+            self.worker.use(DEFAULT_BACKEND)  # an RPC server serves one client at a time
+        if len(plans) > 1:
+            side_by_side.check(plans)
+        todo = [(0, case) for plan in plans.values() for case in plan.cases]
+
+        def show(status: progress.Status) -> None:
+            self.watch(
+                dataclasses.replace(
+                    status,
+                    part=f"{'confirming' if stage != SEARCH else 'searching'}, block {self.n_blocks + 1}",
+                    n_runs=0,
+                    left_s=max(0.0, self.left_s),
+                )
+            )
+
+        reporter = Reporter(show, todo, self.plan.default.n_tokens)
+        yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
+        for plan in plans.values():
+            if plan.file == self.plan.default.file:
+                self.model = plan.model

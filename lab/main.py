@@ -1,0 +1,268 @@
+"""The command line: parse, call, print. Data goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lab.cli.help import Group
+from lab.cli.models import models
+from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
+from lab.errors import LabError, printable
+from lab.features import running
+from lab.features.compare.command import compare, export, import_
+from lab.features.experimenting import claims, experiments
+from lab.features.experiments import EXPERIMENTS
+from lab.features.limits.command import ceilings, doctor, explain, predict, words
+from lab.features.measure.command import ab, measure, sweep
+from lab.features.serve.command import load, server
+from lab.features.serve.lend_command import rpc_server
+from lab.features.trace.command import trace
+from lab.features.tune.command import tune
+
+if TYPE_CHECKING:
+    from lab.core.record import Record
+    from lab.core.request import RequestRecord
+
+GROUPS = {
+    "Measure": ("measure", "sweep", "ab"),
+    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
+    "Compare and choose": ("compare", "predict", "tune"),
+    "Serve many": tuple(one.name for one in EXPERIMENTS),
+    "Servers": ("server", "load"),
+    "Files": ("models", "export", "import"),
+    "Machines": ("machine", "doctor", "rpc-server"),
+}
+"""The commands by what they are for, as the help lists them."""
+
+
+class Grouped(Group):
+    """A group whose help lists its commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                room = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
+                )
+
+
+@click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="mini-lab", message="mini-lab %(version)s")
+def lab() -> None:
+    """Measure LLM inference on this machine: prefill and decode, token by token.
+
+    \b
+      lab measure                     # a first look, about half a minute
+      lab COMMAND --help              # what a command does, with examples
+    """
+
+
+def main() -> None:
+    """The `lab` command. A LabError is a sentence for its reader, not a traceback.
+
+    Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after Ctrl-C.
+    """
+    if sys.stdout is None:  # closed by the shell (>&-)
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    try:
+        status = lab.main(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(status)
+    except LabError as problem:
+        click.echo(f"Error: {problem}", err=True)
+        sys.exit(running.EXIT_FAILED)
+    except click.ClickException as problem:
+        problem.show()
+        if "unexpected extra argument" in problem.format_message():
+            click.echo("Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True)
+        sys.exit(running.EXIT_FAILED)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to write the rest once more when it ends
+        click.echo(f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True)
+        sys.exit(running.EXIT_FAILED)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted.", err=True)
+        sys.exit(running.EXIT_INTERRUPTED)
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "--placement", is_flag=True, help="Show which device held which layers, caches and buffers, instead of times."
+)
+@DETAILS
+@as_json_option("tables")
+def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool) -> None:
+    """Show saved results (files or folders) as tables.
+
+    \b
+      lab show results/FILE.jsonl
+      lab show results/ --details
+    """
+    from lab.features import known
+    from lab.show import console, text_places
+
+    reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
+    records = list(reading.records)
+    if placement:
+        placed = text_places.recorded(records)
+        if as_json:
+            console.print_json({"setups": placed})
+        else:
+            text_places.print_recorded(placed, console.console())
+        return
+    measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
+    made = known.sections(measured, running.context(measured, results, ceilings=reading.ceilings, details=details))
+    faster = running.faster_settings(results, records)
+    if as_json:
+        console.print_json({**known.as_json(measured, made), **({"faster_settings": faster} if faster else {})})
+    else:
+        known.print_results(measured, console.console(details=running.hint(details)), made, faster)
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@PLOTS_OUT
+def plot(results: tuple[str, ...], out: str | None) -> None:
+    """Draw the plots of saved results (files or folders).
+
+    \b
+      lab plot results/FILE.jsonl
+      lab plot before.jsonl after.jsonl --out pictures
+    """
+    from lab.features import known
+    from lab.features.measure import text_results
+
+    reading = running.read(results, with_traces=True)
+    first = Path(results[0])
+    measured = [*reading.measured, *reading.traces]
+    if not running.any_good(measured):
+        raise LabError("There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS")
+    for sentence in text_results.imported(reading.records):
+        running.note(sentence)
+    stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
+    made = known.sections(measured, running.context(measured, results, ceilings=reading.ceilings))
+    for path in known.draw(made, running.plot_folder(results, out), stem):
+        click.echo(printable(str(path)))
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
+@click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
+@AT_LEAST
+@click.option("--no-explore", is_flag=True, help="Leave out the sliders that predict other requests and devices.")
+def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, no_explore: bool) -> None:
+    """Write results as one HTML page with the raw data inside.
+
+    \b
+      lab report results/FILE.jsonl
+      lab report results/ --out report.html
+
+    The page contains the data and needs no network, so you can mail it or put it on any server. lab show and lab
+    compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each
+    phase, and has sliders for prompts, answers, users and devices, which predict as lab predict does.
+    """
+    from lab.features import page
+
+    reading = running.read(results, with_traces=True)
+    first = Path(results[0])
+    default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
+    path = Path(out) if out else default
+    if path.suffix != ".html":
+        raise LabError(f"A page's name must end in .html, and {path} does not.", "For example: --out report.html")
+    if path.resolve() in {Path(each).resolve() for each in results}:
+        raise LabError(f"--out {path} would overwrite the results.", "Choose another name: --out report.html")
+    others = running.nearby(results, reading.records).records
+    known = running.ceilings_of(reading, ceilings)
+    measured = [*reading.measured, *reading.traces]
+    click.echo(printable(str(page.report(path, measured, known, at_least, others, not no_explore))))
+
+
+@lab.command()
+@RPC
+@LIB
+@as_json_option(help="Everything that is known, as one JSON document.")
+def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
+    """Show this machine, the llama.cpp build and its devices.
+
+    \b
+      lab machine
+      lab machine --rpc 192.168.1.20:50052  # and of an RPC server
+
+    If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs), measurements show joules per
+    token.
+    """
+    from lab.core.asked_settings import AskedSettings
+    from lab.process.worker import Worker
+    from lab.runner import builds, energy, placing
+    from lab.runner import machine as this_machine
+    from lab.runner.gpu_watch import GpuWatch
+    from lab.show import console, text_setup
+
+    with Worker() as worker:
+        worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
+        build, servers = builds.of_worker(worker), worker.servers
+    here = this_machine.describe(build, builds.name_of(lib))
+    counters = energy.describe(energy.counters(GpuWatch([])))
+    if as_json:
+        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
+        console.print_json({**dataclasses.asdict(here), "energy": counters, **of_servers})
+        return
+    for line in text_setup.describe(here):
+        click.echo(line)
+    for device in here.devices:
+        memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
+        click.echo(f"device   {device.name}: {this_machine.describe_device(device)} ({device.type}{memory})")
+    for one in servers:
+        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in one.memories)
+        click.echo(f"server   {one.endpoint}: {1e3 * one.round_trip_s:.3g} ms for a small request; {memories}")
+    click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
+    click.echo(f"energy   {counters}")
+    click.echo(f"python   {here.python}")
+    click.echo(f"flags    {here.system_info}")
+    for line in text_setup.amx(build.system_info):
+        click.echo(line)
+
+
+for command in (
+    measure,
+    sweep,
+    *experiments,
+    claims,
+    ab,
+    compare,
+    ceilings,
+    explain,
+    predict,
+    trace,
+    doctor,
+    words,
+    export,
+    import_,
+    models,
+    server,
+    load,
+    rpc_server,
+    tune,
+):
+    lab.add_command(command)

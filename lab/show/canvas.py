@@ -1,0 +1,348 @@
+"""Shared by all pictures: colours, axes, ticks, titles, legends, labels, and writing files.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well. What was measured is
+drawn solid; dashes are predictions and fitted laws. A legend stands below its axes, where it covers no data.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lab.core import results
+from lab.core.record import Record
+from lab.show import disturbances
+from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
+"""Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (svg.py)."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HOLLOW = "disturbed runs (hollow)"
+MOST_SERIES = 6
+"""Series that share axes; more get small multiples."""
+
+LABEL_HEIGHT, LINE_HEIGHT = 0.45, 0.2
+"""Height of the numbers and the label below an axis, and of a line of a legend, in inches."""
+
+LETTERS, TITLE_LETTERS, HANDLE = 13, 11, 8
+"""Letters per inch in a legend and in a title; what the handle of a legend's entry takes, in letters."""
+
+
+def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
+    """A figure of `size` inches that `draw` has drawn into. Dollar signs in names do not start formulas."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+    return figure
+
+
+def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
+    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError if they cannot be written."""
+    figure = drawn(draw, size)
+    paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:], dpi=150)
+        results.write_whole(path, image.getvalue(), "The plot")
+    return paths
+
+
+def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:
+    """A figure for notebooks."""
+    import matplotlib.pyplot as plt
+
+    return plt.figure(figsize=size, layout="constrained")
+
+
+def new_axes() -> Axes:
+    """Axes of a new figure, for notebooks."""
+    import matplotlib
+
+    figure = new_figure()  # outside: the first one makes pyplot interactive, which the context would take back
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return figure.subplots()
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that axes are in."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def styles(n: int) -> list[dict[str, Any]]:
+    """Colour and marker of each of n series; shades if there are more series than colours."""
+    colours = COLOURS if n <= len(COLOURS) else shades(n)
+    return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
+
+
+def shades(n: int) -> list[Any]:
+    """n colours from dark to light, for ordered series."""
+    import matplotlib
+
+    return [matplotlib.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
+
+
+def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
+    """The axes of each series: `ax`, or where they are more than six small multiples in its place, one for each name.
+
+    Small multiples share their axes. Where the figure has other axes too, all series are drawn into `ax`.
+    """
+    figure, distinct = figure_of(ax), list(dict.fromkeys(names))
+    if len(names) <= MOST_SERIES or len(distinct) == 1 or figure.axes != [ax]:
+        return [ax] * len(names)
+    ax.remove()
+    n_columns = min(len(distinct), 3 if figure.get_figwidth() > 7 else 2)
+    letters = int(1.2 * TITLE_LETTERS * figure.get_figwidth() / n_columns)
+    titles = ["\n".join(textwrap.wrap(name, letters)) for name in distinct]
+    of_titles = 0.14 * max(title.count("\n") for title in titles)
+    n_rows = math.ceil(len(distinct) / n_columns)
+    figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + of_titles) * n_rows))
+    made = grid(figure, len(distinct), n_columns, sharex=True, sharey=True)
+    for one, title in zip(made, titles, strict=True):
+        one.set_title(title, fontsize=8)
+    return [made[distinct.index(name)] for name in names]
+
+
+def in_parts(series: Sequence[T]) -> list[Sequence[T]]:
+    """The series that share axes: all, or each alone if they are too many."""
+    return [series] if len(series) <= MOST_SERIES else [[one] for one in series]
+
+
+def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
+    """n axes in rows; the last of each column has numbers below."""
+    made = list(figure.subplots(math.ceil(n / n_columns), n_columns, squeeze=False, **shared).flat)
+    for spare in made[n:]:
+        spare.remove()
+    for last in made[max(0, n - n_columns) : n]:
+        last.xaxis.set_tick_params(labelbottom=True)
+    return made[:n]
+
+
+def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
+    """Labels of the axes; of small multiples those at the left, and those with nothing below."""
+    distinct = list(dict.fromkeys(axes))
+    size = 10 if len(distinct) == 1 else 8
+    for ax in distinct:
+        if len(distinct) == 1 or ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            ax.set_ylabel(y if size > 8 else "\n".join(textwrap.wrap(y, 20)), fontsize=size)
+        if len(distinct) == 1 or ax.xaxis.get_tick_params()["labelbottom"]:
+            ax.set_xlabel(x, fontsize=size)
+
+
+def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any) -> None:
+    """Draws runs as points without lines; those of disturbed runs are hollow, and the legend says so."""
+    rows = list(zip(x, y, disturbed, strict=True))
+    for is_hollow in (False, True):
+        chosen = [(a, b) for a, b, is_disturbed in rows if is_disturbed == is_hollow]
+        if not chosen:
+            continue
+        if is_hollow:
+            if len(chosen) == len(rows) and style.get("label"):
+                ax.plot([], [], **{"ls": "", "mew": 0, **style})  # for the legend
+            style |= {"mfc": "none", "mew": 0.8, "alpha": min(0.9, 2 * style.get("alpha", 1)), "label": None}
+            if HOLLOW not in ax.get_legend_handles_labels()[1]:
+                ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
+        ax.plot(*zip(*chosen, strict=True), **{"ls": "", "mew": 0, **style})
+
+
+def runs(ax: Axes, measured: Iterable[tuple[float, float, Record]], **style: Any) -> None:
+    """Draws runs as points (x, y), hollow where they were disturbed."""
+    rows = [(x, y, bool(disturbances.disturbances(record))) for x, y, record in measured]
+    if rows:
+        points(ax, *zip(*rows, strict=True), **{"ms": 5, "alpha": 0.6, **style})
+
+
+def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
+    """A logarithmic x axis of lengths, with ticks at the measured lengths that have room for their numbers."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    known = sorted(set(lengths))
+    low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] / 2, known[0] * 2)
+    ax.set_xscale("log")
+    ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+    room = math.log(high / low) * 0.65 / _width(ax)
+    ticks = [known[-1]]
+    for n in reversed(known):
+        if math.log(ticks[-1] / n) >= room:
+            ticks.append(n)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def in_proportion(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
+    """A guide proportional to the length, through the point with the least time per token. None for a single length.
+
+    `per_token` maps seconds per token to the length at which they were measured.
+    """
+    if len(set(lengths)) < 2:
+        return
+    cheapest = min(per_token)
+    label = f"proportional ({digits(1e3 * cheapest)} ms per token at {per_token[cheapest]:,.0f})"
+    ends = [min(lengths), max(lengths)]
+    ax.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
+
+
+def plot_lines(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    title: str,
+    log: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws a line with points for every name in `lines`: (x values, y values). For a reader's own figures.
+
+        lab.plot_lines({"read": ([1, 2, 4], [3, 5, 9])}, "tokens", "ms", "Steps")
+
+    Both axes begin at zero, or are logarithmic (`log`).
+    """
+    ax = ax or new_axes()
+    for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
+        ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
+    if log:
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+    else:
+        ax.set_xlim(left=0)
+        ax.set_ylim(bottom=0)
+    ax.set_xlabel(x_label)
+    ax.set_ylabel(y_label)
+    finish([ax], title)
+    return ax
+
+
+def plain_ticks(axis: Any) -> None:
+    """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
+    from matplotlib import ticker
+
+    if not isinstance(
+        axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter
+    ):  # ticks that have names
+        return
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), ticker.FixedLocator):
+        return
+    low, high = axis.get_view_interval()
+    if high / low < 4:
+        axis.set_major_locator(ticker.MaxNLocator(6))
+        axis.set_minor_locator(ticker.NullLocator())
+        return
+    few = ticker.FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+    axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
+
+
+def unbroken(text: str) -> str:
+    """`text` with spaces at which a legend does not break its line."""
+    return text.replace(" ", "\u00a0")
+
+
+def tidy(ax: Axes) -> None:
+    """Adds a light grid and ticks that are read as words, removes the box."""
+    ax.grid(True, which="major", color=GRID, lw=0.6)
+    ax.set_axisbelow(True)
+    for axis in (ax.xaxis, ax.yaxis):
+        plain_ticks(axis)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
+    """Tidies axes, and gives them their title above and one legend below. Long lines of a title are broken.
+
+    Title and legend are those of the figure where there are several axes, or where these have titles too (`is_apart`).
+    """
+    axes = list(dict.fromkeys(axes))
+    is_alone = len(axes) == 1 and not is_apart
+    for ax in axes:
+        tidy(ax)
+    _legend(axes, is_alone)
+    width = _width(axes[0]) if is_alone else figure_of(axes[0]).get_figwidth()
+    broken = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
+    if is_alone:
+        axes[0].set_title(broken, fontsize=11, pad=9)
+    else:
+        figure_of(axes[0]).suptitle(broken, fontsize=11)
+
+
+def _legend(axes: Sequence[Axes], is_alone: bool) -> None:
+    """One legend of all axes, below them, in as many columns as fit; the figure grows by its lines."""
+    from matplotlib.transforms import ScaledTranslation
+
+    entries: dict[str, Any] = {}
+    for ax in axes:
+        entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if HOLLOW in entries:
+        entries[HOLLOW] = entries.pop(HOLLOW)  # last
+    if not entries:
+        return
+    figure, first = figure_of(axes[0]), axes[0]
+    letters = int(LETTERS * (_width(first) if is_alone else figure.get_figwidth()))
+    labels = ["\n".join(textwrap.wrap(label, letters - HANDLE)) for label in entries]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    n_columns = max(1, min(len(labels), letters // (longest + HANDLE)))
+    n_rows = math.ceil(len(labels) / n_columns)
+    n_lines = n_rows * max(1 + label.count("\n") for label in labels)
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": math.ceil(len(labels) / n_rows)}
+    if is_alone:
+        labels_end = LABEL_HEIGHT + LINE_HEIGHT * first.get_xlabel().count("\n")
+        below = first.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
+        style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        first.legend(list(entries.values()), labels, **style)
+    else:
+        figure.legend(list(entries.values()), labels, loc="outside lower center", **style)
+    if figure.axes == list(axes):
+        figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * max(0, n_lines - 2))
+
+
+def _width(ax: Axes) -> float:
+    """Inches that axes have, of the figure's."""
+    place = ax.get_subplotspec()
+    return float(figure_of(ax).get_figwidth()) / (place.get_gridspec().ncols if place else 1)
+
+
+def label_points(
+    ax: Axes, labels: Sequence[tuple[float, float, str]], avoid: Sequence[tuple[float, float]] = ()
+) -> None:
+    """Writes each text beside its point, or above or below where that place is taken; a thin line leads to it.
+
+    Labels keep clear of each other, of all points, and of those in `avoid`. Everything else must be drawn already.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure = figure_of(ax)
+    figure.draw_without_rendering()  # so that the layout is known
+    inch, frame = figure.dpi, ax.get_window_extent()
+    marks = [ax.transData.transform(point) for point in (*avoid, *((x, y) for x, y, _ in labels))]
+    taken = [Bbox.from_extents(x - inch / 16, y - inch / 16, x + inch / 16, y + inch / 16) for x, y in marks]
+    for x, y, text in sorted(labels, key=lambda one: -one[1]):
+        at_x, at_y = ax.transData.transform((x, y))
+        wide, tall = (0.075 * len(text) + 0.05) * inch, 0.15 * inch
+        left = at_x + 0.12 * inch
+        if is_right := left + wide > frame.x1:
+            left = at_x - 0.12 * inch - wide
+        tries = [at_y - tall / 2 + sign * step * tall / 4 for step in range(80) for sign in (1, -1)]
+        boxes = (Bbox.from_bounds(left, bottom, wide, tall) for bottom in tries)
+        inside = (box for box in boxes if frame.y0 <= box.y0 and box.y1 <= frame.y1)
+        box = next((box for box in inside if not box.count_overlaps(taken)), Bbox.from_bounds(left, at_y, wide, tall))
+        taken.append(box)
+        side = box.x1 if is_right else box.x0
+        across, up = ax.transAxes.inverted().transform((side, (box.y0 + box.y1) / 2))
+        style: dict[str, Any] = {"ha": "right" if is_right else "left", "va": "center", "fontsize": 8}
+        style["arrowprops"] = {"arrowstyle": "-", "lw": 0.5, "color": GUIDE, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate(text, (x, y), (across, up), textcoords="axes fraction", **style)

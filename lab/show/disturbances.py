@@ -1,0 +1,280 @@
+"""What disturbed a run, in words.
+
+Disturbed runs are kept and marked. A median is reliable if fewer than half of its runs were disturbed; otherwise the
+lab warns. Machines also drift, for example when they become hot. Around each run the lab times the same short decode
+(the sentinel); if its time changes during a session, the machine's speed changed.
+
+The load of other processes disturbs a run only if it uses cores that the run needs. To add a cause, add it to CAUSES.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lab.core import stats
+from lab.core.lists import plural
+from lab.core.noise import Noise
+from lab.core.record import OK, Record, Run
+from lab.runner import machine
+from lab.show import possible, wording
+
+MEAN_CORES, WORST_CORES = 0.15, 0.5
+"""Cores used by others from which a run counts as disturbed: mean of the run, and in its worst second."""
+N_JUDGED = 2
+"""Both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use."""
+WAIT_SHARE = 0.02
+"""Share of a run's time spent waiting from which the run counts as disturbed."""
+GPU_PERCENT = 5
+DRIFT, DRIFT_CHANCE = 0.03, 0.01
+"""Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
+JUMP_NS = 10_000_000
+"""Smaller jumps of the clock are not reported: samples are rounded to milliseconds."""
+MIN_MS = 200
+"""Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A figure above `limit` shows the cause. `figure` returns None if the system does not report it."""
+
+    figure: Callable[[Noise], float | None]
+    limit: float
+    spares: bool = False  # free cores can absorb it; the limit is for a run that needs all cores
+    on_gpu: bool = False  # applies only to runs with layers on a GPU
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What can disturb a run: a sentence with {} for the amount, and its signs. The amount is their largest figure."""
+
+    words: str
+    signs: tuple[Sign, ...]
+    unit: Callable[[float], str] = str
+
+    def sentence(self, amount: float) -> str:
+        """The words with the amount in them."""
+        return self.words.format(self.unit(amount))
+
+
+def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
+    """Cores used, from a column of CPU time (ms per row): mean of the run, and its worst second."""
+    if noise.samples is None or column is None:
+        return 0.0, 0.0
+    at = [0, *noise.samples.at_ms]
+    mean = sum(column) / at[-1]
+    worst, first, within = 0.0, 0, 0
+    for last, ms in enumerate(column):
+        within += ms
+        while at[last + 1] - at[first + 1] >= 1000:  # without its first row it is still a second
+            within -= column[first]
+            first += 1
+        if at[last + 1] - at[first] >= 1000:
+            worst = max(worst, within / (at[last + 1] - at[first]))
+    return mean, worst
+
+
+def _cpu_signs(name: str, spares: bool) -> tuple[Sign, ...]:
+    """The signs of a column of CPU time in NoiseSamples."""
+
+    def figure(noise: Noise, which: int) -> float | None:
+        column = getattr(noise.samples, name)
+        return None if column is None else cores(noise, column)[which]
+
+    return (
+        Sign(lambda noise: figure(noise, 0), MEAN_CORES, spares),
+        Sign(lambda noise: figure(noise, 1), WORST_CORES, spares),
+    )
+
+
+def _increase(name: str) -> Callable[[Noise], float | None]:
+    """The increase of a counter of NoiseReading during the run."""
+
+    def increase(noise: Noise) -> float | None:
+        before, after = getattr(noise.before, name), getattr(noise.after, name)
+        return None if before is None or after is None else after - before
+
+    return increase
+
+
+def _share(name: str) -> Callable[[Noise], float | None]:
+    """The increase of a counter of seconds, as a share of the run's time."""
+
+    def share(noise: Noise) -> float | None:
+        seconds = _increase(name)(noise)
+        return None if seconds is None or noise.samples is None else seconds / (noise.samples.at_ms[-1] / 1e3)
+
+    return share
+
+
+def _cores(amount: float) -> str:
+    text = f"{amount:.2g}"
+    return f"{text} core{'s' * (text != '1')}"
+
+
+def _n_slowed(noise: Noise) -> float:
+    return sum(gpu.slowed is not None for gpu in noise.after.gpus or ())
+
+
+def _gpu_percent(noise: Noise) -> float | None:
+    return max((gpu.others_percent for gpu in noise.after.gpus or () if gpu.others_percent is not None), default=None)
+
+
+OTHERS = Cause("other processes used {}", _cpu_signs("others_ms", spares=True), _cores)
+STEAL = Cause("the host took {} from this virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
+MEMORY = Cause("memory was short", (Sign(_share("memory_pressure_s"), WAIT_SHARE),))
+HEAT = Cause(
+    "heat or a power limit slowed the CPU or GPU",
+    (Sign(_increase("n_throttled"), 0), Sign(_n_slowed, 0, on_gpu=True)),
+)
+QUOTA = Cause("the container used up its quota of CPU time", (Sign(_share("quota_wait_s"), WAIT_SHARE),))
+GPU_OTHERS = Cause(
+    "other processes used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
+)
+CLOCK = Cause("the clock jumped by {} s", (), "{:.3g}".format)
+TOO_FAST = Cause("faster than this device can read its weights, by {}", (), "{:.3g}x".format)
+
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK, TOO_FAST)
+"""All known causes, in the order of reports."""
+
+
+def disturbances(record: Record) -> dict[Cause, float]:
+    """What disturbed a run: each cause with its amount, in the unit of its words."""
+    noise, jump_s = record.run.noise, _clock_jump_s(record)
+    amounts = {CLOCK: jump_s} if jump_s else {}
+    if (reading := possible.of_bandwidth(record)) > possible.MARGIN:
+        amounts[TOO_FAST] = reading
+    if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
+        return amounts
+    for cause in CAUSES:
+        signs = [sign for sign in cause.signs if record.settings.n_gpu_layers or not sign.on_gpu]
+        known = [(figure, sign) for sign in signs if (figure := sign.figure(noise)) is not None]
+        if any(figure > (_limit(sign.limit, record) if sign.spares else sign.limit) for figure, sign in known):
+            amounts[cause] = max(figure for figure, _ in known)
+    return amounts
+
+
+def _clock_jump_s(record: Record) -> float:
+    """Seconds by which the stamps of steps go back, or exceed the time in which the run was watched; 0 for neither.
+
+    Both come from one monotonic clock, and the watch starts before the run and ends after it.
+    """
+    steps, noise = record.run.steps, record.run.noise
+    if not steps.kind:
+        return 0.0
+    pairs = ((steps.start_ns, steps.ready_ns), (steps.ready_ns, steps.end_ns), (steps.end_ns, steps.start_ns[1:]))
+    back_ns = max(max(map(operator.sub, before, after), default=0) for before, after in pairs)
+    if back_ns <= 0 and noise is not None and noise.samples is not None and noise.samples.at_ms[-1] >= MIN_MS:
+        back_ns = steps.end_ns[-1] - steps.start_ns[0] - round(1e6 * noise.samples.at_ms[-1])
+    return back_ns / 1e9 if back_ns > JUMP_NS else 0.0
+
+
+def n_threads(record: Record) -> int:
+    """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
+    settings, n_layer = record.settings, record.model.n_layer
+    all_layers = settings.n_gpu_layers < 0 or (n_layer is not None and settings.n_gpu_layers > n_layer)
+    return 1 if all_layers else max(settings.n_threads, settings.n_threads_batch)
+
+
+def n_cores(record: Record) -> float | None:
+    """Logical cores whose CPU time was watched. With a container's quota these are the host's cores."""
+    here = record.machine
+    return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
+
+
+def _limit(cores: float, record: Record) -> float:
+    """Cores that others may use during this run; `cores` is the limit for a run that needs all cores.
+
+    Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
+    slows the first, but by less than a whole core: it counts as a share of the run's threads.
+    """
+    usable, threads = n_cores(record), n_threads(record)
+    if usable is None:
+        return cores
+    n_free = max(0.0, usable - threads)
+    n_free_physical = max(0.0, min(usable, record.machine.n_cores_physical or usable) - threads)
+    return max(n_free_physical + cores, min(n_free, n_free_physical + cores * threads / N_JUDGED))
+
+
+def during(noise: Noise, n_free: float) -> str:
+    """What other processes and the host used while something other than a run was measured; "" for nothing.
+
+    `n_free` cores were idle, so others can use them without a disturbance.
+    """
+    if noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
+        return ""
+    columns = {OTHERS: noise.samples.others_ms, STEAL: noise.samples.steal_ms}
+    amounts = {cause: max(cores(noise, column)) for cause, column in columns.items()}
+    limits = {OTHERS: WORST_CORES + n_free, STEAL: WORST_CORES}
+    return "; ".join(cause.sentence(amount) for cause, amount in amounts.items() if amount > limits[cause])
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """What disturbed these runs (repeats of one measurement)."""
+    by_run = [disturbances(record) for record in records]
+    words = []
+    for cause in CAUSES:
+        amounts = [amounts[cause] for amounts in by_run if cause in amounts]
+        if amounts:
+            words.append(f"{cause.sentence(max(amounts))} in {_runs(len(amounts), len(records))}")
+    return words + _too_few_cores(records)
+
+
+def _runs(n: int, n_all: int) -> str:
+    """Such as "1 of 3 runs", "all 3 runs"."""
+    if n < n_all:
+        return f"{n} of {n_all} runs"
+    return {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
+
+
+def _too_few_cores(records: Sequence[Record]) -> list[str]:
+    """A sentence if others left fewer cores than the run has threads, for a second or for the whole run."""
+    free = {i: left for i, record in enumerate(records) if (left := _free_cores(record)) is not None}
+    short = {i: left for i, left in free.items() if left < n_threads(records[i]) - WORST_CORES}
+    if not short:
+        return []
+    worst = min(short, key=lambda i: short[i])
+    left, threads = short[worst], n_threads(records[worst])
+    fewer = max(1, math.floor(left))
+    option = f"use --threads {fewer} or " if fewer < threads else ""
+    return [
+        f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')} in {_runs(len(short), len(records))} "
+        f"({option}stop other programs)"
+    ]
+
+
+def _free_cores(record: Record) -> float | None:
+    """Cores that others and the host left free, in the worst second or over the whole run; None if unknown."""
+    noise, usable = record.run.noise, n_cores(record)
+    if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS or usable is None:
+        return None
+    columns = [column for column in (noise.samples.others_ms, noise.samples.steal_ms) if column is not None]
+    taken = [sum(row) for row in zip(*columns, strict=True)]
+    left, quota = usable - max(cores(noise, taken)), record.machine.cpu_quota
+    return left if quota is None else min(left, quota)
+
+
+def is_doubtful(records: Sequence[Record]) -> bool:
+    """Whether at least half of the runs were disturbed, which makes their median unreliable."""
+    return 2 * sum(bool(disturbances(record)) for record in records) >= len(records) > 0
+
+
+def drift(records: Sequence[Record]) -> list[str]:
+    """A sentence for each session and variant whose sentinel became slower or faster."""
+    by_series: dict[tuple[str, str | None], list[Run]] = {}
+    for record in records:
+        if record.run.status == OK and not record.run.warmup:
+            by_series.setdefault((record.session, record.run.variant), []).append(record.run)
+    changes = []
+    for (_, variant), runs in by_series.items():
+        times = [run.noise.sentinel_after_ns for run in runs if run.noise and run.noise.sentinel_after_ns]
+        change, chance = stats.trend(times)
+        if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
+            word = "slower" if change > 1 else "faster"
+            changes.append(
+                f"{f'{variant}: the' if variant else 'The'} machine became {word} during the session: the same short "
+                f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end."
+            )
+    return changes

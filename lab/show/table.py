@@ -1,0 +1,226 @@
+"""Records as tables: one row per run, one row per step, and a summary over repeats.
+
+Rates are computed here and never stored. A figure of several runs is their median with its interval: a mean with a
+standard deviation says little on machines where another process can halve a rate for seconds. A sweep has one row
+per prompt length. A request to a server is a row like a run (request_table.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.core import lever_figures, phases, shown, stats
+from lab.core.noise import GPU
+from lab.core.record import DECODE, OK, PREFILL, Record, Run
+from lab.core.request import RequestRecord
+from lab.core.shown import Shown
+from lab.show import disturbances, request_table, setup_columns
+from lab.show.request_table import or_nan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
+"""Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
+
+_OF_RUNS = ("engine", *FIGURES, "j_per_token", "energy_of")
+"""Columns that requests can lack."""
+
+
+def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
+    """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
+
+        lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
+
+    A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
+    its own figures (core/lever_figures.py). `j_per_token` is the energy of the whole run, with everything
+    that ran on what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    (request_table.py); a request of a load has the load's description in `lever`.
+    """
+    import pandas as pd
+
+    rows = pd.DataFrame([row for index, record in enumerate(records) for row in _rows_of(record, index)])
+    if "server" in rows:
+        absent = [name for name in _OF_RUNS if name not in rows]
+        rows[absent] = float("nan")
+    return rows
+
+
+def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
+    """One row per step. `run` is the row of its run in `runs`. Requests have no steps.
+
+    `itl_ms` is NaN for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
+    `ready_s` is the time of submission, except for the last step.
+
+    lab.steps(records).groupby("kind").compute_ms.median()
+    """
+    import pandas as pd
+
+    of_engine = ((index, record) for index, record in enumerate(records) if isinstance(record, Record))
+    parts = [_step_rows(record, index) for index, record in of_engine if record.run.steps.kind]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per setup and length over the successful timed runs, without experiments.
+
+        lab.summary(lab.runs(records))
+
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
+    for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
+    range (`_min`, `_max`). `j_per_token` is included if a run has it, unless a row's runs differ in `energy_of`.
+    Requests that are `warm`, or `short` of the requested tokens, have separate rows.
+    """
+    import pandas as pd
+
+    if table.empty:
+        return table
+    with_requests = "server" in table
+    keys = [*setup_columns.fields(table), *(request_table.KINDS if with_requests else ()), "n_prompt", "n_gen"]
+    groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
+    rows = []
+    for key, group in groups:
+        n, n_disturbed = len(group), int(group.disturbed.sum())
+        doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
+        row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
+        if with_requests:  # with TPOT between bounds only
+            row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
+        names = (*FIGURES, *(request_table.FIGURES if with_requests else ()))
+        if group.energy_of.nunique() == 1:
+            row["energy_of"] = group.energy_of.dropna().iloc[0]
+            names = (*names, "j_per_token")
+        for name in names:
+            values = group[name].dropna().tolist()
+            interval = stats.median_interval(values)
+            nan = float("nan")
+            row |= {
+                name: statistics.median(values) if values else nan,
+                f"{name}_low": interval.low if interval else nan,
+                f"{name}_high": interval.high if interval else nan,
+                f"{name}_min": min(values, default=nan),
+                f"{name}_max": max(values, default=nan),
+            }
+        rows.append(row)
+    return (
+        pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True) if rows else table[:0]
+    )
+
+
+def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
+    """A figure of a row of `summary` with its interval, or its range if runs are too few for one."""
+    ends = ("low", "high") if row[f"{figure}_low"] == row[f"{figure}_low"] else ("min", "max")
+    low, high = (scale * row[f"{figure}_{end}"] if row["repeats"] > 1 else None for end in ends)
+    return Shown(scale * row[figure], low, high, row["repeats"], row["doubts"])
+
+
+def firm(rows: pd.DataFrame) -> pd.DataFrame:
+    """The reliable rows of `summary`."""
+    return rows[[shown.is_firm(doubts) for doubts in rows.doubts]] if len(rows) else rows
+
+
+def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
+    """Each setup of a table (of runs, steps or a summary): its label, and its rows.
+
+    The label has the fewest fields in which the setup differs from the others; for a single setup, model, server and
+    machine.
+    """
+    groups = [rows for _, rows in table.groupby(setup_columns.fields(table), dropna=False, sort=False)]
+    names = ["model", *(["server"] if "server" in table else []), "machine"]
+    if len(groups) > 1:
+        names = setup_columns.differing(table, len(groups))
+    firsts = [rows.iloc[0] for rows in groups]
+    return [(setup_columns.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
+
+
+def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]:
+    if isinstance(record, RequestRecord):
+        return [_without_failed(request_table.run_row(record, index))]
+    return [_without_failed(_run_row(record, leg, index)) for leg in phases.by_length(record.run)]
+
+
+def _without_failed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row; without figures if the run failed."""
+    failed = set() if row["status"] == OK else {*FIGURES, *request_table.FIGURES}
+    return {name: float("nan") if name in failed else value for name, value in row.items()}
+
+
+def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
+    prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
+    if run.lever is not None:  # an experiment has phases of its own
+        prefill = ttft = tpot = None
+    joules = _joules(record) if run.status == OK and run.lever is None and record.run.every is None else {}
+    row = {
+        "run": index,
+        "session": record.session,
+        **setup_columns.of_run(record),
+        "n_prompt": run.n_prompt,
+        "n_gen": run.n_gen,
+        "repeat": run.repeat,
+        "block": run.block,
+        "engine": run.engine,
+        "virtual": record.machine.virtual,
+        "power": record.machine.power,
+        "warmup": run.warmup,
+        "disturbed": bool(disturbances.disturbances(record)),
+        "status": run.status,
+        "error": run.error,
+        "started_at": run.started_at,
+        "prefill_s": or_nan(prefill, 1e-9),
+        "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
+        "ttft_s": or_nan(ttft, 1e-9),
+        "tpot_ms": or_nan(tpot, 1e-6),
+        "decode_tps": 1e9 / tpot if tpot else float("nan"),
+        "decode_ms": or_nan(phases.decode_compute_mean_ns(run) if run.lever is None else None, 1e-6),
+        "e2e_s": or_nan(e2e, 1e-9),
+        "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
+        "lever": None if run.lever is None else run.lever.words,
+        "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
+        "energy_of": " + ".join(joules) or None,
+    }
+    return row | lever_figures.figures(run)
+
+
+def _joules(record: Record) -> dict[str, float]:
+    """The energy of a run by what it covers. Graphics cards count where the build can compute on one."""
+    known = (record.run.noise and record.run.noise.joules) or {}
+    has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
+    return {kind: joules for kind, joules in known.items() if has_gpu or kind != GPU}
+
+
+def _step_rows(record: Record, index: int) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    columns = record.run.steps
+    start, ready, end = (np.array(column) for column in (columns.start_ns, columns.ready_ns, columns.end_ns))
+    decodes = np.array(columns.kind) == DECODE
+    number = np.arange(len(start))
+    last_prefill = np.maximum.accumulate(np.where(decodes, 0, number))
+    is_untimed = (np.array(columns.kind) == PREFILL) & (not phases.times_prefill_steps(record.settings))
+    first_token = np.append(decodes[1:], True)  # a prefill step that a token came out of
+    return pd.DataFrame(
+        {
+            "run": index,
+            "session": record.session,
+            **setup_columns.of_run(record),
+            "n_prompt": record.run.n_prompt,
+            "n_gen": record.run.n_gen,
+            "repeat": record.run.repeat,
+            "warmup": record.run.warmup,
+            "disturbed": bool(disturbances.disturbances(record)),
+            "lever": None if record.run.lever is None else record.run.lever.words,
+            "kind": columns.kind,
+            "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill
+            "n_tokens": columns.n_tokens,
+            "n_past": columns.n_past,
+            "n_seq": columns.n_seq,
+            "n_outputs": columns.n_outputs,
+            "start_s": start * 1e-9,
+            "ready_s": ready * 1e-9,
+            "end_s": end * 1e-9,
+            "compute_ms": np.where(is_untimed, np.nan, (ready - start) * 1e-6),
+            "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
+        }
+    )
