@@ -1,6 +1,6 @@
 """Learn models/learned.toml from models/published.csv: python -m tests.bench.learn_published
 
-Fits, for decode and for prefill, the factors of features/predict/published.py by partial pooling: each factor (as logarithm) is
+Fits, for decode and for prefill, the factors of predict/published.py by partial pooling: each factor (as logarithm) is
 drawn to 0 as strongly as the levels of its kind differ little; those variances come from the rows too, starting from
 PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then leaves out each device in turn.
 """

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent.parent.parent
 TABLES = """
 import sys, time
 import msgspec.json, numpy, pandas, scipy.optimize, scipy.special
-from lab.analysis import table
+from lab.show import table
 from lab.core import results
 start = time.perf_counter()
 table.summary(table.runs(results.read([sys.argv[1]]).records))
