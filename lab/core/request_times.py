@@ -61,7 +61,7 @@ def e2e_ns(request: Request) -> int | None:
 
 
 def is_truncated(request: Request) -> bool:
-    """Whether the answer ended by length (not by itself) with fewer tokens than requested: the context was full.
+    """Whether the answer ended by length (not by the model) with fewer tokens than requested: the context was full.
 
     False if the tokens are not counted.
     """

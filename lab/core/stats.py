@@ -82,7 +82,7 @@ def between_sessions(
 
     A side's centre is the mean over sessions of the median of logarithms. The variance of a session is that of a median
     (pi / 2 x variance / n, for normal values), but at least sd^2 of its side's spread: the variance between sessions,
-    known with so many degrees of freedom. Student's t with Welch-Satterthwaite degrees of freedom, in which all
+    known with this number of degrees of freedom. Student's t with Welch-Satterthwaite degrees of freedom, in which all
     sessions with one spread count as one estimate: their errors do not average out. ValueError for a session of one
     value.
     """

@@ -110,7 +110,7 @@ def words(one: BreakEven) -> str:
 
 
 def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """A fixed cost and a cost per token; with a single length all of it is fixed, the most that it can be."""
+    """A fixed cost and a cost per token; with a single length the whole cost is fixed, the most that it can be."""
     if len(lengths) < 2 or min(seconds) <= 0:
         return seconds[0], 0.0
     fixed, per_token = stats.fit([[1.0] * len(lengths), [float(n) for n in lengths]], seconds)

@@ -60,7 +60,7 @@ class Parts:
 
     @property
     def total(self) -> Kernels:
-        """All of it, one after the other."""
+        """The sum, one after the other."""
         return sum_of([*self.by_device.values(), Kernels(0.0, 0.0, 0.0, self.between_s or 0.0)])
 
 

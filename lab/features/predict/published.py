@@ -93,7 +93,7 @@ def row_of(line: dict[str, str]) -> Row:
 class Work:
     """What a token or a prompt takes: FLOPs of the weights and of attention, bytes of weights and cache, steps' layers.
 
-    The cache of a prompt: what its tokens see, over TILE, because so many tokens share a reading.
+    The cache of a prompt: what its tokens see, over TILE, because this number of tokens share a reading.
     """
 
     flops: float
