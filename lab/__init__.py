@@ -7,8 +7,8 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-A small base (`core`, `process`, `engine`, `models`, `runner`, `show`, `cli`) carries the features, each in a room of its
-own (`features`). lab/README.md explains both.
+A small base (`core`, `process`, `engine`, `models`, `runner`, `show`, `cli`) carries the features, each in a room of
+its own (`features`). lab/README.md explains both.
 """
 
 import ast
