@@ -192,15 +192,6 @@ def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.Monke
     assert f"TPOT {tpot:.2f} ms" in text_of("lab/README.md") and f"# {tpot:.2f}\n" in script
 
 
-def test_the_first_hour_is_ten_files_of_at_most_2200_lines() -> None:
-    table = text_of("lab/README.md").partition("## The first hour")[2].partition("## Where is it decided?")[0]
-    rows = re.findall(r"^\| `(lab/[\w/]+\.py)` \| (\d+) \|", table, flags=re.MULTILINE)
-    lines = {path: text_of(path).count("\n") for path, _ in rows}
-    assert {path: int(n) for path, n in rows} == lines and len(lines) == 10
-    assert f"| together | {sum(lines.values()):,} |" in table
-    assert sum(lines.values()) <= 2200
-
-
 def test_the_table_has_every_folder() -> None:
     table = text_of("lab/README.md").partition("| folder |")[2]
     for folder in (path for path in (ROOT / "lab").iterdir() if (path / "__init__.py").exists()):
