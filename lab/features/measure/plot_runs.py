@@ -8,9 +8,7 @@ have separate pictures.
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,58 +37,11 @@ RUNNING = 15
 OFF = 0.05
 """If the table's TPOT differs from the line of the decode plot by more than this share, the legend says why."""
 
-PREFILL_TITLE = "Prefill: time until the prompt is processed"
-
 HEADROOM = 1.35
 """The upper end of a decode plot, relative to the 95th percentile of the gaps of its slowest line."""
 
 WIDE = 12
 """If the slowest line of a decode plot is slower than the fastest by more than this factor, the axis is logarithmic."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """The runs or requests of one line of a picture: its name, rows of `lab.runs`, and the number of its setup."""
-
-    name: str
-    rows: pd.DataFrame
-    setup: int
-    is_usual: bool  # cold, and whole answers
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """The gaps of one answer in ms, from that before its second token, or event, on."""
-
-    ms: list[float]
-    of_tokens: bool
-    came_together: bool  # some tokens with others in one event
-    is_disturbed: bool
-
-
-@dataclass(frozen=True)
-class GapLine:
-    """The answers of one line of a decode plot. `setup` is empty if there is only one."""
-
-    setup: str
-    n_prompt: int
-    answers: list[Gaps]
-    is_usual: bool
-
-    @property
-    def length(self) -> str:
-        """In words."""
-        return f"after {self.n_prompt:,} prompt tokens"
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether tokens arrived together, so that the median gap means nothing."""
-        return any(one.came_together for one in self.answers)
-
-    @property
-    def ms(self) -> list[float]:
-        """All gaps in order, without those of tokens that arrived together."""
-        return sorted(ms for one in self.answers for ms in one.ms if ms > 0)
 
 
 def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
@@ -105,28 +56,33 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     """
     timed, rows = _timed(records, by_session)
     is_ttft = bool(request_table.alone(timed))
-    figure, what = ("ttft_s", "TTFT: time until the first token arrives") if is_ttft else ("prefill_s", PREFILL_TITLE)
+    figure = "ttft_s" if is_ttft else "prefill_s"
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    lines, steps = list(_lines(rows)), table.steps(request_table.of_engine(timed))
-    axes = canvas.panels(ax or canvas.new_axes(), [line.name for line in lines])
+    lines, steps = _lines(rows), table.steps(request_table.of_engine(timed))
+    axes = canvas.panels(ax or canvas.new_axes(), [name for name, *_ in lines])
     has_panels = axes[0] is not axes[-1]
-    styles = canvas.styles(1 if has_panels else 1 + lines[-1].setup)
+    styles = canvas.styles(1 if has_panels else 1 + lines[-1][2])
     per_token: dict[float, float] = {}
-    for line, one in zip(lines, axes, strict=True):
-        style, is_alone = styles[0 if has_panels else line.setup], has_panels or not line.name
-        if not is_ttft:
-            _inside(one, steps, line.rows, style["color"], "steps of each run" if is_alone else "_")
-        medians = line.rows.groupby("n_prompt")[figure].median()
-        label = f"median over {_kind(timed)}s" if is_alone else f"{line.name}: median"
-        at = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
-        shape = {"ls": "-" if line.is_usual else ":", "lw": 2, "color": style["color"], **at}
-        one.plot(medians.index, medians, **shape, label=label)
-        of_points = line.rows.n_prompt, line.rows[figure], line.rows.disturbed
+    for (name, own, setup, is_usual), one in zip(lines, axes, strict=True):
+        style, is_alone = styles[0 if has_panels else setup], has_panels or not name
+        if not is_ttft and not steps.empty:  # imported runs have no steps
+            label = "steps of each run" if is_alone else "_"
+            inside = steps[(steps.kind == PREFILL) & steps.compute_ms.notna() & steps.run.isin(own.run)]
+            for _, run in inside.groupby("run"):
+                if len(run) > 1:
+                    of_run = run.n_past + run.n_tokens, run.ready_s
+                    one.plot(*of_run, color=style["color"], lw=0.7, alpha=0.5, label=label)
+                    label = "_"
+        medians = own.groupby("n_prompt")[figure].median()
+        label = f"median over {_kind(timed)}s" if is_alone else f"{name}: median"
+        at: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
+        one.plot(medians, ls="-" if is_usual else ":", lw=2, color=style["color"], label=label, **at)
+        of_points = own.n_prompt, own[figure], own.disturbed
         points(one, *of_points, ms=6, alpha=0.6, **style, label=f"{_kind(timed)}s" if is_alone else None)
-        if line.is_usual or not any(line.is_usual for line in lines):
-            per_token.update((float(value / n), float(n)) for n, value in medians.items())
+        if is_usual or not any(usual for *_, usual in lines):
+            per_token |= {float(value / n): float(n) for n, value in medians.items()}
     for one in dict.fromkeys(axes):
         canvas.in_proportion(one, list(rows.n_prompt), per_token)
         canvas.over_lengths(one, rows.n_prompt)
@@ -135,6 +91,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         else:
             one.set_ylim(0, 1.2 * rows[figure].max())
     canvas.name_axes(axes, "prompt length (tokens)", "TTFT (s)" if is_ttft else "prefill time (s)")
+    what = "TTFT: time until the first token arrives" if is_ttft else "Prefill: time until the prompt is processed"
     canvas.finish(axes, f"{what}\n{_subject(timed, rows)}")
     return axes[0]
 
@@ -154,36 +111,90 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     from matplotlib.ticker import MaxNLocator
 
     timed, rows = _timed(records, by_session)
-    lines = _gap_lines(timed, rows)
-    if not lines:
+    gaps = _gaps(timed, rows)
+    if gaps is None:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    by_length = len({line.setup for line in lines}) <= MOST_SERIES < len({line.n_prompt for line in lines})
-    axes = canvas.panels(ax or canvas.new_axes(), [line.length if by_length else line.setup for line in lines])
+    lines = [own for _, own in gaps.groupby(["line", "n_prompt"])]
+    lengths = [f"after {own.n_prompt.iloc[0]:,} prompt tokens" for own in lines]
+    setups = [own.setup.iloc[0] for own in lines]
+    by_length = len(set(setups)) <= MOST_SERIES < gaps.n_prompt.nunique()
+    panels, names = (lengths, setups) if by_length else (setups, lengths)
+    axes = canvas.panels(ax or canvas.new_axes(), panels)
     has_panels = axes[0] is not axes[-1]
-    names = [line.setup if by_length else line.length for line in sorted(lines, key=lambda line: line.n_prompt)]
-    colours = list(dict.fromkeys(names)) if has_panels else list(range(len(lines)))
-    styles = dict(zip(colours, canvas.styles(len(colours)), strict=True))
-    for name in colours if has_panels else []:  # the legend, in their order
-        axes[0].plot([], [], lw=2, color=styles[name]["color"], label=name)
-    top = HEADROOM * max(line.ms[int(0.95 * (len(line.ms) - 1))] if line.ms else 1.0 for line in lines)
-    for i, (line, one) in enumerate(zip(lines, axes, strict=True)):
-        name, note = line.setup if by_length else line.length, _note(line, top, not has_panels)
-        label = ", ".join(word for word in (line.length, line.setup) if word) + note
-        _line_of_gaps(one, line, "_" if has_panels else label, top, styles[name if has_panels else i])
+    shortest_first = sorted(range(len(lines)), key=lambda i: int(lines[i].n_prompt.iloc[0]))
+    if has_panels:
+        colours = {names[i]: None for i in shortest_first}
+        styles = dict(zip(colours, canvas.styles(len(colours)), strict=True))
+        for name, style in styles.items():  # the legend, in their order
+            axes[0].plot([], [], lw=2, color=style["color"], label=name)
+    together = [own.together.any() for own in lines]  # then the median gap means nothing
+    known = [own.ms[own.ms > 0] for own in lines]
+    top = HEADROOM * max(ms.quantile(0.95, "lower") if len(ms) else 1.0 for ms in known)
+    for i, (own, one) in enumerate(zip(lines, axes, strict=True)):
+        style = styles[names[i]] if has_panels else canvas.styles(len(lines))[i]
+        centre = "mean" if together[i] else "median"
+        running = own.groupby("place").ms.agg(centre).rolling(RUNNING, center=True, min_periods=1).agg(centre)
+        note = ", running mean" if together[i] else ""
+        if not has_panels and not note and (own.kind == "token").all():
+            tpot_ms = own.groupby("run").ms.mean().median()
+            is_off = abs(tpot_ms / running.median() - 1) > OFF
+            note = f" (TPOT {digits(tpot_ms)} ms: mean over tokens)" if is_off else ""
+        above = own[own.ms > top]
+        note += f" ({len(above):,} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
+        points(one, own.place, own.ms, own.hollow, ms=3, alpha=0.3, **style)
+        if len(above):
+            one.plot(above.place, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
+        label = "_" if has_panels else ", ".join(filter(None, (lengths[i], setups[i]))) + note
+        one.plot(running, color=style["color"], lw=2, ls="-" if own.usual.all() else ":", label=label)
         if has_panels and note:
-            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8, pad=8)
-    middles = [statistics.median(line.ms) for line in lines if line.ms]
-    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(line.is_mean for line in lines)
-    what, title = _what(lines)
-    first = " (the first ends TTFT)" if request_table.alone(timed) else " (prefill produces the first)"
+            one.set_title(f"{one.get_title()}\n{names[i]}{note}", fontsize=8, pad=8)
+    middles = [ms.median() for ms in known if len(ms)]
+    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(together)
     for one in dict.fromkeys(axes):
         one.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         one.set_yscale("log" if is_log else "linear")
         one.set_ylim(0.7 * min(middles) if is_log else 0, top)
-    x_label = f"generated {what}{'' if has_panels else first}"
-    canvas.name_axes(axes, x_label, f"time since the previous {what} (ms)")
-    canvas.finish(axes, f"{title}\n{_subject(timed, rows)}")
+    what = " or ".join(sorted(set(gaps.kind), reverse=True))
+    title = {
+        "token": "time per generated token",
+        "event": "time between events with tokens (inter-chunk latency)",
+    }.get(what, "time between tokens, or between events with tokens")
+    first = " (the first ends TTFT)" if request_table.alone(timed) else " (prefill produces the first)"
+    canvas.name_axes(axes, f"generated {what}{'' if has_panels else first}", f"time since the previous {what} (ms)")
+    canvas.finish(axes, f"Decode: {title}\n{_subject(timed, rows)}")
     return axes[0]
+
+
+def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame | None:
+    """A row for each gap of each answer, from that before its second token (or event) on; None without any.
+
+    `kind`: what it is between; `together`: some tokens of the answer arrived in one event.
+    """
+    import pandas as pd
+
+    parts = []
+    for line, (setup, own, _, usual) in enumerate(_lines(rows)):
+        for n_prompt, run, hollow in zip(own.n_prompt, own.run, own.disturbed, strict=True):
+            record, kind, together = timed[run], "token", False
+            if isinstance(record, Record):
+                ns: Sequence[float] = phases.itl_ns(record.run)
+            else:
+                by_token, ns = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
+                kind, together = ("event", False) if by_token is None else ("token", len(by_token) > len(ns))
+                ns = ns if by_token is None else by_token
+            if ns:
+                of_line = {"line": line, "setup": setup, "n_prompt": int(n_prompt), "run": run, "usual": usual}
+                of_answer = {"hollow": bool(hollow), "kind": kind, "together": together}
+                gaps = pd.DataFrame({"place": range(2, len(ns) + 2), "ms": [one / 1e6 for one in ns]})
+                parts.append(gaps.assign(**of_line, **of_answer))
+    if not parts:
+        return None
+    all_of_them = pd.concat(parts, ignore_index=True)
+    if all_of_them.kind.nunique() > 1:
+        kinds = all_of_them.groupby(["line", "n_prompt"]).kind.transform("first")
+        named = zip(all_of_them.setup, kinds, strict=True)
+        all_of_them["setup"] = [", ".join(filter(None, (setup, f"between {kind}s"))) for setup, kind in named]
+    return all_of_them
 
 
 def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
@@ -197,48 +208,45 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     records = [record for record in _experiments_apart(records) if record.run.every]
     if not records:
         raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
-    figure = figure or canvas.new_figure((11, 5))
-    setups = table.setups(table.runs(records))
-    parts = canvas.in_parts(setups)
+    figure, rows = figure or canvas.new_figure((11, 5)), table.runs(records)
+    parts = canvas.in_parts(table.setups(rows))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
     shared: Any = "col" if len(parts) > 1 else False
     axes = figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).reshape(-1, 2)
     for part, (left, right) in zip(parts, axes, strict=True):
         for (label, runs), style in zip(part, canvas.styles(len(part)), strict=True):
-            _laws(left, right, runs, style, f"{label}: " if len(part) > 1 else "")
+            name, summary = f"{label}: " if len(part) > 1 else "", table.summary(runs)
+            prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
+            x = runs.n_prompt, sweep_laws.positions_of(runs)
+            for ax, at, column, law in ((left, x[0], "prefill_s", prefill), (right, x[1], "tpot_ms", decode)):
+                if runs[column].isna().all():
+                    continue
+                ends = runs.groupby(at)[column].agg(["min", "max"])
+                ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
+                words = ("_" if law else name) if name else "runs and their range"
+                points(ax, at, runs[column], runs.disturbed, ms=4, alpha=0.6, **style, label=words)
+            dashed: dict[str, Any] = {"ls": "--", "lw": 1.8, "color": style["color"]}
+            if prefill:
+                text = unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
+                lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
+                label = f"{name}fitted prefill law: {text}"
+                left.plot(lengths, [prefill.seconds(n) for n in lengths], label=label, **dashed)
+            if decode:
+                text = unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
+                reach = [0, sweep_laws.positions_of(summary).max()]
+                right.plot(reach, [decode.ms(p) for p in reach], label=f"{name}fitted decode law: {text}", **dashed)
         name = f"\n{part[0][0]}" if len(parts) > 1 else ""
         left.set_title(f"Prefill{name}", fontsize=11)
         right.set_title(f"Decode{name}", fontsize=11)
-        left.set_xlabel("prompt length P (tokens)")
-        left.set_ylabel("prefill time (s)")
-        right.set_xlabel("position p (tokens in the context)")
-        right.set_ylabel("decode time per token (ms)")
+        left.set(xlabel="prompt length P (tokens)", ylabel="prefill time (s)")
+        right.set(xlabel="position p (tokens in the context)", ylabel="decode time per token (ms)")
         for ax in (left, right):
             ax.set_ylim(bottom=0)
             ax.set_xlim(left=0)
-    subject = _subject(records, table.runs(records))
-    canvas.finish(list(axes.flat), f"Prefill and decode in one pass through the context\n{subject}")
+    title = f"Prefill and decode in one pass through the context\n{_subject(records, rows)}"
+    canvas.finish(list(axes.flat), title)
     return figure
-
-
-def _laws(left: Axes, right: Axes, runs: pd.DataFrame, style: dict[str, Any], name: str) -> None:
-    """The runs of one setup and the fitted laws. With a single setup the legend explains points and dashes."""
-    summary = table.summary(runs)
-    prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
-    drawn = "_" if name else "runs and their range"
-    _band(left, runs, runs.n_prompt, "prefill_s", style, drawn if prefill else name or drawn)
-    if prefill:
-        law = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
-        lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-        law = f"{name}fitted prefill law: " + unbroken(law)
-        left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
-    if runs.tpot_ms.notna().any():
-        _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, drawn if decode else name or drawn)
-    if decode:
-        law = f"{name}fitted decode law: " + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
-        ends = [0, sweep_laws.positions_of(summary).max()]
-        right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
 
 
 def drawings(records: Records, stacked: bool = False, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
@@ -290,101 +298,16 @@ def _kind(records: Records) -> str:
     return "request" if request_table.alone(records) and not request_table.of_engine(records) else "run"
 
 
-def _lines(rows: pd.DataFrame) -> Iterator[Line]:
-    """The setups, with warm requests and short answers as separate lines."""
-    setups = table.setups(rows) if len(rows) else []
+def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, int, bool]]:
+    """The lines of a picture: name, rows, number of the setup, and whether neither warm nor of short answers."""
+    setups, made = table.setups(rows) if len(rows) else [], []
     for number, (label, own) in enumerate(setups):
-        kinds = {"warm": "warm", "short": "short answers"}
-        marks = [
-            ", ".join(words for kind, words in kinds.items() if row.get(kind) is True) for row in own.to_dict("records")
-        ]
-        for mark in sorted(set(marks)):
-            name = ", ".join(word for word in (label if len(setups) > 1 else "", mark) if word)
-            yield Line(name, own[[one == mark for one in marks]], number, not mark)
-
-
-def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, label: str) -> None:
-    """Thin lines: the prefill steps of each run if each was timed. Imported runs have none."""
-    if steps.empty:
-        return
-    is_timed = (steps.kind == PREFILL) & steps.compute_ms.notna()
-    for _, run in steps[is_timed & steps.run.isin(rows.run)].groupby("run"):
-        if len(run) > 1:
-            ax.plot(run.n_past + run.n_tokens, run.ready_s, color=colour, lw=0.7, alpha=0.5, label=label)
-            label = "_"
-
-
-def _gap_lines(timed: Records, rows: pd.DataFrame) -> list[GapLine]:
-    """A line for each length of each setup; it names its kind of gaps if both kinds exist."""
-    gaps = {number: _gaps(timed[number], is_hollow) for number, is_hollow in zip(rows.run, rows.disturbed, strict=True)}
-    has_both = len({one.of_tokens for one in gaps.values() if one.ms}) > 1
-    made = []
-    for line in _lines(rows):
-        for n_prompt, part in line.rows.groupby("n_prompt"):
-            own = [gaps[number] for number in part.run if gaps[number].ms]
-            of = f"between {'tokens' if own[0].of_tokens else 'events'}" if own and has_both else ""
-            setup = ", ".join(word for word in (line.name, of) if word)
-            made += [GapLine(setup, int(n_prompt), own, line.is_usual)] if own else []
+        warm, short = (own[kind].eq(True) if kind in own else own.run.ne(own.run) for kind in ("warm", "short"))
+        for is_warm, is_short in itertools.product((False, True), repeat=2):
+            if len(part := own[(warm == is_warm) & (short == is_short)]):
+                words = [label * (len(setups) > 1), "warm" * is_warm, "short answers" * is_short]
+                made.append((", ".join(filter(None, words)), part, number, not (is_warm or is_short)))
     return made
-
-
-def _gaps(record: Record | RequestRecord, is_disturbed: bool) -> Gaps:
-    """The gaps of a run of the engine, or of a request: between tokens if known, otherwise between events."""
-    if isinstance(record, Record):
-        return Gaps([ns / 1e6 for ns in phases.itl_ns(record.run)], True, False, bool(is_disturbed))
-    by_token, by_event = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
-    together = by_token is not None and len(by_token) > len(by_event)
-    ns = by_event if by_token is None else by_token
-    return Gaps([one / 1e6 for one in ns], by_token is not None, together, bool(is_disturbed))
-
-
-def _what(lines: Sequence[GapLine]) -> tuple[str, str]:
-    """The kind of gaps, and the title."""
-    kinds = {one.of_tokens for line in lines for one in line.answers}
-    if len(kinds) > 1:
-        return "token or event", "Decode: time between tokens, or between events with tokens"
-    if kinds == {True}:
-        return "token", "Decode: time per generated token"
-    return "event", "Decode: time between events with tokens (inter-chunk latency)"
-
-
-def _note(line: GapLine, top: float, has_tpot: bool) -> str:
-    """The note of a line: that it is a mean, TPOT if that differs, and points above the axis."""
-    note = ", running mean" if line.is_mean else ""
-    if has_tpot and not line.is_mean and all(one.of_tokens for one in line.answers):
-        tpot_ms = statistics.median(statistics.fmean(one.ms) for one in line.answers)
-        is_off = abs(tpot_ms / statistics.median(_running(line)) - 1) > OFF
-        note += f" (TPOT {digits(tpot_ms)} ms: mean over tokens)" if is_off else ""
-    n_above = sum(ms > top for ms in line.ms)
-    return note + (f" ({n_above:,} point{'s' * (n_above > 1)} above the axis)" if n_above else "")
-
-
-def _running(line: GapLine) -> list[float]:
-    """At each position the median (or mean) of the neighbouring positions' medians."""
-    centre = statistics.fmean if line.is_mean else statistics.median
-    by_place = itertools.zip_longest(*(one.ms for one in line.answers))
-    middle = [centre([ms for ms in of_place if ms is not None]) for of_place in by_place]
-    half = RUNNING // 2
-    return [centre(middle[max(0, i - half) : i + half + 1]) for i in range(len(middle))]
-
-
-def _line_of_gaps(ax: Axes, line: GapLine, label: str, top: float, style: dict[str, Any]) -> None:
-    """All gaps as points, those above the axis at its upper edge, and the line."""
-    rows = [(place, ms, one.is_disturbed) for one in line.answers for place, ms in enumerate(one.ms, 2)]
-    points(ax, *zip(*rows, strict=True), ms=3, alpha=0.3, **style)
-    above = [place for place, ms, _ in rows if ms > top]
-    if above:
-        ax.plot(above, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
-    running = _running(line)
-    shape = "-" if line.is_usual else ":"
-    ax.plot(range(2, len(running) + 2), running, color=style["color"], lw=2, ls=shape, label=label)
-
-
-def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:
-    """Every run as a point, and the range over runs at each x as a band."""
-    ends = runs.groupby(x)[figure].agg(["min", "max"])
-    ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
-    points(ax, x, runs[figure], runs.disturbed, ms=4, alpha=0.6, **style, label=label)
 
 
 def _subject(records: Records, rows: pd.DataFrame) -> str:
