@@ -37,6 +37,11 @@ GROUPS = {
 }
 """The groups of options, without their dashes; those of one command belong to the first."""
 
+REST = ("Engine", "Devices", "Server")
+"""The groups that only --help-all shows, where a command has more than MOST options."""
+
+MOST = 15
+
 
 SAVED = "lab.settings"
 """In a context's `meta`: the name of saved settings, what they are for, and options that they stand for."""
@@ -47,12 +52,30 @@ def long_name(option: click.Option) -> str:
     return max(option.opts, key=len).removeprefix("--")
 
 
+ALL = "lab.help_all"
+"""In a context's `meta`: whether the help shows every option."""
+
+
+def show_all(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """Print the whole help, and end."""
+    if asked:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class Command(click.Command):
     """A command whose help shows first what most users need. `first` names its four to six main options."""
 
     def __init__(self, *args: Any, first: tuple[str, ...] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self.first = first
+        if len(self.params) > MOST:
+            about = "Show the options of the engine, of devices and of servers too."
+            option = click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show_all, help=about
+            )
+            self.params.append(option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Say on stderr which options came from saved settings (--settings)."""
@@ -87,9 +110,13 @@ class Command(click.Command):
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         rows = {long_name(option): record for option in options if (record := option.get_help_record(ctx))}
         first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
-        grouped = {name for names in GROUPS.values() for name in names} | {"help"}
+        grouped = {name for names in GROUPS.values() for name in names} | {"help", "help-all"}
         groups = GROUPS | {"What to measure": tuple(name for name in rows if name not in grouped)}
-        for title, names in {"Options": first, **groups, "Output": (*GROUPS["Output"], "help")}.items():
+        if "help-all" in rows and ALL not in ctx.meta:
+            for name in sum((groups.pop(title) for title in REST), ()):
+                if name not in first:
+                    rows.pop(name, None)
+        for title, names in {"Options": first, **groups, "Output": (*GROUPS["Output"], "help", "help-all")}.items():
             if shown := [rows.pop(name) for name in names if name in rows]:
                 with formatter.section(title):
                     formatter.write_dl(shown)
