@@ -13,13 +13,12 @@ from lab.core import gaps
 from lab.core import script as scripts
 from lab.core.levers import Stall
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
-from lab.core.script import Operation
+from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import stall as stalls
 from lab.features.limits import step_kernels
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.limits.step_prediction import StepPrediction, pieces
 from lab.features.predict import learning
-from lab.features.stall import Piece
 from lab.process.worker import Worker
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
@@ -95,7 +94,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert mixed.lost == pytest.approx(1 - (1.001 + 4 * usual / 1e3) / mixed.newcomer_s)
     assert at_once.lost == pytest.approx(0)
     assert (mixed.n_steps, at_once.n_steps) == (4, 2)
-    assert gaps.figures(records[0].run) == {
+    assert gaps.compared(records[0].run) == {
         "gap_ms": pytest.approx(chunk),
         "newcomer_s": pytest.approx(mixed.newcomer_s),
     }
@@ -117,7 +116,7 @@ SHOW_NOTHING = (
 def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
     run = dataclasses.replace(record.run, stall=lever)
-    assert gaps.of(run) is None and gaps.figures(run) == {}
+    assert gaps.measured(run) is None and gaps.compared(run) == {}
     changed = [dataclasses.replace(record, run=run)]
     assert not stalls.rows(changed) and not stalls.check(changed)
 
@@ -171,62 +170,62 @@ def test_what_cannot_be_is_refused_before(
 
 
 def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:
-    lever = Stall(2, 10, 128, 32)
+    def cut(n_new: int, n_past: int, n_outputs: int, settings: Settings, at: int = 161) -> list[Any]:
+        parts = [Part(0, (7,) * n_new, n_outputs), Part(1, None, 1), Part(2, None, 1)]
+        return list(pieces(parts, {0: n_past, 1: at, 2: at}, settings))
+
     small = dataclasses.replace(SHARED, n_ubatch=8)
-    stream = (1, 161)  # the second mixed step
-    assert list(stalls.mixed(lever, 20, 1, SHARED)) == [Piece(10, 10, 3, (stream,) * 2)]
-    assert list(stalls.mixed(lever, 20, 1, small)) == [Piece(8, 10, 0), Piece(2, 18, 3, (stream,) * 2)]
-    many = Stall(2, 8, 128, 32)
-    assert list(stalls.mixed(many, 24, 1, small)) == [Piece(8, 8, 0), Piece(*stream, 2, (stream,))]
+    stream = (1, 161)
+    assert cut(10, 10, 1, SHARED) == [([(10, 10), stream, stream], 3)]
+    assert cut(10, 10, 1, small) == [([(8, 10)], 0), ([(2, 18), stream, stream], 3)]
+    assert cut(8, 8, 0, small) == [([(8, 8)], 0), ([stream, stream], 2)]
     separate = dataclasses.replace(small, kv_unified=False)
-    assert list(stalls.mixed(lever, 20, 1, separate)) == [
-        Piece(1, 10, 2, (stream,) * 2),
-        Piece(8, 11, 0),
-        Piece(1, 19, 1),
-    ]
-    assert list(stalls.mixed(Stall(2, 1, 128, 32), 20, 19, separate)) == [Piece(1, 19, 3, ((1, 179),) * 2)]
+    assert cut(10, 10, 1, separate) == [([(1, 10), stream, stream], 2), ([(8, 11)], 0), ([(1, 19)], 1)]
+    assert cut(1, 19, 1, separate, 179) == [([(1, 19), (1, 179), (1, 179)], 3)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Straight:
+class Straight(StepPrediction):
     """A prediction in which a token takes 1 ms, and each position that it looks back at 1 us."""
 
-    settings: Settings = ON_GPU
     is_known: bool = True
 
     def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[tuple[int, int]] = ()) -> Any:
         spans = [(n_tokens, n_past), *others]
         return sum(n * (1e-3 + 1e-6 * past) for n, past in spans) if self.is_known else None
 
-    def prefill(self, n_tokens: int) -> Any:
-        return n_tokens * 1e-3 if self.is_known else None
+
+STRAIGHT = Straight(BIG, ON_GPU, FAST, learning.fit([]), 0)
 
 
 def test_the_longest_gap_and_the_newcomer_are_predicted_step_by_step() -> None:
-    prediction: Any = Straight()
-    lever = Stall(2, 50, 128, 32)
     first, second = (50 * (1e-3 + 1e-6 * 50 * i) + 2 * (1e-3 + 1e-6 * (160 + i)) for i in (0, 1))
-    assert stalls.expected_s(prediction, 100, lever) == pytest.approx((second, first + second))
-    at_once = stalls.expected_s(prediction, 100, dataclasses.replace(lever, chunk=None))
-    assert at_once == pytest.approx((0.1 + 1e-3 + 1e-6 * 100 + 2 * (1e-3 + 1e-6 * 160), 0.1))
-    unknown: Any = Straight(is_known=False)
-    assert stalls.expected_s(unknown, 100, lever) is None
+    assert stalls.expected_s(STRAIGHT, 100, 2, 50, 2) == pytest.approx((second, first + second))
+    assert stalls.expected_s(STRAIGHT, 100, 2, None, 1) == pytest.approx(
+        (0.1 + 1e-3 + 1e-6 * 100 + 2 * (1e-3 + 1e-6 * 160), 0.1)
+    )
+    unknown = dataclasses.replace(STRAIGHT, is_known=False)
+    others = (
+        (unknown, 100, 2, 50, 2),
+        (STRAIGHT, 100, 2, 50, 3),
+        (STRAIGHT, 2**40, 2, None, 2**31),
+        (None, 100, 2, 50, 2),
+    )
+    assert all(map(math.isnan, (stalls.expected_s(*one)[0] for one in others)))
 
 
 def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
     settings = dataclasses.replace(WIDE, kv_unified=True)
     prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
-    lever = Stall(4, 64, 128, 32)
-    tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 160, 0)
-    assert tile
-    priced = stalls.expected_s(prediction, 128, lever)  # the longest gap is the last chunk: 64 to 128
+    tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 161, 0)
     later = prediction.seconds(64, 64, 5, [(1, 161)] * 4)
-    assert priced and later and priced[0] - later == pytest.approx(tile.attention_s, rel=0.02)
-    for other, n in ((dataclasses.replace(settings, kv_unified=False), 64), (settings, 32)):
-        lever, alone = Stall(4, n, 128, 32), dataclasses.replace(prediction, settings=other)
-        pieces = stalls.mixed(lever, 128, 128 // n - 1, other)
-        own = sum(alone.seconds(one.n_tokens, one.n_past, one.n_outputs, one.others) or 0 for one in pieces)
-        assert (stalls.expected_s(alone, 128, lever) or (None,))[0] == pytest.approx(own)
+    longest_s, _ = stalls.expected_s(prediction, 128, 4, 64, 2)  # the longest gap is the last chunk: 64 to 128
+    assert later and longest_s - later == pytest.approx(tile.attention_s)
+    few = prediction.seconds(32, 96, 5, [(1, 163)] * 4)
+    assert stalls.expected_s(prediction, 128, 4, 32, 4)[0] == pytest.approx(few)
+    separate = dataclasses.replace(prediction, settings=dataclasses.replace(settings, kv_unified=False))
+    cut = separate.seconds(1, 64, 4, [(1, 161)] * 4), separate.seconds(63, 65, 1)
+    assert stalls.expected_s(separate, 128, 4, 64, 2)[0] == pytest.approx(sum(one or 0 for one in cut))
 
 
 def test_the_sentences_say_what_a_chunk_costs() -> None:
@@ -237,10 +236,7 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
     )
     assert words[1].startswith("In chunks of 100 the longest gap is 103 ms (")
     assert words[1].endswith("x the TTFT of the new request, 9 % higher throughput).") and len(words) == 2
-    prediction: Any = Straight()
-    assert "Prediction error of the longest gap: median" in " ".join(
-        stalls.sentences(stalls.rows(records, prediction), prediction)
-    )
+    assert "Prediction error of the longest gap: median" in " ".join(stalls.sentences(stalls.rows(records, STRAIGHT)))
 
 
 def timed(records: Sequence[Record]) -> list[Record]:

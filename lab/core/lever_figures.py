@@ -54,5 +54,5 @@ def step_s(run: Run) -> float:
     return statistics.fmean(ready - start for kind, start, ready in columns if kind == DECODE) / 1e9
 
 
-FIGURES = {Batch: batch, Prefix: prefix_times.figures, Stall: gaps.figures, Speculation: guesses.figures}
+FIGURES = {Batch: batch, Prefix: prefix_times.figures, Stall: gaps.compared, Speculation: guesses.figures}
 """The function that makes the figures of a run, by its lever."""

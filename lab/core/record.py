@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, name_of
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.traced import Attention, TokenTrace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 3
 """Version of a line. It rises when the fields change, and the lab reads no other version."""
@@ -182,6 +186,13 @@ class Steps:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of steps differ in length: {lengths}")
+
+    def frame(self) -> pd.DataFrame:
+        """A row per operation: the columns, and `start_s` and `end_s`."""
+        import pandas as pd
+
+        steps = pd.DataFrame({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        return steps.assign(start_s=steps.start_ns / 1e9, end_s=steps.end_ns / 1e9)
 
 
 @dataclass(frozen=True)

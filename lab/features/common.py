@@ -10,12 +10,16 @@ import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lab.core import layers
 from lab.core.asked_settings import in_digits
 from lab.core.record import Model
 from lab.errors import LabError
 from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextlib.contextmanager
@@ -117,3 +121,9 @@ def ranged(values: tuple[float, float, float], n_runs: int) -> str:
     value, low, high = (1e3 * seconds for seconds in values)
     ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
     return digits(value) + (ends if n_runs > 1 else "")
+
+
+def as_rows(table: pd.DataFrame) -> list[Any]:
+    """The rows of a table as named tuples, with None for an unknown figure."""
+    known = table.astype(object)
+    return list(known.where(known.notna(), None).itertuples(index=False, name="Row"))

@@ -178,10 +178,15 @@ def _experiment(kind: Table, label: str, records: tuple[Record, ...], prediction
         sentences=[*words, *basis],
         pictures=[Picture(kind.name, kind.caption, partial(kind.draw, rows, records, prediction, title), WIDE)],
         data=lambda: {
-            "rows": [{"experiment": kind.name, "setup": title, **dataclasses.asdict(row)} for row in rows],
+            "rows": [{"experiment": kind.name, "setup": title, **_as_dict(row)} for row in rows],
             **{name: [{"setup": title, **dataclasses.asdict(one)} for one in own] for name, own in more.items()},
         },
     )
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    """A row of an experiment: a named tuple or a dataclass."""
+    return row._asdict() if hasattr(row, "_asdict") else dataclasses.asdict(row)
 
 
 def tuned(records: Sequence[Record], context: Context) -> list[Section]:
