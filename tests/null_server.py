@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core.lines import from_json, to_json
-from lab.features.serve import null_server as plain
-from lab.features.serve.null_server import STREAM, STREAM_END, Chunk, NullServer, Question, send, until, write_whole
+from tests import null_parts
+from tests.null_parts import STREAM, STREAM_END, Chunk, NullServer, Question, send, until, write_whole
 
 TEMPLATE_TOKENS = 5
 """Tokens that the template of a chat adds to a prompt."""
@@ -220,12 +220,12 @@ ENDLESS_BYTES = 12_000_000
 
 def null_server(settings: NullSettings) -> AbstractContextManager[NullServer]:
     """A null server on a port of this machine, which ends with the block."""
-    return plain.null_server(to_json(settings), _CHILD)
+    return null_parts.null_server(to_json(settings), _CHILD)
 
 
 def serve() -> None:
     """The child's end: read the settings, print the port, answer until stdin ends."""
-    plain.serve_with(_State(from_json(NullSettings, sys.stdin.readline())).answer)
+    null_parts.serve_with(_State(from_json(NullSettings, sys.stdin.readline())).answer)
 
 
 class _State:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.features.serve.null_server import NullServer
 from tests.conftest import run_lab
+from tests.null_parts import NullServer
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 

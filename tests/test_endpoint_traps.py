@@ -46,7 +46,6 @@ from lab.features.serve.access import Access, access, ask
 from lab.features.serve.client import Client, ClientDied
 from lab.features.serve.formats import ask_for
 from lab.features.serve.probe import MOST_PROBES, choose_model, probe
-from lab.features.serve.selftest import client_error
 from lab.features.serve.send_plan import Ask, SendPlan
 from tests.null_server import (
     ACCEPT,
@@ -284,18 +283,6 @@ def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) ->
     assert client.pid != os.getpid()
     replies = list(client.run(SendPlan(asks=tuple(make_ask("plain") for _ in range(6)), api=CHAT, n_at_once=2)))
     assert all(reply.request.was_connected for reply in replies)
-
-
-def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = client_error(n_streams=2, seconds=0.05)
-    assert error is not None and 0 < error[0] <= error[1]
-    assert all(type(ns) is int for ns in error)
-
-    def refuse(settings: str) -> None:
-        raise LabError("no port")
-
-    monkeypatch.setattr("lab.features.serve.selftest.null_server", refuse)
-    assert client_error() is None
 
 
 # 10: failures are classes of their own, pings are no content

@@ -24,7 +24,7 @@ from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
-from lab.features.serve import formats, server_session, through_server
+from lab.features.serve import formats, through_server
 from lab.features.serve import probe as probing
 from lab.features.serve.access import access, hidden, masked
 from lab.features.serve.client import Client
@@ -37,8 +37,7 @@ KEY = "sk-Very/secret+0123456789-abcdef"
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's error is measured elsewhere, and nobody has to be given time to recover."""
-    monkeypatch.setattr(server_session, "client_error", lambda n_streams: (40_000, 300_000))
+    """Nobody has to be given time to recover."""
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 

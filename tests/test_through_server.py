@@ -17,12 +17,12 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.serve import prompts, server_session, through_server
-from lab.features.serve.null_server import NullServer
+from lab.features.serve import prompts, through_server
 from lab.features.serve.servers import Server, connect
 from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from lab.runner.progress import Status
 from tests.conftest import run_lab
+from tests.null_parts import NullServer
 from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
@@ -52,8 +52,7 @@ def plain(null: NullServer) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's error is measured elsewhere, and nobody has to be given time to recover."""
-    monkeypatch.setattr(server_session, "client_error", lambda n_streams: (40_000, 300_000))
+    """Nobody has to be given time to recover."""
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 
@@ -84,7 +83,7 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
         assert (request.asked.n_prompt_counted, request.asked.counted_by) == (request.asked.n_prompt, "tokenize")
         assert (request.asked.temperature, request.asked.ignore_eos, request.asked.seed) == (0.0, True, 1)
         assert request.was_connected and request.asked.load is None
-        assert (record.session, record.client_error_ns) == (path.stem, (40_000, 300_000))
+        assert record.session == path.stem
         assert figures(request).is_warm is False
     texts = {one.prompt_sha256 for one in asked if one.n_prompt == 60 and not one.warmup}
     assert len(texts) == 2  # cut at another place for each repeat

@@ -1,14 +1,53 @@
 """The timing error of the lab's client for servers: python -m tests.bench.client [STREAMS...]
 
-A local server sends events at known times, and the client stamps them. Wanted with 16 streams on 2 cores: a median of
+The null server sends events at known times, and the client stamps them. The error is the time from an event's sending
+to its stamp, with the kernel's loopback and the wake-up of the process. Wanted with 16 streams on 2 cores: a median of
 100 us, 99 % below 1 ms. Times of a server that are close to these errors are not reliable.
 """
 
 import sys
+from collections.abc import Sequence
 
-from lab.features.serve.selftest import quantile, selftest
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import CHAT, Asked
+from lab.features.serve.access import access, ask
+from lab.features.serve.client import Client
+from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, as_dict, ask_for
+from lab.features.serve.send_plan import Reply, SendPlan
+from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 N_TOKENS, GAP_MS, N_ROUNDS = 200, 20.0, 2
+
+
+def selftest(n_streams: int, n_tokens: int, gap_ms: float, n_rounds: int) -> tuple[list[int], list[int]]:
+    """For each event its stamp minus the time of its sending, and how late the null server sent it, in ns."""
+    options = (INCLUDE_USAGE, CONTINUOUS_USAGE)
+    asked = [Asked(n_prompt=None, n_gen=n_tokens, seed=seed) for seed in range(n_streams * n_rounds)]
+    asks = tuple(ask_for(CHAT, "null", "a b c", one, options) for one in asked)
+    with null_server(NullSettings(models={"null": Behaviour(usage=RUNNING, gap_ms=gap_ms)})) as server:
+        reached = access(server.url)
+        with Client(reached) as client:
+            replies = list(client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_streams)))
+            start_ns = client.start_ns or 0
+        streams = as_dict(ask(reached, f"{reached.root}/null/sent").parsed)["streams"]
+    sent_ns = {stream["seed"]: stream["sent_ns"] for stream in streams}
+    errors_ns = [ns for reply in replies for ns in stamped_late(reply, sent_ns[reply.request.asked.seed], start_ns)]
+    late_ns = [a - b for stream in streams for a, b in zip(stream["sent_ns"], stream["due_ns"], strict=True)]
+    return errors_ns, late_ns
+
+
+def stamped_late(reply: Reply, sent_ns: Sequence[int], start_ns: int) -> list[int]:
+    """The stamp of each event with content, minus the time of its sending."""
+    request = reply.request
+    assert request.status == OK and request.sent_ns is not None, request.error
+    began_ns, stamps = start_ns + request.sent_ns, (request.events.arrive_ns[i] for i in times.generated(request))
+    return [began_ns + stamp - ns for stamp, ns in zip(stamps, sent_ns, strict=True)]
+
+
+def quantile(values: Sequence[int], share: float) -> int:
+    """The value below which this share of the values lies."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main() -> None:

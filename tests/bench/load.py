@@ -30,10 +30,10 @@ from lab.features.serve.access import access, ask
 from lab.features.serve.client import Client
 from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
 from lab.features.serve.load_plan import make_plan
-from lab.features.serve.null_server import NullServer
-from lab.features.serve.selftest import quantile, stamped_late
 from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server, connect, prompt_text
+from tests.bench.client import quantile, stamped_late
+from tests.null_parts import NullServer
 from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 
 FIRST_MS, GAP_MS = 20.0, 5.0

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lab.features.serve import own_server
-from lab.features.serve.null_server import null_server
+from lab.features.serve.access import access
+from lab.features.serve.client import Client
 from lab.models import catalog
 from lab.process import rpc_server
 from lab.process.rpc_server import RpcServer
@@ -30,12 +31,12 @@ def own_llama_cpp_server() -> None:
     own_server.start(catalog.embedded_path(), catalog.DEFAULT, 1).end()
 
 
-def null() -> None:
-    with null_server("1.0") as server:
-        assert server.pid
+def client() -> None:
+    with Client(access("http://127.0.0.1:1/v1")) as started:
+        assert started.pid
 
 
-@pytest.mark.parametrize("start", [engine, server_of_devices, own_llama_cpp_server, null])
+@pytest.mark.parametrize("start", [engine, server_of_devices, own_llama_cpp_server, client])
 def test_code_in_the_current_folder_does_not_run(
     start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

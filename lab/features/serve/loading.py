@@ -27,9 +27,6 @@ from lab.runner.prompts import TEXT
 LOOK_S = 1.0
 """Interval of writing finished requests to disk."""
 
-MOST_STREAMS = 16
-"""Maximum number of streams when measuring the client's error."""
-
 Note = Callable[[str], object]
 
 
@@ -77,7 +74,6 @@ def execute(
     shown = _Progress(plan, watch)
     session = ServerSession(server, path, shown.report)
     with unless_empty(path):
-        session.measure_client(min(MOST_STREAMS, max(one.load.concurrency or MOST_STREAMS for one in plan.windows)))
         asks = asks_of(plan, server, text, shown.report)
         if too_long := server.too_long(max(plan.prompts.values), plan.longest_answer):
             note(str(too_long).replace("\n", " "))

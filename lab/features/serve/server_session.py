@@ -19,7 +19,6 @@ from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Request, RequestRec
 from lab.core.results import save
 from lab.errors import LabError
 from lab.features.serve.client import ClientDied
-from lab.features.serve.selftest import client_error
 from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server
 
@@ -34,17 +33,11 @@ class ServerSession:
     server: Server
     path: Path
     report: Callable[[str], object]
-    error_ns: tuple[int, int] | None = None  # the client's timing error
     n_lost: int = 0  # requests in a row with a failure in GONE
     last: Request | None = None  # the last finished one
     can_count: bool = True  # whether the server can count tokens of answers whose stream did not
     _kept: set[int] = field(default_factory=set)  # the plan's requests that are in the file
     _asked: dict[Asked, Asked] = field(default_factory=dict)  # shared by thousands of requests
-
-    def measure_client(self, n_streams: int) -> None:
-        """Measure the client's timing error with `n_streams` streams."""
-        self.report("measuring the client's timing error")
-        self.error_ns = client_error(n_streams)
 
     @property
     def n_kept(self) -> int:
@@ -106,7 +99,7 @@ class ServerSession:
 
     def keep(self, request: Request) -> RequestRecord:
         """Write a request that no plan sent."""
-        record = self.server.record(self.path.stem, request, self.error_ns)
+        record = self.server.record(self.path.stem, request)
         save(self.path, record)
         return record
 
@@ -119,7 +112,7 @@ class ServerSession:
             asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
             request = dataclasses.replace(reply.request, asked=asked)
             if uncounted is None or not self.can_count or _is_counted(request):
-                new[reply.index] = self.server.record(self.path.stem, request, self.error_ns)
+                new[reply.index] = self.server.record(self.path.stem, request)
             else:
                 uncounted.append(reply)
         if new:

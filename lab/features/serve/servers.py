@@ -126,15 +126,14 @@ class Server(probe.Probed):
         """The request with a token count, if the stream had none; this may send it once more."""
         return prompts.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
 
-    def record(self, session: str, request: Request, client_error_ns: tuple[int, int] | None = None) -> RequestRecord:
-        """A request as a line of a results file. `client_error_ns` comes from selftest.client_error."""
+    def record(self, session: str, request: Request) -> RequestRecord:
+        """A request as a line of a results file."""
         return RequestRecord(
             session=session,
             machine=self.machine,
             endpoint=self.endpoint,
             model=self.model_name,
             request=request,
-            client_error_ns=client_error_ns,
         )
 
     def new_file(self, folder: Path) -> Path:

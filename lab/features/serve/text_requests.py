@@ -179,7 +179,7 @@ def _has_reasoning(rows: pd.DataFrame) -> bool:
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
     """Sentences on requests that ran alone: warm and short ones, unknown figures, and times near the client's own
-    timing error. With several setups each begins with its label.
+    timing error (old records). With several setups each begins with its label.
     """
     own = [record for record in request_table.alone(records) if request_table.went_well(record)]
     if not own:

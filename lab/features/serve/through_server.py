@@ -154,8 +154,6 @@ def execute(
     rounds = _Rounds(plan, session, reporter, stream)
     n_failed: collections.Counter[Case] = collections.Counter()  # in a row
     with unless_empty(path):
-        if todo:
-            session.measure_client(1)
         for case, reason in plan.refused.items():
             yield session.keep(not_sent(case, 0, reason))
         warmups = [(0, case) for case in plan.possible]

@@ -1,20 +1,10 @@
-"""A server without a model in a separate process; it sends every event at a known time.
-
-    with null_server("20.0") as server:
-        Client(access(server.url))
-
-It streams chats like an OpenAI-compatible server, with one token in each event, `gap_ms` milliseconds apart, scheduled
-from the arrival of the request's last byte. GET /null/sent returns the list of `streams` in order of arrival, with the
-request's `seed` and for each event with content `due_ns` and `sent_ns`. (The tests' null server has the same parts.)
-"""
+"""The parts of the null server (null_server.py): its process, HTTP, and events that are sent at known times."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import selectors
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,15 +15,8 @@ from lab.errors import LabError
 from lab.process.served import end_with_parent
 from lab.process.spawning import start, wait_for_end
 
-CHILD = "from lab.features.serve.null_server import serve; serve()"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"
-
-FIRST_MS = 20.0
-"""From the last byte of the request to the first event with content."""
-
-N_PROMPT = 8
-"""The token count that the server reports for every prompt."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,7 @@ Respond = Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]
 
 
 @contextmanager
-def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
+def null_server(settings: str, child: str) -> Iterator[NullServer]:
     """A null server on this machine until the end of the block. `settings`: one line for its process."""
     process = start(child, stderr=None)
     stdin: IO[bytes] = process.stdin  # type: ignore[assignment]
@@ -84,25 +67,6 @@ def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
     finally:
         process.kill()
         wait_for_end(process)
-
-
-def serve() -> None:
-    """The child's end: read the gap in milliseconds, print the port, answer until stdin closes."""
-    gap_ms = float(sys.stdin.readline())
-    streams: list[dict[str, Any]] = []
-
-    async def answer(writer: asyncio.StreamWriter, question: Question) -> bool:
-        if question.path == "/null/sent":
-            return write_whole(writer, 200, "application/json", json.dumps({"streams": streams}).encode())
-        body = json.loads(question.text)
-        log = {"seed": body["seed"], "due_ns": [], "sent_ns": [], "n_tokens": []}
-        streams.append(log)
-        writer.write(STREAM)
-        await send(writer, list(_chunks(body["max_tokens"], gap_ms)), question.received_ns, log)
-        writer.write(STREAM_END)
-        return True
-
-    serve_with(answer)
 
 
 def serve_with(answer: Respond) -> None:
@@ -131,26 +95,6 @@ async def _question(reader: asyncio.StreamReader) -> Question:
     text = await reader.readexactly(int(headers.get("content-length", 0)))
     method, path, _ = first.split(" ")
     return Question(method, path, headers, text, time.perf_counter_ns())
-
-
-def _chunks(n_tokens: int, gap_ms: float) -> Iterator[Chunk]:
-    """The events of an answer: a role, each token, the finish reason, the usage, and [DONE]."""
-
-    def event(n: int, *choices: dict[str, Any]) -> bytes:
-        usage = {"prompt_tokens": N_PROMPT, "completion_tokens": n, "total_tokens": N_PROMPT + n}
-        chunk = {"object": "chat.completion.chunk", "model": "null", "choices": choices, "usage": usage}
-        return f"data: {json.dumps(chunk)}\n\n".encode()
-
-    def choice(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
-        return {"index": 0, "finish_reason": finish, "delta": delta}
-
-    yield Chunk(FIRST_MS, event(0, choice({"role": "assistant", "content": ""})), 0)
-    for n in range(n_tokens):
-        yield Chunk(FIRST_MS + n * gap_ms, event(n + 1, choice({"content": " word"})), 1)
-    end_ms = FIRST_MS + (n_tokens - 1) * gap_ms
-    yield Chunk(end_ms, event(n_tokens, choice({}, "length")), 0)
-    yield Chunk(end_ms, event(n_tokens), 0)
-    yield Chunk(end_ms, b"data: [DONE]\n\n", 0)
 
 
 async def send(writer: asyncio.StreamWriter, chunks: Sequence[Chunk], received_ns: int, log: dict[str, Any]) -> None:
