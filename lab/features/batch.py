@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.core import cost, lever_figures, memory, script
@@ -24,7 +22,17 @@ from lab.core.lists import grouped, join_and
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged, sentence
+from lab.features.common import (
+    as_lengths,
+    as_rows,
+    cell,
+    listed,
+    need_every_position,
+    numbers,
+    off_by,
+    ranged,
+    sentence,
+)
 from lab.features.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.limits import roofline
 from lab.features.limits.step_prediction import StepPrediction
@@ -36,7 +44,6 @@ from lab.show import canvas
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 N_OWN = 16
@@ -46,27 +53,7 @@ MOST_SEQUENCES = 256
 """LLAMA_MAX_SEQ of llama.cpp, which aborts with more."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One number of sequences of one setup: medians over runs, and the least and largest step time of a run.
-
-    `expected_s` is the predicted T(B), None without ceilings; `kv_bytes` the size of the sequences' caches at the end.
-    """
-
-    n_prompt: int
-    n_gen: int
-    n_seq: int
-    is_shared: bool
-    n_runs: int
-    step_s: float
-    step_min_s: float
-    step_max_s: float
-    total_tps: float
-    user_tps: float
-    efficiency: float | None  # None where one sequence was not measured
-    prefill_s: float
-    kv_bytes: int | None
-    expected_s: float | None
+CASE = ["n_prompt", "n_gen", "is_shared", "n_seq"]
 
 
 def plan(
@@ -104,13 +91,12 @@ def plan(
             f"Use --batch {max(wanted)}, or fewer --sequences.",
         )
     levers = [Batch(n, shared_prompt) for n in wanted]
-    return with_cases(
-        made, [_case(own.n_prompt, gen, one, made.settings) for own in made.cases for one in levers], write
-    )
-
-
-def _case(n_prompt: int, gen: int, lever: Batch, settings: Settings) -> Case:
-    return Case(n_prompt, gen, lever=lever, sequences=_lengths(lever, n_prompt, gen, settings))
+    cases = [
+        Case(own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings))
+        for own in made.cases
+        for one in levers
+    ]
+    return with_cases(made, cases, write)
 
 
 def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tuple[int, ...]:
@@ -128,87 +114,64 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     if n_common:
         operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
         operations += [Operation(COPY, sequence=0, target=i) for i in range(1, n_seq)]
-    prompts = {i: text(i, n_prompt)[n_common:] for i in range(n_seq)}
-    return [*operations, *_prefill(prompts, settings), *script.decode(range(n_seq), case.n_gen - 1)]
-
-
-def _prefill(prompts: Mapping[int, Sequence[int]], settings: Settings) -> list[Operation]:
-    """Prompts of equal length (by sequence) together, as llama.cpp cuts n_batch tokens into steps of n_ubatch.
-
-    With separate caches, each step has an equal slice of as many prompts as fit into the batch. With one shared cache,
-    whole prompts follow each other.
-    """
-    sequences, n_prompt = list(prompts), len(next(iter(prompts.values())))
+    prompts = [text(i, n_prompt)[n_common:] for i in range(n_seq)]
+    # together, as llama.cpp cuts n_batch tokens into steps of n_ubatch: with separate caches each step has an equal
+    # slice of as many prompts as fit into the batch; with one shared cache, whole prompts follow each other
+    n_own = n_prompt - n_common
     n_most = settings.n_ubatch if settings.kv_unified else settings.n_batch
-    n_together = max(1, min(len(prompts), settings.n_ubatch, n_most // n_prompt))
-    operations = []
-    for start in range(0, len(prompts), n_together):
-        group = sequences[start : start + n_together]
+    n_together = max(1, min(n_seq, settings.n_ubatch, n_most // n_own))
+    for start in range(0, n_seq, n_together):
+        group = range(start, min(start + n_together, n_seq))
         n_slice = settings.n_ubatch // len(group)
-        for first in range(0, n_prompt, n_slice):
-            end = min(first + n_slice, n_prompt)
-            parts = tuple(Part(i, tuple(prompts[i][first:end]), int(end == n_prompt)) for i in group)
+        for first in range(0, n_own, n_slice):
+            end = min(first + n_slice, n_own)
+            parts = tuple(Part(i, tuple(prompts[i][first:end]), int(end == n_own)) for i in group)
             operations.append(Operation(PREFILL, parts))
-    return operations
+    return [*operations, *script.decode(range(n_seq), case.n_gen - 1)]
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each number of sequences, from the successful timed runs of one setup."""
-    good = [record for record in records if record.run.batch and lever_figures.figures(record.run)]
-    by_case = grouped(good, lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch))
-    step_s = {
-        case: statistics.median(lever_figures.step_s(record.run) for record in own) for case, own in by_case.items()
-    }
-    made = []
-    for (n_prompt, n_gen, lever), own in by_case.items():
-        assert lever is not None
-        first, times = own[0], [lever_figures.step_s(record.run) for record in own]
-        n, step = lever.n_seq, statistics.median(times)
-        one = step_s.get((n_prompt, n_gen, Batch(1, lever.is_shared)))
-        per_position = memory.kv_bytes_per_position(first.model, first.settings.type_k, first.settings.type_v)
-        n_positions = sum(_lengths(lever, n_prompt, n_gen, first.settings))
-        made.append(
-            Row(
-                n_prompt=n_prompt,
-                n_gen=n_gen,
-                n_seq=n,
-                is_shared=lever.is_shared,
-                n_runs=len(times),
-                step_s=step,
-                step_min_s=min(times),
-                step_max_s=max(times),
-                total_tps=n / step,
-                user_tps=1 / step,
-                efficiency=None if one is None else n * one / step,
-                prefill_s=statistics.median(lever_figures.batch(record.run)["prefill_s"] for record in own),
-                kv_bytes=None if per_position is None else round(n_positions * per_position),
-                expected_s=expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
-            )
-        )
-    return sorted(made, key=lambda row: (row.n_prompt, row.n_gen, row.is_shared, row.n_seq))
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """A row for each number of sequences of one setup: medians over the successful timed runs.
+
+    `step_s` is T(B), with the least and largest of a run. `kv_bytes` is the size of the caches at the end. `efficiency`
+    is None where one sequence was not measured, `expected_s` (predicted) without ceilings.
+    """
+    import pandas as pd
+
+    known = [(one.run, taken) for one in records if (taken := lever_figures.figures(one.run))]
+    runs = [(*_case_of(run), lever_figures.step_s(run), taken["prefill_s"]) for run, taken in known]
+    if not runs:
+        return []
+    of_cases = pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s"]).groupby(CASE)
+    steps = of_cases.step_s
+    t = of_cases.median().assign(n_runs=steps.size(), step_min_s=steps.min(), step_max_s=steps.max()).reset_index()
+    one_s = t.step_s.where(t.n_seq == 1).groupby([t[name] for name in CASE[:3]]).transform("max")
+    t = t.assign(total_tps=t.n_seq / t.step_s, user_tps=1 / t.step_s, efficiency=t.n_seq * one_s / t.step_s)
+    model, settings, cases = records[0].model, records[0].settings, as_rows(t[CASE])
+    each = memory.kv_bytes_per_position(model, settings.type_k, settings.type_v)
+    lengths = [_lengths(Batch(n_seq, shared), n_prompt, n_gen, settings) for n_prompt, n_gen, shared, n_seq in cases]
+    t["kv_bytes"] = pd.array([None if each is None else round(sum(one) * each) for one in lengths], dtype="Int64")
+    t["expected_s"] = [expected_s(prediction, one.n_prompt, one.n_gen, one.n_seq) for one in cases]
+    return as_rows(t)
 
 
-def alike(rows: Sequence[Row]) -> list[list[Row]]:
+def alike(rows: Sequence[Any]) -> list[list[Any]]:
     """Rows that differ only in the number of sequences, together."""
     return list(grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared)).values())
 
 
-def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
+def expected_s(prediction: StepPrediction | None, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
     """T(B) in the middle of the answers."""
     n_past = n_prompt + max(0, n_gen - 2) // 2
-    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1))
+    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1)) if prediction else None
 
 
-def knee(measured: Sequence[Row]) -> float | None:
+def knee(measured: Sequence[Any]) -> float | None:
     """The number of sequences at which a step takes twice as long as with one (interpolated); None if not reached."""
-    times = [(row.n_seq, row.step_s) for row in measured]
-    if not times or times[0][0] != 1:
-        return None
-    limit = 2 * times[0][1]
-    for (n, seconds), (n_next, seconds_next) in itertools.pairwise(times):
-        if seconds <= limit < seconds_next:
-            share = (limit - seconds) / (seconds_next - seconds)
-            return math.exp((1 - share) * math.log(n) + share * math.log(n_next))
+    for row, after in itertools.pairwise(measured if measured and measured[0].n_seq == 1 else ()):
+        share = (2 * measured[0].step_s - row.step_s) / (after.step_s - row.step_s) if after.step_s > row.step_s else -1
+        if 0 <= share < 1:
+            return math.exp((1 - share) * math.log(row.n_seq) + share * math.log(after.n_seq))
     return None
 
 
@@ -237,7 +200,7 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     return (math.sqrt(each_s**2 + 4 * pair_s * weights_s) - each_s) / (2 * pair_s)  # n each_s + n^2 pair_s = weights_s
 
 
-def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> list[str]:
+def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> list[str]:
     """What rows of one setup and prompt length show, in words."""
     if not measured:
         return []
@@ -270,53 +233,47 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
 
 
 def draw(
-    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
 ) -> None:
     """The total rate (left) and the rate per user (right), from rows and runs of one setup.
 
     The grey lines show the rates if sharing a step cost nothing.
     """
     at_ridge = ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction else None
+    runs = grouped((one for one in records if lever_figures.figures(one.run)), lambda one: _case_of(one.run)[:3])
     parts = canvas.in_parts(alike(rows))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
     for part, pair in zip(parts, axes, strict=True):
-        for ax, whose, scale in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
+        for ax, whose, power in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
             for group, style in zip(part, canvas.styles(len(part)), strict=True):
-                _rates(ax, group, records, scale, style)
+                first, colour = group[0], style["color"]
+                name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
+                medians = [row.n_seq**power / row.step_s for row in group]
+                ax.plot([row.n_seq for row in group], medians, color=colour, lw=2, label=f"{name}: median")
+                own = [(_case_of(one.run)[3], one) for one in runs[first.n_prompt, first.n_gen, first.is_shared]]
+                points = [(n, n**power / lever_figures.step_s(one.run), one) for n, one in own]
+                canvas.runs(ax, points, **style, label=f"{name}: runs")
+                if expected := [(row.n_seq, row.n_seq**power / row.expected_s) for row in group if row.expected_s]:
+                    label = f"{name}: predicted"
+                    ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
             first = part[0][0]
             if first.n_seq == 1:
-                numbers = [row.n_seq for row in part[0]]
-                rates = [first.user_tps * (n if scale else 1) for n in numbers]
-                ax.plot(numbers, rates, color=canvas.GUIDE, ls=":", lw=1.2, label="if sharing a step cost nothing")
+                ideal = [(row.n_seq, first.user_tps * row.n_seq**power) for row in part[0]]
+                label = "if sharing a step cost nothing"
+                ax.plot(*zip(*ideal, strict=True), color=canvas.GUIDE, ls=":", lw=1.2, label=label)
             if at_ridge is not None and 1 <= at_ridge <= rows[-1].n_seq:
                 label = f"ridge: arithmetic is the limit from {digits(at_ridge)} sequences"
                 ax.axvline(at_ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
             canvas.over_lengths(ax, [row.n_seq for row in rows])
-            ax.set_xlabel("sequences in a step")
-            ax.set_yscale("log")
-            ax.set_ylabel(f"tokens per second, {whose}")
+            ax.set(xlabel="sequences in a step", yscale="log", ylabel=f"tokens per second, {whose}")
     canvas.finish(list(axes.flat), f"Sequences decoded together\n{subject}")
 
 
-def _rates(ax: Axes, rows: Sequence[Row], records: Sequence[Record], scale: int, style: dict[str, Any]) -> None:
-    """The rates of one prompt length; `scale` 1: of all sequences together, 0: of each."""
-    first, colour = rows[0], style["color"]
-    name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
-    medians = [row.n_seq**scale / row.step_s for row in rows]
-    ax.plot([row.n_seq for row in rows], medians, color=colour, lw=2, label=f"{name}: median")
-    of_runs = [
-        (record.run.batch.n_seq, record.run.batch.n_seq**scale / lever_figures.step_s(record.run), record)
-        for record in records
-        if record.run.batch is not None
-        and (record.run.n_prompt, record.run.n_gen, record.run.batch.is_shared)
-        == (first.n_prompt, first.n_gen, first.is_shared)
-        and lever_figures.figures(record.run)
-    ]
-    canvas.runs(ax, of_runs, **style, label=f"{name}: runs")
-    expected = [(row.n_seq, row.n_seq**scale / row.expected_s) for row in rows if row.expected_s]
-    if expected:
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=f"{name}: predicted")
+def _case_of(run: Run) -> tuple[int, int, bool, int]:
+    """What tells the runs of a batch apart, in the order of CASE."""
+    assert run.batch is not None
+    return run.n_prompt, run.n_gen, run.batch.is_shared, run.batch.n_seq
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
