@@ -187,6 +187,8 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     reading = running.read(results, with_traces=True)
     first = Path(results[0])
     default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
+    if first.name.startswith("sample-"):
+        default = Path(default.name)  # not beside the samples of this repository
     path = Path(out) if out else default
     if path.suffix != ".html":
         raise LabError(f"A page's name must end in .html, and {path} does not.", "For example: --out report.html")

@@ -407,3 +407,18 @@ def _ceilings(record: Record) -> Ceilings:
         for rate in FAST.rates
     ]
     return dataclasses.replace(FAST, machine=record.machine, rates=tuple(rates))
+
+
+def test_nothing_is_written_beside_a_committed_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout stays clean: pictures of samples need --out, and their pages go to the current folder."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for machine in ("amd-epyc", "intel-xeon"):
+        shutil.copy(f"results/sample-smollm2-135m-{machine}.jsonl", folder)
+    copies = sorted(folder.iterdir())
+    monkeypatch.chdir(tmp_path)
+    status, _, said = run_lab("compare", *copies)
+    assert (status, "--out FOLDER draws it" in said) == (0, True)
+    assert run_lab("report", "--no-explore", copies[0])[0] == 0
+    assert sorted(folder.iterdir()) == copies
+    assert (tmp_path / copies[0].with_suffix(".html").name).is_file()

@@ -96,6 +96,14 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     return Path(out) if out else first if first.is_dir() else first.parent
 
 
+def draws(results: tuple[str, ...], out: str | None, no_plot: bool) -> bool:
+    """Whether a command draws: nothing is written beside committed samples unless asked."""
+    is_sample = Path(results[0]).name.startswith("sample-") and not out
+    if is_sample and not no_plot:
+        note(f"{Path(results[0]).name} is a sample of this repository, so no picture was drawn: --out FOLDER draws it.")
+    return not (no_plot or is_sample)
+
+
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     """Whether there is a timed or traced run, or a request, without an error."""
     from lab.core.record import Record

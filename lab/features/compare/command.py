@@ -17,7 +17,7 @@ from lab.cli.options import (
     out_option,
 )
 from lab.errors import LabError, printable
-from lab.features.running import hint, nearby, note, plot_folder, read, without_tuning
+from lab.features.running import draws, hint, nearby, note, plot_folder, read, without_tuning
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
 
@@ -66,7 +66,8 @@ def compare(
     comparisons = comparing.compare_groups(groups, at_least, spreads)
     apart = reading.measured if reading.requests else comparing.by_session(reading.records)
     stem = f"{Path(results[0]).stem}-compared"
-    made = [] if no_plot else known.sections(apart, known.Context(by_session=True), ("runs", "requests", "loads"))
+    kinds, is_drawn = ("runs", "requests", "loads"), draws(results, out, no_plot)
+    made = known.sections(apart, known.Context(by_session=True), kinds) if is_drawn else []
     plots = known.draw(made, plot_folder(results, out), stem)
     if as_json:
         console.print_json(

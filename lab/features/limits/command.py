@@ -30,6 +30,7 @@ from lab.features.running import (
     EXIT_INTERRUPTED,
     RESULTS,
     ceilings_of,
+    draws,
     hint,
     note,
     plot_folder,
@@ -131,6 +132,7 @@ def explain(
     from lab.show import console, table
 
     reading = without_tuning(read_runs(results, "explain"))
+    target = plot_folder(results, out) if draws(results, out, no_plot) else None
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
@@ -142,7 +144,6 @@ def explain(
         if note := text_why.caveat(chosen[0]):
             click.echo(f"Note: {label}: {note}", err=True)
         known = probing.need(given, where.of_record(chosen[0]), force, label)
-        target = None if no_plot else plot_folder(results, out)
         stdout = None if as_json else console.console(details=hint(details))
         documents.append(_explained(label, chosen, known, target, stem, stdout))
     if as_json:
