@@ -32,7 +32,6 @@ from lab.features.compare.spread import (
     Key,
     Side,
     Spread,
-    Values,
     compared_figures,
     is_second_choice,
     known_spreads,
@@ -189,23 +188,23 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
 
     Fields that only engines or only servers have are left out if all of those agree.
     """
-    first = [group.rows.iloc[0] for group in setups]
-    names = setup_columns.fields(setups[0].rows)
-    chosen = {name: [group.rows[name].tolist()[0] for group in setups] for name in names}  # tolist: numbers of Python
-    values = {name: [None if value != value else value for value in column] for name, column in chosen.items()}
+    is_served = [setup_columns.is_request(group.rows.iloc[0]) for group in setups]
+    values, kept = {}, list[str]()
+    for name in setup_columns.fields(setups[0].rows):
+        found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
+        own = values[name] = [None if value != value else value for value in found]
+        if name == "sweep_every":
+            own[:] = [None if every is None else int(every) for every in own]
+        if any(is_served) and not all(is_served):  # fields of one kind are compared within that kind
+            if name in setup_columns.of_engine_only():
+                own = [value for value, served in zip(own, is_served, strict=True) if not served]
+            elif name in setup_columns.SERVING and name != "server":
+                own = [value for value, served in zip(own, is_served, strict=True) if served]
+        kept += [name] if len(set(own)) > 1 else []
     is_setting = all(name is not None and not name.startswith("session ") for name in values["variant"])
     if any(group.rows.block.isna().all() for group in setups) and not is_setting:
-        del values["variant"]  # neither of a trial nor imported: sessions, which differ in no setting
-    values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
-    is_served = [setup_columns.is_request(row) for row in first]
-    seen = dict(values)
-    if any(is_served) and not all(is_served):  # fields of one kind are compared within that kind
-        for name, of_groups in values.items():
-            if name in setup_columns.of_engine_only():
-                seen[name] = [value for value, served in zip(of_groups, is_served, strict=True) if not served]
-            elif name in setup_columns.SERVING and name != "server":
-                seen[name] = [value for value, served in zip(of_groups, is_served, strict=True) if served]
-    return {name: values[name] for name, of_groups in seen.items() if len(set(of_groups)) > 1}
+        kept = [name for name in kept if name != "variant"]  # neither of a trial nor imported: sessions
+    return {name: values[name] for name in kept}
 
 
 def compare(
@@ -243,6 +242,7 @@ def compare_groups(
     for group, other, keys in zip(setups[1:], others, compared, strict=True):
         rows = tuple(_row(key, base[key], other[key], of_one_row, at_least) for key in keys)
         unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
+        spreads = {(FIGURE_NAMES[key[0]], side[key].spread) for key in unpaired for side in (base, other)}
         comparisons.append(
             Comparison(
                 setups[0].label,
@@ -250,93 +250,63 @@ def compare_groups(
                 rows,
                 only_base=without(base, keys),
                 only_other=without(other, keys),
-                spreads=_spread_words([base, other], unpaired),
+                spreads=tuple(f"{figure}: {spread.words}" for figure, spread in sorted(spreads, key=str)),
             )
         )
     return comparisons
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """The compared values of both sides, the ratio of their centres, and the words if there is no interval."""
-
-    base: list[float]
-    other: list[float]
-    ratio: float
-    interval: Ratio | None
-    too_few: str
-
-
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> ComparedFigure:
+    """One figure of two sides: by block if they were measured side by side, otherwise by session."""
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
-    found = _by_block(base, other, blocks, confidence) if blocks else _between_sessions(base, other, confidence)
-    ratio, guess = found.interval, about(found.ratio)
-    doubts = shown.all_of(
-        [
-            base.doubts,
-            other.doubts,
-            [] if ratio else [shown.FEW],
-            [shown.ASSUMED] if not blocks and math.isinf(min(base.spread.df, other.spread.df)) else [],
-        ]
-    )
+    ratio: Ratio | None = None
+    if blocks:  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
+        a, b = ([statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other))
+        estimate = math.exp(statistics.median(math.log(y / x) for x, y in zip(a, b, strict=True)))
+        ratio = stats.paired_ratio(a, b, confidence)
+        too_few = f"unclear, {plural(len(blocks), 'block')}; an interval needs {stats.fewest_for_interval(confidence)}"
+    else:
+        by_session = [grouped(side.values, lambda unit: unit[0]).values() for side in (base, other)]
+        units = zip((base, other), by_session, strict=True)
+        sides = [[_flat(side.values[unit] for unit in own) for own in of_side] for side, of_side in units]
+        n_base, n_other = (max(map(len, of_side)) for of_side in sides)
+        too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
+        if min(n_base, n_other) < FEWEST_RUNS:
+            means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sides]
+            estimate = math.exp(means[1] - means[0])
+        else:  # only sessions with enough runs count
+            sides = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sides]
+            spreads = (base.spread.sd, base.spread.df), (other.spread.sd, other.spread.df)
+            ratio = stats.between_sessions((sides[0], sides[1]), spreads, confidence)
+            estimate = ratio.estimate
+        a, b = map(_flat, sides)
+    is_assumed = not blocks and math.isinf(min(base.spread.df, other.spread.df))
+    own = [[] if ratio else [shown.FEW], [shown.ASSUMED] if is_assumed else []]
+    doubts = shown.all_of([base.doubts, other.doubts, *own])
     if shown.DISTURBED in doubts:
-        ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {guess}"
+        ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {about(estimate)}"
     elif ratio is None:
-        told, words = TOO_FEW, f"{found.too_few}: {guess}"
+        told, words = TOO_FEW, f"{too_few}: {about(estimate)}"
     else:
         told, words = verdict(ratio, at_least)
-    if not blocks and told not in (ALIKE, DISTURBED) and min(len(found.base), len(found.other)) > 1:
-        is_apart = max(found.base) < min(found.other) or max(found.other) < min(found.base)
-        words += f"; {NO_OVERLAP}" if is_apart else ""
+    if not blocks and told not in (ALIKE, DISTURBED) and min(len(a), len(b)) > 1:
+        words += f"; {NO_OVERLAP}" if max(a) < min(b) or max(b) < min(a) else ""
     return ComparedFigure(
         n_prompt=key[1],
         n_gen=key[2],
         figure=key[0],
         lever=key[3],
-        base=statistics.median(found.base),
-        other=statistics.median(found.other),
-        n_base=len(found.base),
-        n_other=len(found.other),
+        base=statistics.median(a),
+        other=statistics.median(b),
+        n_base=len(a),
+        n_other=len(b),
         paired=bool(blocks),
-        estimate=found.ratio,
+        estimate=estimate,
         ratio=ratio,
         verdict=told,
         words=words,
         doubts=doubts,
     )
-
-
-def _by_block(base: Side, other: Side, blocks: Sequence[tuple[str, Any]], confidence: float) -> _Estimate:
-    """For runs side by side: the ratio in each block. The mean of its runs in ABBA order cancels a steady drift."""
-    values = [[statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other)]
-    ratio = math.exp(statistics.median(math.log(b / a) for a, b in zip(*values, strict=True)))
-    too_few = f"unclear, {plural(len(blocks), 'block')}; an interval needs {stats.fewest_for_interval(confidence)}"
-    return _Estimate(values[0], values[1], ratio, stats.paired_ratio(values[0], values[1], confidence), too_few)
-
-
-def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
-    """For other sessions: with an interval if sessions have FEWEST_RUNS runs; then only those sessions count."""
-    sessions = [_by_session(side.values) for side in (base, other)]
-    n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
-    too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
-    if min(n_base, n_other) < FEWEST_RUNS:
-        means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
-        return _Estimate(_flat(sessions[0]), _flat(sessions[1]), math.exp(means[1] - means[0]), None, too_few)
-    sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
-    spreads = (base.spread.sd, base.spread.df), (other.spread.sd, other.spread.df)
-    interval = stats.between_sessions((sessions[0], sessions[1]), spreads, confidence)
-    return _Estimate(_flat(sessions[0]), _flat(sessions[1]), interval.estimate, interval, too_few)
-
-
-def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tuple[str, ...]:
-    """The standard deviation between sessions, for each figure that used one."""
-    spreads = {(FIGURE_NAMES[key[0]], sides[key].spread) for key in keys for sides in both}
-    return tuple(f"{figure}: {spread.words}" for figure, spread in sorted(spreads, key=str))
-
-
-def _by_session(values: Values) -> list[list[float]]:
-    """The values of each session."""
-    return [_flat(values[unit] for unit in units) for units in grouped(values, lambda unit: unit[0]).values()]
 
 
 def _flat(parts: Iterable[Sequence[float]]) -> list[float]:

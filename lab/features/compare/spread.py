@@ -55,22 +55,19 @@ class Spread:
 
 def default(run: Any) -> Spread:
     """The assumed spread for the machine of a run (a row of `table.runs`)."""
-    if setup_columns.is_request(run) and not _is_here(run.url):
-        return Spread(VIRTUAL, math.inf, 0, "assumed since the server's machine is unknown")
+    if setup_columns.is_request(run):
+        try:
+            is_here = is_loopback(Access(run.url))
+        except ValueError:  # not an address, in a damaged file
+            is_here = False
+        if not is_here:
+            return Spread(VIRTUAL, math.inf, 0, "assumed since the server's machine is unknown")
     if run.power == "battery":
         return Spread(BATTERY, math.inf, 0, "assumed for a machine on battery")
     if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
         return Spread(PHYSICAL, math.inf, 0, "assumed for a physical machine")
     kind = "for a virtual machine" if run.virtual else "since it is unknown whether the machine is virtual"
     return Spread(VIRTUAL, math.inf, 0, f"assumed {kind}")
-
-
-def _is_here(url: str) -> bool:
-    """Whether a server's address is on the client's own machine."""
-    try:
-        return is_loopback(Access(url))
-    except ValueError:  # not an address, in a damaged file
-        return False
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
@@ -92,20 +89,17 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
             centres = repeats.groupby("session")[figure].median().map(math.log)
             if len(centres) > 1:
                 found.setdefault((machine_of(repeats), figure), []).append((setup, centres))
-    return {key: known for key, centres in found.items() if (known := _estimated(centres))}
-
-
-def _estimated(found: Sequence[tuple[int, pd.Series]]) -> Spread | None:
-    """Estimated from the centres of sessions (of a setup at a length); None for too few. Lengths do not add degrees."""
-    df: dict[int, int] = {}
-    for setup, centres in found:
-        df[setup] = max(df.get(setup, 0), len(centres) - 1)
-    if sum(df.values()) < FEWEST_SESSIONS - 1:
-        return None
-    squares = sum(centres.var() * (len(centres) - 1) for _, centres in found)
-    sd = math.sqrt(squares / sum(len(centres) - 1 for _, centres in found))
-    n_sessions = len({session for _, centres in found for session in centres.index})
-    return Spread(sd, sum(df.values()), n_sessions, f"from {n_sessions} sessions of this machine")
+    known = {}
+    for key, of_sessions in found.items():
+        df: dict[int, int] = {}  # of each setup: more lengths do not add degrees
+        for setup, centres in of_sessions:
+            df[setup] = max(df.get(setup, 0), len(centres) - 1)
+        if sum(df.values()) >= FEWEST_SESSIONS - 1:
+            squares = sum(centres.var() * (len(centres) - 1) for _, centres in of_sessions)
+            sd = math.sqrt(squares / sum(len(centres) - 1 for _, centres in of_sessions))
+            n = len({session for _, centres in of_sessions for session in centres.index})
+            known[key] = Spread(sd, sum(df.values()), n, f"from {n} sessions of this machine")
+    return known
 
 
 def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
@@ -113,11 +107,6 @@ def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
     first = rows.iloc[0]
     of_machine = first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
     return (*of_machine, first.server) if setup_columns.is_request(first) else of_machine
-
-
-def spread_of(rows: pd.DataFrame, figure: str, known: dict[tuple[Any, str], Spread]) -> Spread:
-    """The known spread of a figure for the runs of one setup, or the assumed one."""
-    return known.get((machine_of(rows), figure)) or default(rows.iloc[0])
 
 
 FIGURE_NAMES = {
@@ -169,19 +158,15 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: 
         figure, n_prompt, n_gen, lever = key
         return lever is not None, n_prompt, first.get(lever, 0), n_gen or 0, names.index(figure)
 
-    spreads = {figure: spread_of(rows, figure, known) for figure in figures}
-    return {key: _side(key[0], found[key], spreads[key[0]]) for key in sorted(found, key=place)}
-
-
-def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
-    """A figure of these rows as a side."""
-    by_unit = grouped(rows, lambda row: (row["session"], row["block"] if row["block"] == row["block"] else None))
-    disturbed = [[row["disturbed"] for row in alike] for alike in grouped(rows, lambda row: row["session"]).values()]
-    return Side(
-        {unit: [row[figure] for row in alike] for unit, alike in by_unit.items()},
-        spread,
-        shown.all_of([shown.of_runs(len(runs), sum(runs), 0) for runs in disturbed]),
-    )
+    machine, assumed, sides = machine_of(rows), default(rows.iloc[0]), {}
+    for key in sorted(found, key=place):
+        own, figure = found[key], key[0]
+        by_unit = grouped(own, lambda row: (row["session"], row["block"] if row["block"] == row["block"] else None))
+        by_session = grouped(own, lambda row: row["session"]).values()
+        doubts = [shown.of_runs(len(runs), sum(row["disturbed"] for row in runs), 0) for runs in by_session]
+        values = {unit: [row[figure] for row in runs] for unit, runs in by_unit.items()}
+        sides[key] = Side(values, known.get((machine, figure)) or assumed, shown.all_of(doubts))
+    return sides
 
 
 def is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
@@ -191,18 +176,15 @@ def is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
 
 def without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, ...]:
     """The names of the figures that were not compared: only one of TPOT and decode compute."""
-    done = {(_kind(key[0]), *key[1:]) for key in compared}
+
+    def what(key: Key) -> tuple[object, ...]:
+        return "tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]
+
     names: dict[tuple[object, ...], str] = {}
     for key in figures:
-        names.setdefault((_kind(key[0]), *key[1:]), name_of(key))
-    return tuple(name for what, name in names.items() if what not in done)
-
-
-def _kind(figure: str) -> str:
-    """TPOT and decode compute describe the same decoding."""
-    return "tpot_ms" if figure == "decode_ms" else figure
-
-
-def name_of(key: Key) -> str:
-    at = ", ".join([*([f"{key[1]:,}"] if key[1] else []), *([key[3]] if key[3] else [])])
-    return f"{FIGURE_NAMES[key[0]]} at {at}" + (f" with {key[2]:,} generated" if key[2] else "")
+        figure, n_prompt, n_gen, lever = key
+        at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
+        words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")
+        names.setdefault(what(key), words)
+    done = set(map(what, compared))
+    return tuple(words for key, words in names.items() if key not in done)

@@ -121,6 +121,11 @@ class Tuned:
     visible: float | None = None  # the gain that these blocks would show in 4 of 5 sessions
 
     @property
+    def won(self) -> str | None:
+        """The winner's settings as options."""
+        return self.winner.run.variant if self.winner else None
+
+    @property
     def is_recommended(self) -> bool:
         return self.gain is not None and self.gain.low > 1 + AT_LEAST
 

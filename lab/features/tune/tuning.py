@@ -9,6 +9,7 @@ Settings that the user gave stay as they are.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -22,7 +23,7 @@ from typing import Any, Unpack
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.lists import plural
-from lab.core.record import Ceilings, Record, Settings, Tuning
+from lab.core.record import Record, Tuning
 from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features.compare import side_by_side
@@ -143,16 +144,23 @@ def plan(
             made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
         return dataclasses.replace(made, tuning=Tuning(goal, stage, gen), n_repeat=1, is_more_if_cheap=False)
 
-    base = make_plan(worker, [prompt_len], gen, 1, **{**asked, "model": model})
     base = make(worker, (), CONFIRM)
     if base.refused:
         raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
     of = phases_of(goal, gen, users > 1)
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
     space = _space(base, given, allow_lossy)
-    possible = {
-        name: [one for one in values if _is_possible(make, worker, (name, one))] for name, values in space.items()
-    }
+    searched = make(worker, (), SEARCH)
+
+    def is_possible(name: str, value: Any) -> bool:
+        """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
+        try:
+            made = make(worker, ((name, value),), SEARCH)
+        except LabError:
+            return False
+        return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
+
+    possible = {name: [value for value in values if is_possible(name, value)] for name, values in space.items()}
     search = Search(_choices(possible), of)
     if len(search.choices) < 2:
         raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
@@ -168,9 +176,14 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
     is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
     n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
     ubatches = {min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch}  # by the size of the largest step
+
+    def threads(n: int) -> list[int]:
+        """Other numbers: a quarter, half, one less, and all cores that the process may use."""
+        return sorted({one for one in (n // 4, n // 2, n - 1, usable) if one >= 1} - {n}) if is_on_cpu else []
+
     space: dict[str, list[Any]] = {
-        "threads": _threads(now.n_threads, usable) if is_on_cpu else [],
-        "threads_batch": _threads(now.n_threads_batch, usable) if is_on_cpu else [],
+        "threads": threads(now.n_threads),
+        "threads_batch": threads(now.n_threads_batch),
         "ubatch": [n for size, n in ubatches.items() if size != min(now.n_ubatch, n_tokens)],
         "flash_attn": ["on"] if now.flash_attn == "off" else ["off"],
         "repack": [False] if is_on_cpu else [],
@@ -192,35 +205,18 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
     return {name: values for name, values in space.items() if name not in given}
 
 
-def _is_possible(make: Callable[[Worker, Choice, str], Plan], worker: Worker, change: tuple[str, Any]) -> bool:
-    """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
-    try:
-        made = make(worker, (change,), SEARCH)
-    except LabError:
-        return False
-    default = make(worker, (), SEARCH)
-    return not made.refused and (made.settings, made.file) != (default.settings, default.file)
-
-
-def _threads(now: int, usable: int) -> list[int]:
-    """Other numbers of threads: a quarter, half, one less, and all cores that the process may use."""
-    return sorted({n for n in (now // 4, now // 2, now - 1, usable) if n >= 1} - {now})
-
-
 def _choices(space: Mapping[str, Sequence[Any]]) -> list[Choice]:
     """All combinations that llama.cpp accepts, those with the fewest changes first, at most MOST_CHOICES."""
-    made: list[Choice] = []
-    space = {name: values for name, values in space.items() if values}
-    for n_changed in range(1, len(space) + 1):
-        for names in itertools.combinations(sorted(space), n_changed):
-            for values in itertools.product(*(space[name] for name in names)):
-                choice = tuple(zip(names, values, strict=True))
-                if dict(choice).get("flash_attn") == "off" and "cache_type_v" in dict(choice):
-                    continue  # llama.cpp packs values only with flash attention
-                made.append(choice)
-                if len(made) == MOST_CHOICES:
-                    return made
-    return made
+    names = sorted(name for name, values in space.items() if values)
+    made = (
+        tuple(zip(some, values, strict=True))
+        for n_changed in range(1, len(names) + 1)
+        for some in itertools.combinations(names, n_changed)
+        for values in itertools.product(*(space[name] for name in some))
+    )
+    packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
+    possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
+    return list(itertools.islice(possible, MOST_CHOICES))
 
 
 PREDICTABLE = {"threads", "threads_batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v"}
@@ -235,50 +231,37 @@ def _predicted(
     Settings that are not PREDICTABLE count as without effect; without ceilings nothing is predicted.
     """
     even = {phase.name: 1 / len(of) for phase in of}
-    here = places.of(base.machine, base.model, base.settings)
     runs, ceilings = prediction.kept(folder) if folder.is_dir() else ([], [])
-    best = probing.known(ceilings, here)
+    best = probing.known(ceilings, places.of(base.machine, base.model, base.settings))
     if best is None:
         note = "No ceilings are known, so nothing is predicted: lab ceilings, once, makes the search shorter."
         return {}, even, (note,)
-    known: dict[Choice, dict[str, float] | None] = {}
-    now = _seconds(base, best, runs, base.settings, users)
-    if now is None:
+
+    @functools.cache
+    def seconds(choice: Choice) -> dict[str, float] | None:
+        """The predicted seconds of prefill and of a decode step; None if a kernel was not probed."""
+        values = {table()[name].record_name or name: value for name, value in choice}
+        if "flash_attn" in values:
+            values["flash_attn_resolved"] = values["flash_attn"]
+        settings, case = dataclasses.replace(base.settings, **values), base.cases[0]
+        try:
+            fit = learning.learn(runs, best, learning.offload_of(base.model, settings)).fit
+        except LabError:
+            fit = learning.fit([])
+        step, n_past = StepPrediction(base.model, settings, best, fit, 0), case.n_prompt + case.n_gen // 2
+        first = step.prefill(case.n_prompt)
+        each = step.seconds(1, n_past, users, [(1, n_past)] * (users - 1))
+        return None if first is None or each is None else {PREFILL: first * users, DECODE: each}
+
+    if (now := seconds(())) is None:
         return {}, even, ()
     predicted: dict[str, dict[Choice, float]] = {phase.name: {} for phase in of}
     for choice, phase in itertools.product(choices, of):
         part = phase.part_of(choice)
-        chosen = tuple(one for one in part if one[0] in PREDICTABLE)
-        if chosen not in known:
-            known[chosen] = _seconds(base, best, runs, _changed(base.settings, chosen), users)
-        if seconds := known[chosen]:
-            predicted[phase.name][part] = seconds[phase.name] / now[phase.name]
+        if own := seconds(tuple(one for one in part if one[0] in PREDICTABLE)):
+            predicted[phase.name][part] = own[phase.name] / now[phase.name]
     total = sum(now[phase.name] * phase.n for phase in of)
     return predicted, {phase.name: now[phase.name] * phase.n / total for phase in of}, ()
-
-
-def _seconds(
-    base: Plan, best: Ceilings, runs: Sequence[Record], settings: Settings, users: int
-) -> dict[str, float] | None:
-    """The predicted seconds of prefill and of a decode step; None if a kernel was not probed."""
-    try:
-        fit = learning.learn(runs, best, learning.offload_of(base.model, settings)).fit
-    except LabError:
-        fit = learning.fit([])
-    step = StepPrediction(base.model, settings, best, fit, 0)
-    case = base.cases[0]
-    n_past = case.n_prompt + case.n_gen // 2
-    first = step.prefill(case.n_prompt)
-    each = step.seconds(1, n_past, users, [(1, n_past)] * (users - 1))
-    return None if first is None or each is None else {PREFILL: first * users, DECODE: each}
-
-
-def _changed(settings: Settings, choice: Choice) -> Settings:
-    """The settings of a choice, without placing anything."""
-    values = {table()[name].record_name or name: value for name, value in choice}
-    if "flash_attn" in values:
-        values["flash_attn_resolved"] = values["flash_attn"]
-    return dataclasses.replace(settings, **values)
 
 
 def variant(choice: Choice, base: Plan) -> str:
@@ -342,10 +325,7 @@ def execute(
 
     A choice that fails is dropped. LabError if the default fails.
     """
-    run = _Tuning(plan, worker, path, watch, new_worker, clock)
-    yield from run.search_settings()
-    yield from run.confirm()
-    yield from run.measure_lengths()
+    yield from _Tuning(plan, worker, path, watch, new_worker, clock).session()
 
 
 class _Tuning:
@@ -361,16 +341,13 @@ class _Tuning:
         clock: Callable[[], float],
     ) -> None:
         self.plan, self.worker, self.path, self.new_worker, self.clock = plan, worker, path, new_worker, clock
-        self.watch, self.started = watch, clock()
+        self.watch, self.started, self.model = watch, clock(), plan.default.model
         self.search = Search(plan.choices, plan.phases, plan.predicted, plan.default.seed)
         self.search.cut(plan.shares)
         self.chance = random.Random(plan.default.seed)
-        self.model = plan.default.model
         self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
         self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
         self.n_blocks = 0
-        self.winner: Choice = ()
-        self.is_confirmed = False
 
     @property
     def left_s(self) -> float:
@@ -381,44 +358,64 @@ class _Tuning:
         """The expected seconds of a block of the confirmation."""
         return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
 
+    def say(self, words: str) -> None:
+        self.watch(progress.Status(words, note=words))
+
+    def session(self) -> Iterator[Record]:
+        """The search; the winner and the default in as many blocks as the budget allows, if enough; a sweep of both."""
+        yield from self.search_settings()
+        winner, base, budget_s = self.search.best(), self.plan.default, self.plan.budget_s
+        if not winner:
+            return
+        n_affordable = int((self.left_s + OVER_BUDGET / 2 * budget_s) / self.block_s(winner))
+        if n_affordable < FEWEST_CONFIRMED:
+            return
+        both: dict[str, Choice] = {DEFAULT: (), variant(winner, base): winner}
+        records: list[Record] = []
+        for _ in range(min(MOST_CONFIRMED, n_affordable)):
+            if self.left_s + OVER_BUDGET * budget_s < self.block_s(winner):
+                break  # the machine has become slower
+            for record in self._block(both, CONFIRM):
+                records.append(record)
+                yield record
+                if record.run.error:
+                    return
+            self.n_blocks += 1
+        found, case = tuned(records), base.cases[0]
+        is_sweepable = not case.lever and case.n_prompt >= 8 and case.n_gen >= 2
+        if found and found.is_recommended and is_sweepable and self.left_s >= 2 * self.block_s(winner):
+            yield from self._block(both, LENGTHS)  # the lengths for which the winner is faster
+
     def search_settings(self) -> Iterator[Record]:
         """Blocks of the search, until the best choice is known or the budget of the search is spent."""
-        why = f"the best settings are known to within {percent(KNOWN_WITHIN)}"
-        n_tried = 0
+        why, n_tried = f"the best settings are known to within {percent(KNOWN_WITHIN)}", 0
+
+        def can_try(n_runs: int) -> bool:
+            """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
+            fewest_s = FEWEST_CONFIRMED * self.block_s(())
+            if self.plan.budget_s < fewest_s:  # nothing can be confirmed
+                fewest_s = 0.0
+            keep_s = fewest_s if n_tried < FEWEST_TRIED else max(fewest_s, FOR_CONFIRMATION * self.plan.budget_s)
+            return self.left_s - keep_s >= n_runs * self.run_s
+
         while wanted := self.search.next_block():
-            if self.n_blocks and not self._can_try(n_tried, 2):
+            if self.n_blocks and not can_try(2):
                 why = "its part of the budget is spent"
                 break
             for n, choice in enumerate(wanted):
-                if n and not self._can_try(n_tried, 1):
+                if n and not can_try(1):
                     break
                 yield from self._one(choice)
                 n_tried += bool(choice)
-                if self.n_blocks == n == 0:
-                    self._warn_of_budget()
+                needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
+                if self.n_blocks == n == 0 and needed_s > self.plan.budget_s:
+                    self.say(
+                        f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run "
+                        f"of the default takes about {progress.duration(self.whole_s[()])}. Give at least "
+                        f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
+                    )
             self.n_blocks += 1
-        words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
-        self.watch(progress.Status(words, note=words))
-        self.winner = self.search.best()
-
-    def _can_try(self, n_tried: int, n_runs: int) -> bool:
-        """Whether the budget allows more runs of the search beside the confirmation, which has half of it or more."""
-        fewest_s = FEWEST_CONFIRMED * self.block_s(())
-        if self.plan.budget_s < fewest_s:  # nothing can be confirmed
-            fewest_s = 0.0
-        keep_s = fewest_s if n_tried < FEWEST_TRIED else max(fewest_s, FOR_CONFIRMATION * self.plan.budget_s)
-        return self.left_s - keep_s >= n_runs * self.run_s
-
-    def _warn_of_budget(self) -> None:
-        """Say after the run of the default if the budget is too small to confirm anything."""
-        needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
-        if needed_s > self.plan.budget_s:
-            words = (
-                f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run of the "
-                f"default takes about {progress.duration(self.whole_s[()])}. Give at least "
-                f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
-            )
-            self.watch(progress.Status(words, note=words))
+        self.say(f"The search ended after {plural(len(self.search.timings), 'run')}: {why}.")
 
     def _one(self, choice: Choice) -> Iterator[Record]:
         """One run of one choice in an engine of its own."""
@@ -438,44 +435,16 @@ class _Tuning:
         run_s = self.clock() - begun
         self.run_s = max(self.run_s, run_s)
         if done:
-            n_gen = self.plan.default.cases[0].n_gen
-            more_s = max(0, n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
+            more_s = max(0, self.plan.default.cases[0].n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
             self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), run_s + more_s)
 
-    def confirm(self) -> Iterator[Record]:
-        """The winner and the default side by side, in as many blocks as the budget allows, if these are enough."""
-        if not self.winner:
-            return
-        n_affordable = int((self.left_s + OVER_BUDGET / 2 * self.plan.budget_s) / self.block_s(self.winner))
-        if n_affordable < FEWEST_CONFIRMED:
-            return
-        both: dict[str, Choice] = {DEFAULT: (), variant(self.winner, self.plan.default): self.winner}
-        records: list[Record] = []
-        for _ in range(min(MOST_CONFIRMED, n_affordable)):
-            if self.left_s + OVER_BUDGET * self.plan.budget_s < self.block_s(self.winner):
-                break  # the machine has become slower
-            for record in self._block(both, CONFIRM):
-                records.append(record)
-                yield record
-                if record.run.error:
-                    return
-            self.n_blocks += 1
-        found = tuned(records)
-        self.is_confirmed = bool(found and found.is_recommended)
-
-    def measure_lengths(self) -> Iterator[Record]:
-        """A sweep of both, from which the lengths follow for which the winner is faster."""
-        case = self.plan.default.cases[0]
-        if not self.is_confirmed or case.lever or case.n_prompt < 8 or case.n_gen < 2:
-            return
-        if self.left_s < 2 * self.block_s(self.winner):
-            return
-        yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS)
-
     def _block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
+        def is_same_file(plan: Plan) -> bool:
+            return plan.file == self.plan.default.file
+
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
         plans = {
-            name: dataclasses.replace(plan, model=self.model) if plan.file == self.plan.default.file else plan
+            name: dataclasses.replace(plan, model=self.model) if is_same_file(plan) else plan
             for name, plan in plans.items()
         }
         if self.worker.backend != DEFAULT_BACKEND:
@@ -485,17 +454,10 @@ class _Tuning:
         todo = [(0, case) for plan in plans.values() for case in plan.cases]
 
         def show(status: progress.Status) -> None:
-            self.watch(
-                dataclasses.replace(
-                    status,
-                    part=f"{'confirming' if stage != SEARCH else 'searching'}, block {self.n_blocks + 1}",
-                    n_runs=0,
-                    left_s=max(0.0, self.left_s),
-                )
-            )
+            part = f"{'confirming' if stage != SEARCH else 'searching'}, block {self.n_blocks + 1}"
+            self.watch(dataclasses.replace(status, part=part, n_runs=0, left_s=max(0.0, self.left_s)))
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
-        for plan in plans.values():
-            if plan.file == self.plan.default.file:
-                self.model = plan.model
+        for plan in filter(is_same_file, plans.values()):
+            self.model = plan.model
