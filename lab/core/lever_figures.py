@@ -3,6 +3,7 @@
 - batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
 - prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
 - speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting (guesses.py)
+- turns: `turns_s`, the whole conversation
 - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT (gaps.py)
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import statistics
 
 from lab.core import gaps, guesses, prefix_times
-from lab.core.levers import Batch, Prefix, Speculation, Stall
+from lab.core.levers import Batch, Prefix, Speculation, Stall, Turns
 from lab.core.record import DECODE, OK, PREFILL, Run
 
 NAMES = {
@@ -21,6 +22,7 @@ NAMES = {
     "disk_s": "TTFT, prefix from disk",
     "gap_ms": "longest gap",
     "newcomer_s": "TTFT of the newcomer",
+    "turns_s": "whole conversation",
 }
 """The figures that plain runs do not have, in words."""
 
@@ -54,5 +56,16 @@ def step_s(run: Run) -> float:
     return statistics.fmean(ready - start for kind, start, ready in columns if kind == DECODE) / 1e9
 
 
-FIGURES = {Batch: batch, Prefix: prefix_times.figures, Stall: gaps.compared, Speculation: guesses.figures}
+def turns(run: Run) -> dict[str, float]:
+    """The time of the whole conversation in s, with saving and loading its cache."""
+    return {"turns_s": run.steps.end_ns[-1] / 1e9} if run.steps.end_ns else {}
+
+
+FIGURES = {
+    Batch: batch,
+    Prefix: prefix_times.figures,
+    Stall: gaps.compared,
+    Speculation: guesses.figures,
+    Turns: turns,
+}
 """The function that makes the figures of a run, by its lever."""

@@ -74,12 +74,31 @@ class Speculation:
         return f"{self.text}, " + (f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts")
 
 
+@dataclass(frozen=True)
+class Turns:
+    """`lab turns`: a conversation; each turn's prompt held all earlier turns, and the cache served its beginning."""
+
+    kv_unified: ClassVar[str | None] = None
+    system: int  # tokens of the system prompt
+    messages: tuple[int, ...]  # tokens of each turn's message
+    answers: tuple[int, ...]  # tokens of each turn's answer
+    breaks: str  # what broke the cache, as in --break
+    keep: str  # where the cache was between turns: memory, disk, none
+    whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
+    asked: str = ""  # --turn, if its lengths were drawn
+
+    @property
+    def words(self) -> str:
+        how = {"memory": "cache in memory", "disk": "cache on disk", "none": "no cache"}.get(self.keep, self.keep)
+        return f"{plural(len(self.messages), 'turn')}, {how}" + (f", {self.breaks}" if self.breaks else "")
+
+
 def in_chunks(chunk: int | None) -> str:
     """`in chunks of 256`, or (None) `all at once`."""
     return "all at once" if chunk is None else f"in chunks of {chunk:,}"
 
 
-Lever = Batch | Prefix | Stall | Speculation
+Lever = Batch | Prefix | Stall | Speculation | Turns
 
 LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}
 """By the field of a run."""

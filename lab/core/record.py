@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, name_of
+from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, Turns, name_of
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.traced import Attention, TokenTrace
@@ -240,6 +240,7 @@ class Run:
     prefix: Prefix | None = None
     stall: Stall | None = None
     speculation: Speculation | None = None
+    turns: Turns | None = None
     draft: Model | None = None  # of speculation: the draft model
     accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
     margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest

@@ -53,6 +53,7 @@ class Option:
     short: str = ""
     metavar: str | None = None
     type: type | None = None  # where the default does not tell
+    flag: str | None = None  # on the command line, if not the name
 
 
 REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 for quick cases]", "r", type=int)

@@ -1,4 +1,4 @@
-"""The commands that try a lever: batch, prefix, stall, speculate.
+"""The commands that try a lever: batch, prefix, turns, stall, speculate.
 
 The command that tries every claim of the textbooks: claims.
 """
@@ -35,7 +35,8 @@ def _options(experiment: Experiment) -> list[Any]:
     made = []
     for option in experiment.options:
         default = experiment.default(option)
-        names = [f"--{option.name.replace('_', '-')}", *([f"-{option.short}"] if option.short else [])]
+        flag = option.flag or option.name.replace("_", "-")
+        names = [option.name, f"--{flag}", *([f"-{option.short}"] if option.short else [])]
         is_flag = default is False
         is_tokens = option.name in ("gen", "suffix_len")
         made.append(

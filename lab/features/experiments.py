@@ -6,10 +6,17 @@ from lab.core.record import Run
 from lab.features import batch as batching
 from lab.features import prefix as prefix_cache
 from lab.features import stall as stalls
+from lab.features import turns as conversations
 from lab.features.experiment import Experiment
 from lab.features.speculate import speculation
 
-EXPERIMENTS = (batching.EXPERIMENT, prefix_cache.EXPERIMENT, stalls.EXPERIMENT, speculation.EXPERIMENT)
+EXPERIMENTS = (
+    batching.EXPERIMENT,
+    prefix_cache.EXPERIMENT,
+    conversations.EXPERIMENT,
+    stalls.EXPERIMENT,
+    speculation.EXPERIMENT,
+)
 
 
 def of_run(run: Run) -> Experiment | None:

@@ -1,0 +1,221 @@
+"""Conversations: planted breaks found to the token, figures with a fake engine, and answers of the embedded model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import script as scripts
+from lab.core.levers import Turns
+from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
+from lab.errors import LabError
+from lab.features import turns as conversations
+from lab.features.common import first_difference
+from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict import learning
+from lab.process.wire import ATTENTION, MUL_MAT
+from lab.process.worker import Worker
+from lab.runner.cases import Case
+from lab.runner.session import execute, new_results_file
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+
+LEVER = Turns(20, (10, 8, 6), (5, 4, 3), "", "memory")
+
+
+def distinct(sequence: int, n: int) -> list[int]:
+    return list(range(n))
+
+
+def record_of(lever: Turns = LEVER, repeat: int = 0, move_ms: float = 5, **changes: Any) -> Record:
+    """A run of an engine that takes 1 ms a prompt token, 10 ms a decode step, and 1 ms to choose a token."""
+    written = conversations.write(Case(1, 1, lever=lever), distinct, SETTINGS)
+    run = dataclasses.replace(make_run(40, 3, repeat), steps=steps_of(written, move_ms=move_ms), turns=lever)
+    ids = tuple(range(scripts.n_chosen(written)))
+    saved = tuple(1000 * (i + 1) for i, op in enumerate(op for op in written if op.kind == SAVE))
+    return make_record(dataclasses.replace(run, token_ids=ids, state_bytes=saved or None, **changes))
+
+
+def broken(**changes: Any) -> Turns:
+    return dataclasses.replace(LEVER, **changes)
+
+
+def test_a_turn_computes_its_message_and_the_last_token_of_the_answer_before() -> None:
+    turns = list(conversations.conversation(LEVER, distinct))
+    assert [(len(prompt), n_cached, len(answer)) for prompt, n_cached, answer in turns] == [
+        (30, 0, 5),
+        (43, 34, 4),
+        (53, 46, 3),
+    ]
+    assert turns[2][0] == list(range(53))
+    uncached = conversations.conversation(broken(keep="none"), distinct)
+    assert [n_cached for _, n_cached, _ in uncached] == [0, 0, 0]
+
+
+def test_planted_breaks_are_located_to_the_token() -> None:
+    """100 random conversations with a break at a random turn; where it lies is counted here from lengths alone."""
+    rng = random.Random(1)
+    for _ in range(100):
+        n_turns, kind = rng.randint(3, 9), rng.choice(list(conversations.BREAKS))
+        system, at = rng.randint(40, 400), rng.randint(3, n_turns)
+        messages = tuple(rng.randint(8, 60) for _ in range(n_turns))
+        answers = tuple(rng.randint(4, 40) for _ in range(n_turns))
+        shortened = (at - 2) // 2  # turns, from 0
+        n_before = system + sum(messages[:shortened]) + sum(answers[:shortened])
+        differs_at = {
+            "system": conversations.CLOCK_AT,
+            "tools": system // 2,
+            "truncate": n_before + max(1, messages[shortened] // 4),
+            "second": system,
+            "shift": system,
+            "thinking": system + messages[0],
+        }[kind]
+        lever = Turns(system, messages, answers, f"{kind}@{at}", "memory")
+        written = conversations.write(Case(1, 1, lever=lever), distinct, SETTINGS)
+        rows = conversations.rows([record_of(lever)])
+        assert [row.differs_at for row in rows] == [None] * (at - 1) + [differs_at] + [None] * (n_turns - at), lever
+        steps = list(scripts.shapes(written))
+        assert sum(row.n_computed for row in rows) == sum(one.n_tokens for one in steps if one.kind == PREFILL)
+        assert rows[at - 1].n_cached == differs_at and rows[at - 1].breaks == kind
+        assert all(row.n_again == 0 for row in rows if row.turn != at)
+
+
+def test_the_figures_are_those_of_the_steps() -> None:
+    rows = conversations.rows([record_of(), record_of(broken(keep="none"))])
+    assert [(row.n_prompt, row.n_cached, row.n_computed, row.n_again) for row in rows] == [
+        (30, 0, 30, 0),
+        (43, 34, 9, 0),
+        (53, 46, 7, 0),
+    ]
+    assert [row.ttft_s for row in rows] == pytest.approx([0.031, 0.010, 0.008])
+    assert [row.decode_s for row in rows] == pytest.approx([0.044, 0.033, 0.022])
+    assert [row.sum_s for row in rows] == pytest.approx(list(itertools.accumulate([0.075, 0.043, 0.030])))
+    assert [row.without_s for row in rows] == pytest.approx([0.075, 0.049 + 0.033, 0.059 + 0.022])  # 5 ms to cut
+    assert [row.perfect_s for row in rows] == pytest.approx([0.075, 0.043, 0.030])
+    words = conversations.sentences(rows, None)
+    assert words[0] == "3 turns take 148 ms; 49.0 ms of it is prefill, no token was read twice."
+    assert "Without a cache they take 238 ms." in words
+
+
+def test_the_answer_says_what_a_break_costs() -> None:
+    levers = [broken(breaks="system@3"), LEVER, broken(breaks="system@3", keep="none")]
+    rows = conversations.rows([record_of(lever) for lever in levers])
+    assert [row.turn for row in rows] == [1, 2, 3] and [row.n_again for row in rows] == [0, 0, 30]
+    words = " ".join(conversations.sentences(rows, None))
+    assert "Turn 3 (system): the prompt differs from token 17 on, and 30 tokens after it were read again." in words
+    assert "A system prompt that does not change would save 35.0 ms." in words  # 30 tokens, and the cut
+
+
+def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -> None:
+    lever = broken(keep="disk", breaks="truncate@3")
+    written = conversations.write(Case(1, 1, lever=lever), distinct, SETTINGS, folder=Path("states"))
+    assert [op.kind for op in written if op.kind in (SAVE, LOAD, FORGET)] == [
+        *[SAVE, FORGET, LOAD],
+        *[SAVE, FORGET, LOAD, FORGET, SAVE],
+    ]
+    rows = conversations.rows([record_of(lever)])
+    assert [row.load_s for row in rows] == [None, pytest.approx(0.005), pytest.approx(0.005)]
+    assert rows[1].ttft_s == pytest.approx(0.005 + 0.005 + 0.010)  # forget, load, prefill
+    assert [row.state_bytes for row in rows] == [1000, 2000, 3000]
+    assert "Saving 0.0 MB took 5.00 ms" in " ".join(conversations.sentences(rows, None))
+
+
+def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
+    lever = broken(whole=True, breaks="truncate@3")
+    assert [n_cached for _, n_cached, _ in conversations.conversation(lever, distinct)] == [0, 34, 0]
+
+
+def test_the_first_other_token_is_told() -> None:
+    cold, warm = record_of(broken(keep="none")), record_of()
+    assert conversations.check([warm, cold]) == ["In 1 run the cached turns chose the tokens of the uncached ones."]
+    changed = list(warm.run.token_ids)
+    changed[6] = -1
+    other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
+    assert "first token 2 of answer 2" in conversations.check([other, cold])[0]
+
+
+def test_a_prediction_is_the_same_script_with_other_times() -> None:
+    rates = tuple(
+        Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))
+        for n in (1, 2, 4, 8, 32)
+    )
+    attention = tuple(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512))
+    known = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, rates + attention)
+    prediction = StepPrediction(MODEL, SETTINGS, known, learning.fit([]), 0)
+    rows = conversations.rows([record_of()], prediction)
+    assert [row.expected_ttft_s for row in rows] == pytest.approx(
+        [prediction.prefill(30), prediction.prefill(9, 34), prediction.prefill(7, 46)]
+    )
+    assert any("Prediction error of TTFT" in words for words in conversations.sentences(rows, prediction))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"turn": "300"}, "has one length"),
+        ({"turn": "300+1"}, "has no decode"),
+        ({"turn": "a+b"}, "is not a length"),
+        ({"turns": 0}, "--turns 0 is not possible"),
+        ({"system": -1}, "--system -1 is not possible"),
+        ({"keep": "cloud"}, "--keep cloud is not possible"),
+        ({"breaks": "moon@3"}, "'moon@3' is not an event"),
+        ({"breaks": "system@1"}, "turn 1 is not possible"),
+        ({"breaks": "system@9"}, "turn 9 is not possible"),
+        ({"turns": 70}, "was trained for 1,000"),
+    ],
+)
+def test_what_cannot_be_is_refused(fake_worker: FakeWorker, asked: dict[str, Any], words: str) -> None:
+    given = {"system": 20, "turn": "10+5", "turns": 3} | asked
+    with pytest.raises(LabError, match=words):
+        conversations.plan(fake_worker, **given)  # type: ignore[arg-type]
+
+
+def test_drawn_lengths_are_in_the_record_and_each_break_has_its_perfect_case(fake_worker: FakeWorker) -> None:
+    plan = conversations.plan(fake_worker, 20, "lognormal:10,0.5+4-8", 5, "tools@3", "memory,disk,none")  # type: ignore[arg-type]
+    levers = [case.lever for case in plan.cases]
+    assert [(one.keep, one.breaks) for one in levers if isinstance(one, Turns)] == [
+        *[("memory", "tools@3"), ("memory", ""), ("disk", "tools@3"), ("disk", ""), ("none", "tools@3")],
+    ]
+    first = levers[0]
+    assert isinstance(first, Turns) and len(set(first.messages)) > 1 and first.asked == "lognormal:10,0.5+4-8"
+
+
+@pytest.fixture(scope="module")
+def real(embedded: Path) -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+def test_a_cached_turn_chooses_what_an_uncached_one_does(real: Worker, tmp_path: Path) -> None:
+    plan = conversations.plan(real, 60, "20+8", 3, "truncate@3", "memory,disk,none", 1, threads=1, folder=tmp_path)
+    made = list(execute(plan, real, new_results_file(plan, tmp_path), lambda status: None))
+    runs = {(one.run.turns.keep, one.run.turns.breaks): one.run for one in made if one.run.turns}
+    assert all(run.status == "ok" for run in runs.values()), [run.error for run in runs.values()]
+    memory, disk = runs["memory", "truncate@3"], runs["disk", "truncate@3"]
+    assert memory.token_ids == disk.token_ids  # the same steps
+    at = first_difference(memory.token_ids, runs["none", "truncate@3"].token_ids)
+    assert at is None or at > 8, "the first answer has no cache"
+    for run in runs.values():
+        assert run.turns is not None
+        rows = conversations.figures(conversations.frame(run.steps), run.turns)
+        n_prefilled = sum(n for kind, n in zip(run.steps.kind, run.steps.n_tokens, strict=True) if kind == PREFILL)
+        assert rows.n_computed.sum() == n_prefilled
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_turns_command(tmp_path: Path) -> None:
+    asked = ("--system", "40", "--turn", "20+4", "--turns", "3", "--break", "system@3")
+    code, out, err = run_lab("turns", *asked, "-r", "1", "-t", "1", "-o", tmp_path)
+    assert code == 0, err
+    assert "3 turns take" in out and "Turn 3 (system): the prompt differs from token 17 on" in " ".join(out.split())
+    assert len(list(tmp_path.glob("*-turns.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))
+    rows = json.loads(run_lab("show", tmp_path, "--json")[1])["rows"]
+    assert [(row["turn"], row["differs_at"]) for row in rows] == [(1, None), (2, None), (3, 16)]
+    again = run_lab("show", tmp_path)[1] + err + out
+    assert "lab" in again
