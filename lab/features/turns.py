@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.core import script, stats
 from lab.core.levers import Turns
@@ -330,18 +330,10 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         kinds = parse_breaks(lever.breaks, len(lever.messages))
         number = numbers.setdefault(dataclasses.replace(lever, breaks="", keep=""), 1 + len(numbers))
         for turn, values in table.drop(columns=["start_s"], errors="ignore").iterrows():
-            cells = {name: None if math.isnan(value) else value for name, value in values.items()}
+            cells: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in values.items()}
             counts = {name: int(value) for name, value in cells.items() if value is not None and is_count(str(name))}
             at = int(str(turn))
-            made.append(
-                Row(
-                    conversation=number,
-                    turn=at,
-                    keep=lever.keep,
-                    breaks=", ".join(kinds[at - 1]),
-                    **{**cells, **counts},
-                )
-            )  # type: ignore[arg-type]
+            made.append(Row(number, at, lever.keep, ", ".join(kinds[at - 1]), **{**cells, **counts}))
     return sorted(made, key=lambda row: (row.conversation, KEEPS.index(row.keep)))
 
 
