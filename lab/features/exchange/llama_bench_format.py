@@ -57,25 +57,12 @@ MOST_LINES = 50_000
 READABLE = "Give llama-bench's output (best: llama-bench -o json), or a text with its Markdown table."
 REQUIRED = ("model_filename", "model_n_params", "test_time", "flash_attn", "type_k", "type_v", *NUMBERS)
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
-DEFAULTS = {
-    # What the lab leaves at llama.cpp's defaults, as llama-bench words these.
-    "cpu_mask": "0x0",
-    "cpu_strict": False,
-    "poll": 50,
-    "n_cpu_moe": 0,
-    "split_mode": "layer",
-    "main_gpu": 0,
-    "no_kv_offload": False,
-    "devices": "auto",
-    "tensor_split": "0.00",
-    "tensor_buft_overrides": "none",
-    "load_mode": "auto",
-    "lazy_mode": "auto",
-    "embeddings": False,
-    "no_host": False,
-    "fit_target": 0,
-    "fit_min_ctx": 0,
-}
+DEFAULTS = {"cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0}
+DEFAULTS |= {"no_kv_offload": False, "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none"}
+DEFAULTS |= {"load_mode": "auto", "lazy_mode": "auto", "embeddings": False, "no_host": False}
+DEFAULTS |= {"fit_target": 0, "fit_min_ctx": 0}
+"""What the lab leaves at llama.cpp's defaults, as llama-bench words these."""
+
 HEADS = {name: name for name in ("n_batch", "n_ubatch", "type_k", "type_v")}
 HEADS |= {"model": "model_type", "backend": "backends", "ngl": "n_gpu_layers", "threads": "n_threads"}
 HEADS |= {"fa": "flash_attn", "rpk": "repack"}
@@ -101,11 +88,46 @@ def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
             if run.status != OK or run.warmup:
                 continue
             prefill, decode, n_decode = phases.prefill_ns(run), phases.decode_compute_mean_ns(run), run.n_gen - 1
-            if prefill:
-                _add(tests, record, run, (run.n_prompt, 0, 0), prefill)
-            if decode:
-                _add(tests, record, run, (0, n_decode, run.n_prompt), round(decode * n_decode))
-    return [_with_statistics(row) for row in tests.values()]
+            made = [((run.n_prompt, 0, 0), prefill)] if prefill else []
+            made += [((0, n_decode, run.n_prompt), round(decode * n_decode))] if decode else []
+            for test, ns in made:
+                row = _setup(record) | dict(zip(("n_prompt", "n_gen", "n_depth"), test, strict=True))
+                chosen = to_json(dataclasses.replace(record.settings, n_ctx=0))  # as long as the longest run needs
+                key = json.dumps([row, run.variant, run.every, record.model.sha256, chosen, to_json(record.machine)])
+                kept = tests.setdefault(key, {**row, "test_time": run.started_at, "samples_ns": []})
+                kept["samples_ns"].append(ns)
+    for row in tests.values():
+        samples = row.pop("samples_ns")
+        rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in samples]
+        spread = statistics.stdev if len(samples) > 1 else lambda values: 0.0
+        row |= {"avg_ns": round(statistics.fmean(samples)), "stddev_ns": round(spread(samples))}
+        row |= {"avg_ts": round(statistics.fmean(rates), 6), "stddev_ts": round(spread(rates), 6)}
+        row |= {"samples_ns": samples, "samples_ts": [round(rate, 6) for rate in rates]}
+    return list(tests.values())
+
+
+def _setup(record: Record) -> dict[str, Any]:
+    """llama-bench's columns, those of the setup filled."""
+    settings, model, here = record.settings, record.model, record.machine
+    offload = machine.accelerators(here.devices)
+    names = [device.name.rstrip("0123456789") for device in offload or here.devices]
+    return {
+        **dict.fromkeys(COLUMNS),
+        **DEFAULTS,
+        "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
+        "cpu_info": here.cpu,
+        "gpu_info": ", ".join(device.description for device in offload),
+        "backends": ",".join(dict.fromkeys(names)) or None,
+        "model_filename": model.file or None,
+        "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
+        "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
+        "model_n_params": model.n_params,
+        **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
+        **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
+        "flash_attn": FLASH_ATTN.get(settings.flash_attn),
+        "repack": settings.repack is not False,
+        "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
+    }
 
 
 def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
@@ -115,12 +137,22 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
     if kind == "jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "md":
-        return _markdown(rows)
+        lines = ["| model | size | params | backend | threads | test | t/s |", "| - | -: | -: | - | -: | -: | -: |"]
+        for row in rows:
+            size = "" if row["model_size"] is None else f"{row['model_size'] / 2**20:,.2f} MiB"
+            params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
+            test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
+            rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
+            cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"] or "", test, rate)
+            lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        return "\n".join(lines) + "\n"
     import pandas as pd
 
-    plain = harmless(pd.DataFrame(rows, columns=COLUMNS, dtype=object)).map(_plain)
-    text: str = plain.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    return text
+    def plain(value: Any) -> str:
+        return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+    table = harmless(pd.DataFrame(rows, columns=COLUMNS, dtype=object)).map(plain)
+    return str(table.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n"))
 
 
 def harmless(rows: pd.DataFrame) -> pd.DataFrame:
@@ -139,7 +171,11 @@ def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record
     `device` names what a Markdown table does not. LabError where nothing can be read.
     """
     name = "The pasted text" if str(path) == STDIN else str(path)
-    text = _text(path, name)
+    try:
+        data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()  # PowerShell writes UTF-16
+        text = data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise LabError(f"{name} cannot be read: {problem}.", READABLE) from None
     if not text.strip():
         raise LabError(f"{name} is empty.", READABLE)
     rows, skipped = _parse(text, name, device)
@@ -161,75 +197,6 @@ def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record
         reasons = "".join(f" {sentence[:1].upper()}{sentence[1:]}." for sentence in skipped[:MOST_REASONS])
         raise LabError(f"{name} has no result that the lab can read.{reasons}", READABLE)
     return records, skipped
-
-
-def _text(path: Path, name: str) -> str:
-    """The text of a file, or of stdin; PowerShell writes UTF-16."""
-    try:
-        data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
-        return data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise LabError(f"{name} cannot be read: {problem}.", READABLE) from None
-
-
-def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple[int, int, int], ns: int) -> None:
-    settings, model, here = record.settings, record.model, record.machine
-    offload = machine.accelerators(here.devices)
-    names = [device.name.rstrip("0123456789") for device in offload or here.devices]
-    n_prompt, n_gen, n_depth = test
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= DEFAULTS
-    row |= {
-        "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
-        "cpu_info": here.cpu,
-        "gpu_info": ", ".join(device.description for device in offload),
-        "backends": ",".join(dict.fromkeys(names)) or None,
-        "model_filename": model.file or None,
-        "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
-        "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
-        "model_n_params": model.n_params,
-        **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
-        **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
-        "flash_attn": FLASH_ATTN.get(settings.flash_attn),
-        "repack": settings.repack is not False,
-        "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
-        "n_prompt": n_prompt,
-        "n_gen": n_gen,
-        "n_depth": n_depth,
-    }
-    chosen = to_json(dataclasses.replace(settings, n_ctx=0))  # the context is as long as the longest run needs
-    key = json.dumps([row, run.variant, run.every, model.sha256, chosen, to_json(here)])
-    kept = tests.setdefault(key, {**row, "test_time": run.started_at, "samples_ns": []})
-    kept["samples_ns"].append(ns)
-
-
-def _with_statistics(row: dict[str, Any]) -> dict[str, Any]:
-    samples = row.pop("samples_ns")
-    rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in samples]
-    spread = statistics.stdev if len(samples) > 1 else lambda values: 0.0
-    row |= {
-        "avg_ns": round(statistics.fmean(samples)),
-        "stddev_ns": round(spread(samples)),
-        "avg_ts": round(statistics.fmean(rates), 6),
-        "stddev_ts": round(spread(rates), 6),
-    }
-    return {**row, "samples_ns": samples, "samples_ts": [round(rate, 6) for rate in rates]}
-
-
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| model | size | params | backend | threads | test | t/s |", "| - | -: | -: | - | -: | -: | -: |"]
-    for row in rows:
-        size = "" if row["model_size"] is None else f"{row['model_size'] / 2**20:,.2f} MiB"
-        params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
-        test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
-        rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
-        cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"] or "", test, rate)
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _parse(text: str, name: str, device: str | None) -> tuple[list[Any], list[str]]:
@@ -345,8 +312,7 @@ def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
     if any(int(ns) <= 0 for ns in samples):
         raise ValueError("samples_ns: a time of 0 or less")
     run = Run(
-        n_prompt=n_prompt
-        or max(1, n_depth),  # the first token at depth 0 is the BOS, like the lab's prompt of one token
+        n_prompt=n_prompt or max(1, n_depth),  # the first token at depth 0 is the BOS, like the lab's prompt of one
         n_gen=n_gen + 1,
         repeat=0,
         warmup=False,
@@ -356,24 +322,14 @@ def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
         steps=Steps(),
         token_ids=(),
     )
-    setup = _machine(row), _model(row), _settings(row, n_prompt + n_gen + n_depth)
-    totals = [Totals(prefill_ns=int(ns)) if n_prompt else Totals(decode_ns=int(ns)) for ns in samples]
-    runs = [dataclasses.replace(run, repeat=repeat, totals=one) for repeat, one in enumerate(totals)]
-    return [Record(f"imported-{stem}", *setup, one) for one in runs]
-
-
-def _machine(row: Mapping[str, Any]) -> Machine:
     gpus = [name.strip() for name in str(row.get("gpu_info") or "").split(",") if name.strip()]
-    return Machine(
+    here = Machine(
         cpu=row.get("cpu_info") or None,
         llama_cpp_commit=row.get("build_commit") or None,
         devices=tuple(Device(f"GPU{i}", name, "gpu") for i, name in enumerate(gpus)),
     )
-
-
-def _model(row: Mapping[str, Any]) -> Model:
     file = re.split(r"[/\\]", str(row.get("model_filename") or ""))[-1]
-    return Model(
+    model = Model(
         name=file.removesuffix(".gguf") or row["model_name"],
         source="file",
         file=file,
@@ -382,21 +338,20 @@ def _model(row: Mapping[str, Any]) -> Model:
         n_params=None if row.get("model_n_params") is None else int(row["model_n_params"]),
         description=row.get("model_type") or None,
     )
-
-
-def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
-    asked = {str(number): name for name, number in FLASH_ATTN.items()}
     numbers: dict[str, Any] = {name: int(row.get(name, UNKNOWN_THREADS)) for name in NUMBERS}
     if not row.get("gpu_info"):
         numbers["n_gpu_layers"] = 0
-    flash_attn = row.get("flash_attn")
-    return Settings(
-        n_ctx=n_ctx,
+    flash_attn, asked = row.get("flash_attn"), {number: name for name, number in FLASH_ATTN.items()}
+    settings = Settings(
+        n_ctx=n_prompt + n_gen + n_depth,
         n_threads_batch=numbers["n_threads"],
         **numbers,
-        flash_attn="unknown" if flash_attn is None else asked.get(str(int(flash_attn)), "auto"),
+        flash_attn="unknown" if flash_attn is None else asked.get(int(flash_attn), "auto"),
         type_k=str(row["type_k"]),
         type_v=str(row["type_v"]),
         prompt="random",
         repack=False if str(row.get("repack")).lower() in ("0", "false") else None,
     )
+    totals = [Totals(prefill_ns=int(ns)) if n_prompt else Totals(decode_ns=int(ns)) for ns in samples]
+    runs = [dataclasses.replace(run, repeat=repeat, totals=one) for repeat, one in enumerate(totals)]
+    return [Record(f"imported-{stem}", here, model, settings, one) for one in runs]
