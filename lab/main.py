@@ -23,6 +23,7 @@ from lab.features.experimenting import claims, experiments
 from lab.features.experiments import EXPERIMENTS
 from lab.features.limits.command import ceilings, doctor, explain, predict, words
 from lab.features.measure.command import ab, measure, sweep
+from lab.features.quant.command import quant
 from lab.features.serve.command import load, server
 from lab.features.serve.lend_command import rpc_server
 from lab.features.trace.command import trace
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
-    "Compare and choose": ("compare", "predict", "tune"),
+    "Compare and choose": ("compare", "predict", "quant", "tune"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load"),
     "Files": ("models", "export", "import"),
@@ -256,6 +257,7 @@ for command in (
     ceilings,
     explain,
     predict,
+    quant,
     trace,
     doctor,
     words,

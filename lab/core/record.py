@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, Turns, name_of
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
+from lab.core.quality import Quality
 from lab.core.traced import Attention, TokenTrace
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # change a sequence
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
+
+QUANT = "quant"
+"""The part of the runs that show the speed of the files of `lab quant`."""
 
 UNKNOWN_THREADS = -1
 """llama.cpp's own number for "not chosen". Tables of results on GPUs do not show the number of threads."""
@@ -244,13 +248,14 @@ class Run:
     draft: Model | None = None  # of speculation: the draft model
     accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
     margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest
-    part: str | None = None  # of `lab claims`: the measurement that this run belongs to
+    part: str | None = None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
     placement: Placement | None = None  # None if unknown
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
     attention: Attention | None = None  # of `lab trace --attention`
+    quality: Quality | None = None  # of `lab quant`, which keeps no steps here; its speed is in runs of part QUANT
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
@@ -263,13 +268,13 @@ class Run:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the run is of `lab claims`, `lab tune` or `lab trace`, whose results have tables of their own."""
+        """Whether the run is of a command whose results have tables of their own: claims, tune, quant, trace."""
         return self.part is not None or self.tuning is not None or self.is_traced
 
     @property
     def is_traced(self) -> bool:
-        """Whether the run is of `lab trace`."""
-        return self.trace is not None or self.attention is not None
+        """Whether the run has no steps: it is of `lab trace`, or has what `lab quant` found."""
+        return self.trace is not None or self.attention is not None or self.quality is not None
 
     @property
     def name(self) -> str:

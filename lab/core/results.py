@@ -49,7 +49,7 @@ class Contents:
     skipped: tuple[str, ...]
     requests: tuple[RequestRecord, ...] = ()
     begin_with_request: bool = False  # the first line was a request, not a run
-    traces: tuple[Record, ...] = ()  # of `lab trace`; not among the records, as they have no steps
+    traces: tuple[Record, ...] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
 
     @property
     def measured(self) -> list[Record | RequestRecord]:

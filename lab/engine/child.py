@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.lines import converted, to_json
+from lab.core.quality import Divergence
 from lab.core.record import Placement, Settings
 from lab.core.script import Operation
 from lab.core.traced import Looks
-from lab.engine import devices, execute, gguf_header, kernels, llama, native, tracing
+from lab.engine import devices, execute, gguf_header, kernels, llama, native, quality, tracing
 from lab.process import served
 from lab.process.wire import Build, Outcome, Trace, Vocabulary, map_int64
 
@@ -92,3 +93,9 @@ class _Child:
 
     def look(self, tokens: list[int], replaced: int, replacement: int) -> Looks:
         return tracing.look(self._context, tokens, replaced, replacement)
+
+    def keep_logits(self, tokens: list[int], first: int, path: Path) -> None:
+        quality.keep(self._context, tokens, first, path)
+
+    def diverge(self, tokens: list[int], first: int, path: Path) -> Divergence:
+        return quality.diverge(self._context, tokens, first, path)

@@ -17,6 +17,7 @@ from lab.features.claims.figures import CLAIMS
 from lab.features.claims.session import PARTS
 from lab.features.experiment import Experiment
 from lab.features.tune import result as tuning
+from lab.models import catalog
 from lab.runner.as_options import option, options
 
 
@@ -105,6 +106,24 @@ def trace(records: Sequence[Record]) -> str:
         return _line("trace", {"attention": run.attention.text}, (), shared)
     repeat = run.trace.prefill.n_steps if run.trace else None
     return _line("trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared)
+
+
+def quant(records: Sequence[Record]) -> str:
+    """A session of `lab quant`; the budget is not known, so it gets its default."""
+    timed = [one for one in records if one.run.is_timed]
+    kept = [(one, one.run.quality) for one in records if one.run.quality]
+    of_variant = {one.run.variant or "": one for one in (*timed, *(one for one, of in kept if not of.is_floor))}
+    firsts = [of_variant[name] for name in sorted(of_variant)]
+    blocks = 1 + max((one.run.block or 0 for one in timed), default=0)
+    text = next((quality.text for _, quality in kept), "")
+    given: dict[str, object] = {"text": text, "blocks": blocks if timed else None}
+    given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen} if timed else {}
+    specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
+    shared = [words for words in _shared(firsts) if words[0] not in ("--model", "--prompt")]
+    if len(specs) == 1:
+        given["cache_type"] = [one.settings.type_k for one in firsts]
+        shared = [words for words in shared if not words[0].startswith("--cache-type")]
+    return _line("quant", given, [(spec,) for spec in specs], shared)
 
 
 def tune(records: Sequence[Record]) -> str:

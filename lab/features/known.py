@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lab.core.lists import grouped, plural
-from lab.core.record import Ceilings, Record
+from lab.core.record import QUANT, Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.core.shown import MARK
 from lab.features import again
@@ -27,6 +27,7 @@ from lab.features.experiment import Experiment, Table
 from lab.features.experiments import EXPERIMENTS
 from lab.features.limits.step_prediction import StepPrediction, prediction_for
 from lab.features.measure import plot_runs, text_results
+from lab.features.quant import views as quant_views
 from lab.features.serve import text_endpoint, text_load, text_requests
 from lab.features.trace import trace_views
 from lab.features.tune import text_tune
@@ -292,6 +293,11 @@ def traces(records: Sequence[Record], context: Context) -> list[Section]:
     return [made] if parts else []
 
 
+def quants(records: Sequence[Record], context: Context) -> list[Section]:
+    """Sessions of `lab quant`: quality, and the runs that show the speed."""
+    return quant_views.sections(records, context.ceilings)
+
+
 def _runs(records: Lines) -> list[Record]:
     """Plain runs and those of experiments."""
     return [one for one in request_table.of_engine(records) if not one.run.is_apart]
@@ -309,10 +315,13 @@ KINDS = (
         for each in EXPERIMENTS
     ),
     Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, tuned, again.tune),
-    Kind("claims", lambda one: isinstance(one, Record) and one.run.part is not None, claims, again.claims),
+    Kind("claims", lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT), claims, again.claims),
+    Kind("quant", lambda one: isinstance(one, Record) and one.run.part == QUANT, quants, again.quant),
     Kind("requests", lambda one: bool(request_table.alone([one])), requests, again.requests),
     Kind("loads", lambda one: bool(request_table.loads_of([one])), loads, again.loads),
-    Kind("trace", lambda one: isinstance(one, Record) and one.run.is_traced, traces, again.trace),
+    Kind(
+        "trace", lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality, traces, again.trace
+    ),
 )
 """Every kind of results, in the order in which they are shown."""
 

@@ -33,7 +33,7 @@ RESULTS = "results"
 def read(results: tuple[str, ...], with_traces: bool = False) -> Contents:
     """The contents of files and folders; a note on stderr for what is skipped.
 
-    LabError where there is neither a run nor a request, nor (`with_traces`) a run of lab trace.
+    LabError where there is neither a run nor a request, nor (`with_traces`) a run of lab trace or lab quant.
     """
     from lab.core.results import read as read_files
 
@@ -41,7 +41,7 @@ def read(results: tuple[str, ...], with_traces: bool = False) -> Contents:
     for sentence in reading.skipped:
         note(sentence)
     if not (reading.records or reading.requests or (with_traces and reading.traces)):
-        what = "only runs of lab trace" if reading.traces else "no runs"
+        what = "only results of lab trace or lab quant" if reading.traces else "no runs"
         raise LabError(f"{' '.join(results)} contains {what}.", "Measure some: lab measure")
     return reading
 

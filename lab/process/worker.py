@@ -24,6 +24,7 @@ from typing import IO, Any
 from lab.core import script as scripts
 from lab.core.lines import fields_of, from_json
 from lab.core.placement import Tensor
+from lab.core.quality import Divergence
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.core.traced import Looks
@@ -244,6 +245,14 @@ class Worker:
     def look(self, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
         """The attention weights of a prompt, and how K and V move if the token at index `replaced` is another one."""
         return from_json(Looks, self._ask("look", tokens=list(tokens), replaced=replaced, replacement=replacement))
+
+    def keep_logits(self, tokens: Sequence[int], first: int, path: Path) -> None:
+        """Write the logits of a chunk of text from position `first` on to a file."""
+        self._ask("keep_logits", tokens=list(tokens), first=first, path=path)
+
+    def diverge(self, tokens: Sequence[int], first: int, path: Path) -> Divergence:
+        """How far this model's predictions of a chunk are from those in a file that `keep_logits` wrote."""
+        return from_json(Divergence, self._ask("diverge", tokens=list(tokens), first=first, path=path))
 
     @contextmanager
     def ended_after(self, seconds: float, verdict: str = "") -> Iterator[None]:

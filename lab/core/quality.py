@@ -1,0 +1,40 @@
+"""What `lab quant` finds: how far a model's predictions of the next token are from a reference's, chunk by chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One chunk of text. `kl` is the Kullback-Leibler divergence (in nats) at each scored position.
+
+    `n_same`: at how many of them the most likely token is the reference's. `nll`: the mean negative log-probability of
+    the text's own next token, of the candidate and of the reference.
+    """
+
+    kl: tuple[float, ...]
+    n_same: int
+    nll: float
+    reference_nll: float
+
+    def __post_init__(self) -> None:
+        if not self.kl or not 0 <= self.n_same <= len(self.kl):
+            raise ValueError("a chunk needs positions, and no more of them agree than there are")
+        if min(self.kl) < -1e-3 or min(self.nll, self.reference_nll) < 0:
+            raise ValueError("divergences and negative log-probabilities are not below zero")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """All chunks of one candidate. `texts` names the kind of text of each chunk."""
+
+    reference: str  # the variant that it was compared with
+    text: str  # the source of the text: the option --text, or the lab's own
+    texts: tuple[str, ...]
+    chunks: tuple[Divergence, ...]
+    is_floor: bool = False  # the reference itself, with other settings
+
+    def __post_init__(self) -> None:
+        if not self.chunks or len(self.texts) != len(self.chunks):
+            raise ValueError("a quality needs chunks, and the kind of text of each")

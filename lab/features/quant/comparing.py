@@ -1,0 +1,287 @@
+"""Measure files of one model: how far their predictions are from the first one's, and how fast they are.
+
+Quality: every engine evaluates the same chunks of text, chunk after chunk. The reference writes its logits of a chunk
+to a file, each candidate compares its own with them, and the next chunk overwrites them, so the file stays small. A
+chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the reference is compared
+with itself under other settings: what is below this noise floor cannot be told apart. Speed: blocks in turns with fresh
+engines, as in `lab ab`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from lab.core import shell, stats
+from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
+from lab.core.quality import Divergence, Quality
+from lab.core.record import OK, QUANT, Record, Run, Settings, Steps
+from lab.core.results import save, unless_empty
+from lab.errors import LabError
+from lab.features.compare import side_by_side
+from lab.features.tune.tuning import seconds_of
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import as_options, progress, prompts
+from lab.runner.cases import Plan, utc_now
+from lab.runner.plan import make_plan
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.session import new_results_file
+
+N_CHUNK, FIRST = 512, 256
+"""Tokens of a chunk, and the first position that is scored: llama-perplexity's defaults."""
+
+OWN_TEXTS = {
+    "prose": ("manual", "story"),
+    "code and tables": ("code", "table"),
+    "dialogue": ("dialogue",),
+    "other languages": ("german", "spanish"),
+}
+"""The lab's own texts by their kind."""
+
+EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
+"""Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
+
+MIN_CHUNKS, N_FLOOR, MOST_CHUNKS = 16, 8, 1000
+"""Chunks before the intervals may end the measurement; chunks of the noise floor; chunks that are cut from a text."""
+
+N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
+
+Chunk = tuple[str, list[int]]
+"""The kind of text, and the tokens."""
+
+
+@dataclass(frozen=True)
+class QuantPlan:
+    """What will be measured: the plans by variant (the first is the reference), and the texts by kind."""
+
+    plans: dict[str, Plan]
+    texts: dict[str, str]
+    text: str
+    budget_s: float
+    until: float
+    blocks: int
+
+    @property
+    def reference(self) -> Plan:
+        return next(iter(self.plans.values()))
+
+
+def quant(
+    *files: str,
+    cache_type: str | Sequence[str] = (),
+    text: str | None = None,
+    budget: str | float = BUDGET,
+    until: float = UNTIL,
+    blocks: int = N_BLOCKS,
+    prompt_len: int = 256,
+    gen: int = 32,
+    out: str | Path = "results",
+    **settings: Unpack[SettingsKeywords],
+) -> list[Record]:
+    """Compare files of one model with the first one, in quality and speed. Returns the records.
+
+        records = lab.quant("model-F16.gguf", "model-Q8_0.gguf", "model-Q4_K_M.gguf")
+        lab.quant_table(records)  # DataFrame, one row a file
+
+    Without files: the embedded model, requantized. With `cache_type`: one file with these types of its cache. LabError
+    for files that are not of one model, and for a text that is too short.
+    """
+    with Worker() as worker:
+        asked: dict[str, Any] = {"text": text, "budget": budget, "until": until, "blocks": blocks}
+        made = plan(worker, files, cache_type, **asked, prompt_len=[prompt_len], gen=gen, **settings)
+    path = new_results_file(made.reference, Path(out))
+    with progress.in_notebook() as watch:
+        return list(execute(made, path, watch))
+
+
+def plan(
+    worker: Worker,
+    files: Sequence[str],
+    cache_type: str | Sequence[str] = (),
+    *,
+    text: str | None = None,
+    budget: str | float = BUDGET,
+    until: float = UNTIL,
+    blocks: int = N_BLOCKS,
+    **asked: Any,
+) -> QuantPlan:
+    """What `quant` will measure. LabError for what cannot be compared."""
+    types = [one.strip() for one in cache_type.split(",")] if isinstance(cache_type, str) else list(cache_type)
+    types, chosen = list(filter(None, types)), list(files)
+    if unknown := [one for one in types if one not in CACHE_TYPES]:
+        raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
+    if types and len(chosen) > 1:
+        raise LabError(f"--cache-type compares one file, and {len(chosen)} are named.", "Name one.")
+    if not types and chosen in ([], [catalog.DEFAULT]):
+        chosen = [f"{catalog.DEFAULT}:{kind}" for kind in EMBEDDED]
+    if len(types or chosen) < 2:
+        first = types[0] if types else chosen[0]
+        example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
+        raise LabError(
+            f"There is nothing to compare {first} with.", f"Name at least two, the reference first: {example}"
+        )
+    if len(set(types or chosen)) < len(types or chosen):
+        raise LabError("A file or type is named twice.", "Name each once.")
+    if not 0.001 <= until < 1:
+        raise LabError(f"--until {until:g} is not possible.", "Give a share from 0.1% to 99%, such as 5%.")
+    check_number("blocks", blocks, 1000)
+    variants: list[dict[str, Any]] = [{"cache_type_k": one, "cache_type_v": one} for one in types]
+    if types:
+        asked["model"] = chosen[0] if chosen else catalog.DEFAULT
+    variants = variants or [{"model": one} for one in chosen]
+    words = [
+        shell.join(*(word for key, value in one.items() for word in as_options.option(key, value))) for one in variants
+    ]
+    plans = side_by_side.plan(worker, list(zip(words, variants, strict=True)), blocks, make_plan, **asked)
+    name, *others = plans
+    for other in others:
+        paths = plans[name].file.path, plans[other].file.path
+        if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
+            raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
+    return QuantPlan(
+        {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()},
+        _texts(text),
+        text or "",
+        seconds_of(budget),
+        until,
+        blocks,
+    )
+
+
+def _texts(asked: str | None) -> dict[str, str]:
+    """The texts by kind: the lab's own, some of them (`code,dialogue`), or a file's."""
+    if asked is None:
+        return {kind: prompts.source(",".join(names)).text or "" for kind, names in OWN_TEXTS.items()}
+    try:
+        source = prompts.source(asked)
+    except LabError as problem:
+        raise LabError(problem.what.replace("prompt file", "text"), "Give a UTF-8 text, or leave --text out.") from None
+    if source.text is None:
+        raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
+    return {source.name: source.text}
+
+
+def chunks(texts: dict[str, str], tokenize: Callable[[str], list[int]], bos: int | None) -> list[Chunk]:
+    """All whole chunks, in an order in which every beginning has the kinds in proportion. LabError for fewer than 2.
+
+    If the model adds BOS before a text, it stands before each text and replaces the first token of each chunk.
+    """
+    placed, n_tokens = list[tuple[float, Chunk]](), 0
+    for kind, text in texts.items():
+        ids = ([] if bos is None else [bos]) + tokenize(text)
+        n_tokens, n = n_tokens + len(ids), min(len(ids) // N_CHUNK, MOST_CHUNKS)
+        for i in range(n):
+            tokens = ids[i * N_CHUNK : (i + 1) * N_CHUNK]
+            placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
+    if len(placed) < 2:
+        raise LabError(
+            f"The text has {n_tokens:,} tokens, too few for two chunks of {N_CHUNK}.",
+            "Give a longer one: 16 chunks (8,192 tokens) tell formats apart that differ by more than 10 %.",
+        )
+    return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
+
+
+def execute(
+    made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker] = Worker
+) -> Iterator[Record]:
+    """Measure quality, then speed; yields each record after it is in `path`."""
+    with unless_empty(path):
+        yield from _qualities(made, path, watch, new_worker)
+        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker)
+
+
+def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker]) -> Iterator[Record]:
+    """A record for each candidate and for the noise floor. After Ctrl-C the chunks that are done are kept."""
+    name, *others = made.plans
+    found: dict[str, list[Divergence]] = {one: [] for one in (*others, FLOOR)}
+    began, started_at, kinds = time.monotonic(), utc_now(), list[str]()
+    settings = {key: for_chunks(one.settings) for key, one in made.plans.items()}
+
+    def kept(key: str) -> Record:
+        is_floor, own = key == FLOOR, found[key]
+        of = made.plans[name if is_floor else key]
+        quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor)
+        run = Run(
+            n_prompt=N_CHUNK,
+            n_gen=0,
+            repeat=0,
+            warmup=False,
+            started_at=started_at,
+            status=OK,
+            steps=Steps(),
+            token_ids=(),
+            variant=key,
+            part=QUANT,
+            quality=quality,
+        )
+        used = elsewhere(settings[name]) if is_floor else settings[key]
+        record = Record(path.stem, of.machine, of.model, used, run)
+        save(path, record)
+        return record
+
+    with contextlib.ExitStack() as stack:
+        workers = {key: stack.enter_context(new_worker()) for key in made.plans}
+        logits = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mini-lab-"))) / "logits"
+        pieces = list[Chunk]()
+        for key, worker in workers.items():
+            watch(Status("loading the models", elapsed_s=time.monotonic() - began))
+            worker.use(made.plans[key].backend)
+            vocabulary = worker.load(made.plans[key].file.path, settings[key])
+            settings[key] = worker.new_context(settings[key])
+            own = chunks(made.texts, worker.tokenize, vocabulary.bos)
+            if key != name and own != pieces:
+                raise LabError(f"{key} splits the text into other tokens than {name}.", "Compare files of one model.")
+            pieces = own
+        try:
+            for i, (kind, tokens) in enumerate(pieces):
+                spent = time.monotonic() - began
+                if i >= 2 and (spent > made.budget_s or (i >= MIN_CHUNKS and _is_narrow(found, others, made.until))):
+                    break
+                watch(Status(f"quality: chunk {i + 1} of at most {len(pieces)}", elapsed_s=spent))
+                workers[name].keep_logits(tokens, FIRST, logits)
+                measured = {key: workers[key].diverge(tokens, FIRST, logits) for key in others}
+                if i < N_FLOOR:
+                    workers[name].new_context(elsewhere(settings[name]))
+                    measured[FLOOR] = workers[name].diverge(tokens, FIRST, logits)
+                    workers[name].new_context(settings[name])
+                kinds.append(kind)
+                for key, one in measured.items():
+                    found[key].append(one)
+        except (KeyboardInterrupt, LabError):
+            for key in found if len(kinds) > 1 else ():
+                kept(key)
+            raise
+    for key in found:
+        yield kept(key)
+
+
+def for_chunks(settings: Settings) -> Settings:
+    """The settings of a context for one chunk."""
+    n_batch = max(settings.n_batch, N_CHUNK)
+    return dataclasses.replace(settings, n_ctx=N_CHUNK, n_batch=n_batch, n_seq_max=1)
+
+
+def elsewhere(settings: Settings) -> Settings:
+    """Other settings that should not change predictions: half the ubatch, and flash attention on or off."""
+    on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
+    needs_it = settings.type_v not in ("f16", "bf16", "f32")  # llama.cpp: a quantized V needs flash attention
+    flash_attn = settings.flash_attn if needs_it else "off" if on else "on"
+    n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
+    return dataclasses.replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
+
+
+def _is_narrow(found: dict[str, list[Divergence]], others: Sequence[str], until: float) -> bool:
+    """Whether the mean divergence of every candidate is known to within this share."""
+    for key in others:
+        means = [math.fsum(one.kl) / len(one.kl) for one in found[key]]
+        if stats.mean_half_width(means, stats.CONFIDENCE) > until * abs(math.fsum(means) / len(means)):
+            return False
+    return True

@@ -1,0 +1,212 @@
+"""The figures of a session of `lab quant`: divergences over chunks, ratios of times over blocks, and the front.
+
+Chunks are the replicates of quality: tokens of one chunk are correlated. Two candidates saw the same chunks, so they
+are compared by the differences chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.core import cost, shown, stats
+from lab.core.lists import grouped
+from lab.core.quality import Divergence, Quality
+from lab.core.record import Ceilings, Record
+from lab.errors import LabError
+from lab.features.compare import comparison
+from lab.features.limits import probing, roofline, where
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a session found. `rows` has a row for each file or cache type, the reference first.
+
+    `kinds` has a row for each of them and each kind of text. `floor` is the mean divergence of the reference from
+    itself under other settings. `equal` are the pairs that the divergence cannot tell apart.
+    """
+
+    rows: pd.DataFrame
+    kinds: pd.DataFrame
+    floor: float | None
+    equal: list[tuple[str, str]]
+    n_chunks: int
+    n_positions: int
+    text: str
+
+
+def of_sessions(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[tuple[list[Record], Found]]:
+    """Each session with quality, and what it found."""
+    sessions = grouped(records, lambda record: record.session).values()
+    return [(own, found(own, ceilings)) for own in sessions if any(candidates(own))]
+
+
+def candidates(records: Sequence[Record]) -> Iterator[tuple[Record, Quality]]:
+    """The records with what was found of candidates."""
+    for record in records:
+        if (quality := record.run.quality) and not quality.is_floor:
+            yield record, quality
+
+
+def quant_table(records: Sequence[Record]) -> pd.DataFrame:
+    """One row for each file or cache type that `quant` compared, the reference first.
+
+        lab.quant_table(records)[["label", "kl", "same", "decode", "on_front"]]
+
+    `kl`: mean divergence in nats, `same`: share of positions with the same most likely token, both with their 95 %
+    intervals (`_low`, `_high`). `decode`, `prefill`: how many times as fast as the reference. LabError for records that
+    hold no quality.
+    """
+    import pandas as pd
+
+    tables = [one.rows.assign(session=own[0].session) for own, one in of_sessions(records)]
+    if not tables:
+        raise LabError("These records hold no quality.", "Measure it: lab quant")
+    return pd.concat(tables, ignore_index=True)
+
+
+def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found:
+    """The figures of one session."""
+    import pandas as pd
+
+    qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
+    floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
+    first = next(iter(qualities.values()))
+    timed = {one.run.variant or "": one for one in records if one.run.is_timed}
+    of_variant = {**{record.run.variant or "": record for record, _ in candidates(records)}, **timed}
+    variants = [first.reference, *qualities]
+    labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
+    ratios = _ratios([one for one in records if one.run.is_timed], variants)
+    floor = _mean([one for quality in floors for one in quality.chunks], _kl)[0] if floors else None
+    rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name in variants:
+        record, quality = of_variant.get(name), qualities.get(name)
+        row = {"label": labels[name], "variant": name, "is_reference": quality is None}
+        row |= _of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
+        for phase in PHASES:
+            ratio, doubts = ratios.get((phase, first.reference, name), ((NAN, NAN, NAN), ()))
+            row |= dict(
+                zip((phase, f"{phase}_low", f"{phase}_high"), (1, 1, 1) if quality is None else ratio, strict=True)
+            )
+            row[f"{phase}_doubts"] = doubts
+        rows.append(row | _of_file(record, ceilings))
+        for kind, own in (
+            grouped(zip(quality.texts, quality.chunks, strict=True), lambda one: one[0]).items() if quality else ()
+        ):
+            kinds.append({"label": labels[name], "text": kind, **_of_chunks([chunk for _, chunk in own])})
+    table = pd.DataFrame(rows)
+    table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
+    pairs = list(itertools.combinations(qualities, 2))
+    apart = {(one, other): _difference(qualities[one], qualities[other], len(pairs)) for one, other in pairs}
+    equal = [(labels[a], labels[b]) for (a, b), sign in apart.items() if not sign]
+
+    def beats(one: str, other: str) -> bool:
+        """Whether `one` is better in quality and speed than `other`, both beyond their intervals."""
+        if other == first.reference:
+            return False
+        closer = one == first.reference or apart.get((one, other), 0) < 0 or apart.get((other, one), 0) > 0
+        (_, low, _), doubts = ratios.get(("decode", other, one), ((NAN, NAN, NAN), ()))
+        return closer and low > 1 and shown.DISTURBED not in doubts
+
+    table["on_front"] = [not any(beats(one, name) for one in variants if one != name) for name in variants]
+    n_positions = sum(len(one.kl) for one in first.chunks)
+    return Found(table, pd.DataFrame(kinds), floor, equal, len(first.chunks), n_positions, first.text)
+
+
+def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
+    """The shortest names that differ: quantizations, cache types, files; else the variants' own."""
+    of = [
+        [f"{one.settings.type_k} cache" for one in records.values()],
+        [one.model.quantization or "" for one in records.values()],
+        [one.model.file.rpartition("/")[2] for one in records.values()],
+    ]
+    for names in of:
+        if len(records) == len(variants) == len(set(names)) and all(names):
+            return dict(zip(records, names, strict=True))
+    return {name: name.partition(": ")[2] or name for name in variants}
+
+
+def _kl(chunk: Divergence) -> float:
+    return math.fsum(chunk.kl) / len(chunk.kl)
+
+
+def _same(chunk: Divergence) -> float:
+    return chunk.n_same / len(chunk.kl)
+
+
+def _mean(chunks: Sequence[Divergence], figure: Any) -> tuple[float, float, float]:
+    """The mean over chunks and its interval, NaN for a single chunk."""
+    values = [figure(chunk) for chunk in chunks]
+    mean = math.fsum(values) / len(values)
+    half = stats.mean_half_width(values, stats.CONFIDENCE) if len(values) > 1 else NAN
+    return mean, mean - half, mean + half
+
+
+def _perplexity(chunks: Sequence[Divergence], name: str) -> float:
+    return math.exp(math.fsum(getattr(chunk, name) for chunk in chunks) / len(chunks))
+
+
+def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
+    import numpy as np
+
+    kl = np.concatenate([chunk.kl for chunk in chunks])
+    row: dict[str, Any] = {"n_chunks": len(chunks), "kl_99": float(np.quantile(kl, 0.99)), "kl_max": float(kl.max())}
+    for name, figure in (("kl", _kl), ("same", _same)):
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), _mean(chunks, figure), strict=True))
+    ratio = map(math.exp, _mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
+    row |= dict(zip(("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high"), ratio, strict=True))
+    return row | {"perplexity": _perplexity(chunks, "nll")}
+
+
+def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
+    """-1 if the first diverges less, 1 if more, 0 if that is open; all pairs hold together with 95 %."""
+    values = [_kl(a) - _kl(b) for a, b in zip(one.chunks, other.chunks, strict=False)]
+    mean = math.fsum(values) / len(values)
+    half = stats.mean_half_width(values, 1 - (1 - stats.CONFIDENCE) / n_pairs) if len(values) > 1 else math.inf
+    return 0 if abs(mean) <= half else 1 if mean > 0 else -1
+
+
+def _ratios(records: Sequence[Record], variants: Sequence[str]) -> dict[tuple[str, str, str], Any]:
+    """For each phase and pair of variants how many times as fast the second is: estimate, low and high; doubts."""
+    try:
+        groups = comparison.groups(records)
+    except LabError:  # no speed was measured
+        return {}
+    made: dict[tuple[str, str, str], Any] = {}
+    for base in groups:
+        others = [one for one in groups if one is not base]
+        for group, compared in zip(others, comparison.compare_groups([base, *others]), strict=True):
+            names = str(base.rows.variant.iloc[0]), str(group.rows.variant.iloc[0])
+            for row in compared.rows:
+                if phase := next((phase for phase, figure in PHASES.items() if figure == row.figure), None):
+                    ends = (1 / row.ratio.high, 1 / row.ratio.low) if row.ratio else (NAN, NAN)
+                    made[(phase, *names)] = (1 / row.estimate, *ends), row.doubts
+    return made
+
+
+def _of_file(record: Record | None, ceilings: Sequence[Ceilings]) -> dict[str, Any]:
+    """Size, memory, bytes that a decode step reads, and the decode rate that bandwidth would allow."""
+    row: dict[str, Any] = dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token", "ceiling_tps"), NAN)
+    if record is None:
+        return row
+    model, settings = record.model, record.settings
+    n_past = record.run.n_prompt + record.run.n_gen // 2
+    step = cost.step(model, 1, n_past, 1, settings.type_k, settings.type_v)
+    best = probing.known(ceilings, where.of_record(record))
+    if placed := record.run.placement:
+        row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in placed.buffers))
+    if model.n_bytes:
+        row["n_bytes"] = float(model.n_bytes)
+    if step:
+        row["bytes_per_token"] = step.n_bytes
+        row["ceiling_tps"] = 1e9 * roofline.roof(best).gbps / step.n_bytes if best else NAN
+    return row

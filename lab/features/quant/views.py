@@ -1,0 +1,219 @@
+"""What `lab quant` found, as sentences, tables and a picture: how much faster against how far from the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.core import shown
+from lab.core.lists import join_and, plural
+from lab.core.record import Ceilings, Record
+from lab.features.measure import text_results
+from lab.features.quant import figures
+from lab.features.quant.figures import Found
+from lab.models import catalog
+from lab.show import canvas, setup_columns
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits, percent, times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ABOUT = (
+    "Divergence is the mean Kullback-Leibler divergence (in nats) of the next token's distribution from the "
+    "reference's, over the second half of chunks of 512 tokens; 0 is equal. Same top: the share of these positions at "
+    "which both find the same token most likely. Intervals (95 %) are over chunks, those of speed over blocks."
+)
+LIMITS = "Not measured: how well a model does a task, and what it answers with a chat template or in long chats."
+CAPTION = (
+    "To the right faster than the reference, down closer to it. Bars are 95 % intervals, the line is the front. "
+    "A cross shows the speed if only the bytes read counted. Below the shaded noise floor nothing can be told apart."
+)
+
+
+def sections(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[Section]:
+    """A section for each session; none for speed without quality."""
+    return [_section(own, one) for own, one in figures.of_sessions(records, ceilings)]
+
+
+def _section(records: Sequence[Record], found: Found) -> Section:
+    rows = list(found.rows.itertuples())
+    timed = [one for one in records if one.run.is_timed]
+    subject = setup_columns.where(timed or records)
+    kinds = list(found.kinds.itertuples())
+    by_text = Section("", "divergence and same top by kind of text", **tabled(_of_kinds(found), rows[1:]))
+    return Section(
+        "Quality and speed",
+        f"{found.n_chunks} chunks, {found.n_positions:,} positions, against {rows[0].label}",
+        name="quant",
+        question="What does each quantization cost in quality, and what does it gain in speed?",
+        words=[ABOUT],
+        **tabled(COLUMNS, rows),
+        sentences=sentences(records, found),
+        warnings=text_results.disturbed(timed),
+        parts=[by_text] if len({one.text for one in kinds}) > 1 else [],
+        pictures=[Picture("quant", CAPTION, partial(draw, found, subject), (10, 5.2))],
+        data=lambda: {
+            "quant": _plain(found.rows),
+            "quant_texts": _plain(found.kinds),
+            "quant_floor": [] if found.floor is None else [found.floor],
+        },
+    )
+
+
+def _plain(rows: Any) -> list[dict[str, Any]]:
+    """Rows for JSON, without figures that are missing."""
+    return [{key: one for key, one in row.items() if one == one} for row in rows.to_dict("records")]
+
+
+def _ends(row: Any, name: str, scale: float = 1.0) -> str:
+    """A figure with its interval in a second line."""
+    value, low, high = (scale * getattr(row, end) for end in (name, f"{name}_low", f"{name}_high"))
+    if value != value:
+        return UNKNOWN
+    return digits(value) if low != low or low == high else f"{digits(value)}\n{digits(max(low, 0))}-{digits(high)}"
+
+
+def _speed(row: Any, phase: str) -> str:
+    cell = _ends(row, phase)
+    return (
+        cell
+        if cell == UNKNOWN
+        else cell.replace("\n", f"x{shown.mark(getattr(row, f'{phase}_doubts'))}\n") + "x" * ("\n" not in cell)
+    )
+
+
+def _size(value: float) -> str:
+    return UNKNOWN if value != value else digits(value / 1e6)
+
+
+COLUMNS: Columns = (
+    ("file", lambda row: f"{row.label}{' (reference)' if row.is_reference else ''}"),
+    ("MB", lambda row: _size(row.n_bytes)),
+    ("divergence", lambda row: _ends(row, "kl")),
+    ("same top\n%", lambda row: _ends(row, "same", 100)),
+    ("decode", lambda row: _speed(row, "decode")),
+    ("prefill", lambda row: _speed(row, "prefill")),
+    ("by bytes\nalone", lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth)),
+    ("divergence\n99 %", lambda row: UNKNOWN if row.is_reference else digits(row.kl_99)),
+    ("divergence\nlargest", lambda row: UNKNOWN if row.is_reference else digits(row.kl_max)),
+    ("perplexity", lambda row: digits(row.perplexity)),
+    ("perplexity\nratio", lambda row: _ends(row, "perplexity_ratio")),
+    ("memory\nMB", lambda row: _size(row.memory_bytes)),
+    ("MB read\nper token", lambda row: _size(row.bytes_per_token)),
+    ("ceiling\ntokens/s", lambda row: UNKNOWN if row.ceiling_tps != row.ceiling_tps else digits(row.ceiling_tps)),
+)
+
+
+def _of_kinds(found: Found) -> Columns:
+    """A column for each kind of text."""
+
+    def cell(kind: str, row: Any) -> str:
+        own = found.kinds[(found.kinds.label == row.label) & (found.kinds.text == kind)]
+        return "".join(
+            f"{_ends(one, 'kl')}\n{percent(one.same)} of {plural(one.n_chunks, 'chunk')}" for one in own.itertuples()
+        )
+
+    kinds = list(dict.fromkeys(found.kinds.text))
+    return (("file", lambda row: row.label), *((kind, partial(cell, kind)) for kind in kinds))
+
+
+def sentences(records: Sequence[Record], found: Found) -> list[str]:
+    """The answer in words, then what it rests on."""
+    rows = list(found.rows.itertuples())
+    first, others = rows[0], rows[1:]
+    lines = list[str]()
+    known = [row for row in others if row.decode == row.decode]
+    if known:
+        front = [row.label for row in rows if row.on_front]
+        beaten = [row.label for row in rows if not row.on_front]
+        lines.append(
+            f"No other one is better in both quality and decode speed than {join_and(front)}"
+            + (f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both." if beaten else ".")
+        )
+    for row in sorted(others, key=lambda row: row.kl):
+        agrees = f"agrees with {first.label} on {percent(row.same)} of tokens"
+        agrees += (
+            f" ({digits(100 * row.same_low)}-{digits(100 * row.same_high)})" if row.same_low == row.same_low else ""
+        )
+        if row.decode != row.decode:
+            lines.append(f"{row.label} {agrees}.")
+            continue
+        ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if row.decode_low == row.decode_low else ""
+        doubt = ", but its runs were disturbed" if shown.DISTURBED in row.decode_doubts else ""
+        about = "" if ends else "about "
+        lines.append(f"{row.label} decodes {about}{times(row.decode)} as fast{ends} and {agrees}{doubt}.")
+    if found.equal:
+        pairs = join_and([f"{a} and {b}" for a, b in found.equal])
+        lines.append(f"By divergence these cannot be told apart: {pairs}.")
+    if found.floor is not None:
+        below = [row.label for row in others if not row.kl_low > found.floor]
+        floor = (
+            "exactly 0" if found.floor <= 0 else digits(found.floor) if found.floor >= 1e-4 else f"{found.floor:.2g}"
+        )
+        same = f" {join_and(below)} cannot be told from {first.label}." if below else ""
+        lines.append(f"The noise floor, {first.label} against itself with other settings, is {floor}.{same}")
+    reference = next((one for one in records if one.run.variant == first.variant), None)
+    if reference is None or reference.model.source == "requantized":
+        model = (reference or records[0]).model
+        own = catalog.entries()[model.name].quantization if model.name in catalog.entries() else None
+        if model.source == "requantized":
+            lines.append(
+                f"The reference was itself made from the {own or 'quantized'} file: the figures say what is lost of "
+                "that file, not of the original weights."
+            )
+    widest = max(
+        ((row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low), default=math.nan
+    )
+    if widest == widest:
+        lines.append(f"The divergences are known to within {percent(widest)} or better, on text like this.")
+    return [*lines, LIMITS]
+
+
+def draw(found: Found, subject: str, figure: Figure) -> None:
+    """Speed against divergence: decode on the left, prefill on the right."""
+    rows = [row for row in found.rows.itertuples() if not row.is_reference and row.kl > 0]
+    axes = list(figure.subplots(1, 2, sharey=True))
+    for ax, phase in zip(axes, figures.PHASES, strict=True):
+        _panel(ax, rows, found, phase)
+    axes[0].set_ylabel("mean divergence (nats)")
+    canvas.finish(axes, f"Quality against speed, over {found.rows.label.iloc[0]}\n{subject}", is_apart=True)
+    for ax, phase in zip(axes, figures.PHASES, strict=True):
+        at = [(getattr(row, phase), row.kl, row.label + _megabytes(row)) for row in rows]
+        crosses = (
+            [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth] if phase == "decode" else []
+        )
+        canvas.label_points(ax, [one for one in at if one[0] == one[0]], crosses)
+
+
+def _megabytes(row: Any) -> str:
+    return "" if row.n_bytes != row.n_bytes else f", {digits(row.n_bytes / 1e6)} MB"
+
+
+def _panel(ax: Axes, rows: Sequence[Any], found: Found, phase: str) -> None:
+    ax.set_yscale("log")
+    ax.set_xlabel(f"{phase}: times as fast as {found.rows.label.iloc[0]}")
+    ax.axvline(1, color=canvas.GUIDE, lw=1, ls=":")
+    for row in rows:
+        x, low, high = (getattr(row, name) for name in (phase, f"{phase}_low", f"{phase}_high"))
+        if x != x:
+            continue
+        colour = canvas.COLOURS[0] if row.on_front else canvas.COLOURS[1]
+        label = "not beaten in both" if row.on_front else "beaten in quality and decode speed"
+        ax.plot([x], [row.kl], "o", color=colour, label=label)
+        if low == low:
+            ax.plot([low, high], [row.kl, row.kl], color=colour, lw=1.4)
+        if row.kl_low == row.kl_low:
+            ax.plot([x, x], [max(row.kl_low, row.kl / 1e3), row.kl_high], color=colour, lw=1.4)
+        if phase == "decode" and row.bandwidth == row.bandwidth:
+            ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label="by bytes read alone")
+    if phase == "decode":
+        front = sorted((row.kl, row.decode) for row in rows if row.on_front and row.decode == row.decode)
+        ax.plot([x for _, x in front], [y for y, _ in front], color=canvas.COLOURS[0], lw=1, ls="--", label="front")
+    if found.floor and found.floor > 0:
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, found.floor / 3), high)
+        ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")

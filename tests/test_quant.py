@@ -1,0 +1,193 @@
+"""lab quant: the arithmetic against scipy, planted differences, and the embedded model's requantizations."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from lab.core import results
+from lab.core.quality import Divergence, Quality
+from lab.core.record import QUANT, Record, Steps
+from lab.engine import quality
+from lab.errors import LabError
+from lab.features import known
+from lab.features.quant import comparing, figures, views
+from lab.process.worker import Worker
+from tests.conftest import MODEL, make_record, make_run, run_lab
+
+
+def chunk(kl: float, same: int = 200, nll: float = 2.1, reference: float = 2.0) -> Divergence:
+    return Divergence((kl,) * 255, same, nll, reference)
+
+
+def quality_record(variant: str, chunks: list[Divergence], is_floor: bool = False, **changes: Any) -> Record:
+    found = Quality("A: F16", "", ("prose", "code") * (len(chunks) // 2), tuple(chunks), is_floor)
+    run = make_run(512, 0, variant=variant, part=QUANT, quality=found)
+    return make_record(dataclasses.replace(run, steps=Steps(), token_ids=()), **changes)
+
+
+def planted(n_blocks: int = 10) -> list[Record]:
+    """F16, Q8_0 (near, 1.5x), Q4_K_M (further, 2x) and Q4_0 (furthest, 1.2x): Q4_0 is beaten by both others."""
+    means = {"B: Q8_0": 0.001, "C: Q4_K_M": 0.01, "D: Q4_0": 0.05}
+    made = [
+        quality_record(name, [chunk(kl * (1 + 0.02 * (-1) ** i), 250 - j) for i in range(16)])
+        for j, (name, kl) in enumerate(means.items())
+    ]
+    made.append(quality_record("noise floor", [chunk(1e-5)] * 8, is_floor=True))
+    for block in range(n_blocks):
+        for name, gain in {"A: F16": 1.0, "B: Q8_0": 1.5, "C: Q4_K_M": 2.0, "D: Q4_0": 1.2}.items():
+            jitter = 1 + 0.01 * math.sin(7 * block + len(made))
+            run = make_run(256, 32, repeat=block, block=block, variant=name, part=QUANT)
+            scale = jitter / gain
+            steps = run.steps
+            times = {
+                key: tuple(round(ns * scale) for ns in getattr(steps, key))
+                for key in ("start_ns", "ready_ns", "end_ns")
+            }
+            model = dataclasses.replace(MODEL, quantization=name[3:])
+            run = dataclasses.replace(
+                run, steps=dataclasses.replace(steps, **times), started_at=f"2026-01-01T00:00:{block:02}Z"
+            )
+            made.append(make_record(run, model=model))
+    return made
+
+
+def test_divergence_is_that_of_scipy() -> None:
+    random = np.random.default_rng(1)
+    reference, own = (random.normal(0, 4, (255, 1000)).astype(np.float32) for _ in range(2))
+    own = reference + 0.3 * own
+    following = random.integers(0, 1000, 255).tolist()
+    found = quality.divergence(reference, own, following)
+    p, q = special.softmax(reference.astype(float), axis=1), special.softmax(own.astype(float), axis=1)
+    assert found.kl == pytest.approx(special.rel_entr(p, q).sum(axis=1), rel=1e-5)
+    assert found.n_same == (p.argmax(1) == q.argmax(1)).sum()
+    assert found.nll == pytest.approx(-np.log(q[np.arange(255), following]).mean())
+    assert found.reference_nll == pytest.approx(-np.log(p[np.arange(255), following]).mean())
+    assert max(quality.divergence(own, own, following).kl) == 0
+
+
+def test_logits_that_no_float_of_16_bits_holds_are_not_clamped() -> None:
+    reference, own = np.zeros((1, 4), np.float32), np.array([[0, 0, 0, -60]], np.float32)
+    found = quality.divergence(reference, own, [3])
+    assert found.kl[0] == pytest.approx(0.25 * 60 + math.log(3 / 4), rel=1e-5) and found.nll > 60
+    with pytest.raises(LabError, match="not numbers"):
+        quality.divergence(reference, own * float("nan"), [3])
+
+
+def test_intervals_rest_on_chunks() -> None:
+    random = np.random.default_rng(2)
+    means = random.gamma(4, 0.01, 12)
+    row = figures._of_chunks([chunk(kl) for kl in means])
+    expected = stats.t.interval(0.95, 11, means.mean(), stats.sem(means))
+    assert (row["kl"], row["kl_low"], row["kl_high"]) == pytest.approx((means.mean(), *expected))
+    assert row["kl_max"] == pytest.approx(means.max())
+    assert row["perplexity"] == pytest.approx(math.exp(2.1)) and row["perplexity_ratio"] == pytest.approx(math.exp(0.1))
+
+
+def test_the_planted_front_is_found() -> None:
+    ((_, found),) = figures.of_sessions(planted())
+    rows = found.rows.set_index("label")
+    assert rows.on_front.to_dict() == {"F16": True, "Q8_0": True, "Q4_K_M": True, "Q4_0": False}
+    assert rows.decode["Q4_K_M"] == pytest.approx(2, rel=0.02)
+    assert rows.decode_low["Q4_K_M"] < rows.decode["Q4_K_M"] < rows.decode_high["Q4_K_M"]
+    assert found.floor == pytest.approx(1e-5) and found.equal == []
+    said = views.sentences(planted(), found)
+    assert said[0] == (
+        "No other one is better in both quality and decode speed than F16, Q8_0 and Q4_K_M; Q4_0 is beaten in both."
+    )
+    assert any(line.startswith("Q4_K_M decodes 2") and "agrees with F16 on 97.6 % of tokens" in line for line in said)
+    assert said[-1] == views.LIMITS
+
+
+def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart() -> None:
+    random = np.random.default_rng(3)
+    one = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
+    other = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
+    records = [quality_record("B: x", one), quality_record("C: y", other)]
+    ((_, found),) = figures.of_sessions(records)
+    assert found.equal == [("x", "y")] and found.rows.on_front.all()
+    assert not any("decodes" in line for line in views.sentences(records, found))
+
+
+def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for record in planted():
+        results.append(path, record)
+    status, out, _ = run_lab("show", path)
+    assert status == 0 and "Quality and speed" in out and "Q4_0 is beaten in both" in out and "dialogue" not in out
+    status, out, _ = run_lab("show", path, "--json")
+    rows = json.loads(out)["quant"]
+    assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
+    assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
+    assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
+    assert "Quality and speed" in (tmp_path / "a.html").read_text()
+    contents = results.read([path])
+    assert (known.commands([*contents.records, *contents.traces])[0]).startswith("lab quant ")
+
+
+def test_damaged_figures_of_a_stranger_are_refused() -> None:
+    with pytest.raises(ValueError, match="agree"):
+        Divergence((0.1,), 2, 1, 1)
+    with pytest.raises(ValueError, match="below zero"):
+        Divergence((-1.0,), 0, 1, 1)
+    with pytest.raises(ValueError, match="kind of text"):
+        Quality("A", "", (), (chunk(1),))
+
+
+def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
+    texts = {"prose": "a" * 2048, "code": "b" * 1030}
+    made = comparing.chunks(texts, lambda text: [ord(c) for c in text], None)
+    assert [kind for kind, _ in made] == ["prose", "code", "prose", "prose", "code", "prose"]
+    assert all(len(tokens) == 512 for _, tokens in made)
+    with_bos = comparing.chunks(texts, lambda text: [ord(c) for c in text], 1)
+    assert all(tokens[0] == 1 and 1 not in tokens[1:] for _, tokens in with_bos)
+    with pytest.raises(LabError, match="300 tokens"):
+        comparing.chunks({"x": "a" * 300}, lambda text: [1] * len(text), None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("smollm2-135m:Q8_0",), "nothing to compare"),
+        (("smollm2-135m", "--cache-type", "f16,q9"), "'q9' is not a cache type"),
+        (("smollm2-135m", "smollm2-135m"), "named twice"),
+        (("a.gguf", "b.gguf", "--cache-type", "f16,q8_0"), "--cache-type compares one file"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "empty.txt"), "is empty"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "random"), "Random tokens"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--until", "0"), "--until 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("")
+    status, _, err = run_lab("quant", *arguments)
+    assert status == 1 and said in err and "Traceback" not in err
+
+
+def test_another_vocabulary_is_refused(embedded: Path, mini: Path) -> None:
+    with Worker() as worker, pytest.raises(LabError, match="vocabular"):
+        comparing.plan(worker, [str(embedded), str(mini)], prompt_len=[16], gen=4)
+
+
+def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 80)
+    arguments = ("--cache-type", "f16,q4_0", "--text", text, "--blocks", 1, "-p", 16, "-n", 4)
+    status, out, err = run_lab("quant", embedded, *arguments, "--out", tmp_path, "--json", "--no-plot")
+    assert status == 0, err
+    first, second = json.loads(out)["quant"]
+    assert (first["label"], second["label"]) == ("f16 cache", "q4_0 cache")
+    assert 0 < second["kl"] < 5 and 0.3 < second["same"] < 1 and second["n_chunks"] >= 2
+    (floor,) = json.loads(out)["quant_floor"]
+    assert floor < second["kl"]
+    short = tmp_path / "300.txt"
+    short.write_text("cat " * 300)
+    status, _, err = run_lab("quant", embedded, "--cache-type", "f16,q8_0", "--text", short, "--out", tmp_path)
+    assert status == 1 and "too few for two chunks" in err
