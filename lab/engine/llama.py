@@ -212,7 +212,7 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
 def tokenize(loaded: Loaded, text: str) -> list[int]:
     """Token ids of `text`, without a leading BOS."""
     lib = llama_cpp()
-    _check_vocabulary(loaded)
+    _check_vocabulary(loaded.vocab)
     raw = text.encode()
     n_ids = len(raw) + 8  # a token is at least one byte
     ids = (ctypes.c_int32 * n_ids)()
@@ -225,7 +225,7 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
 def pieces(loaded: Loaded) -> list[bytes]:
     """The bytes of every token of the vocabulary, by id."""
     lib = llama_cpp()
-    _check_vocabulary(loaded)
+    _check_vocabulary(loaded.vocab)
     buffer = ctypes.create_string_buffer(1024)
     pieces_by_id = []
     for token in range(loaded.n_vocab):
@@ -264,6 +264,7 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
             "Use a model that generates text token by token: lab models",
         )
     vocab = lib.llama_model_get_vocab(model)
+    _check_vocabulary(vocab)
     tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
     ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
     kind = lib.llama_vocab_type(vocab)
@@ -271,9 +272,9 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     return kind, ends, tokens
 
 
-def _check_vocabulary(loaded: Loaded) -> None:
+def _check_vocabulary(vocab: Any) -> None:
     """LabError for a model without a vocabulary (random weights): llama.cpp would abort the process."""
-    if llama_cpp().llama_vocab_type(loaded.vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
+    if llama_cpp().llama_vocab_type(vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
         raise LabError(
             "This model has no vocabulary, so it cannot read or write text.",
             "Use a model with trained weights, or measure its times: --prompt random, without --stream.",
