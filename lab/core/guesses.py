@@ -1,4 +1,4 @@
-"""The figures of a run with speculative decoding: the time of a token, and how many draft tokens were accepted.
+"""The arithmetic of speculative decoding: accepted draft tokens, times of steps, and the speed-up from both.
 
 Prefill yields the first token. The others come from `draft` steps, `verify` steps (the draft tokens and one more, at
 once), `forget` (removes the rejected tokens), and `decode` where nothing was drafted.
@@ -11,26 +11,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lab.core.record import DECODE, DRAFT, OK, PREFILL, VERIFY, Run
+from lab.core.record import DECODE, DRAFT, OK, VERIFY, Run
 
 Chain = tuple[int, int]
 """The number of draft tokens in a row, and how many of them, from the first on, were accepted."""
-
-
-def figures(run: Run) -> dict[str, float]:
-    """`tpot_ms` of a run that generated text; empty for others."""
-    seconds = tpot_s(run)
-    return {} if seconds is None else {"tpot_ms": 1e3 * seconds}
-
-
-def tpot_s(run: Run) -> float | None:
-    """Time per token after the first, with drafting and forgetting; None if no text was generated."""
-    lever, steps = run.speculation, run.steps
-    if lever is None or lever.text is None or run.status != OK or run.n_gen < 2 or PREFILL not in steps.kind:
-        return None
-    last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
-    taken_ns = steps.end_ns[-1] - steps.end_ns[last_prefill]
-    return taken_ns / 1e9 / (run.n_gen - 1) if taken_ns > 0 else None
 
 
 def checked(run: Run) -> list[Chain]:

@@ -2,7 +2,7 @@
 
 - batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
 - prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
-- speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting (guesses.py)
+- speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting
 - turns: `turns_s`, the whole conversation
 - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT (gaps.py)
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 
-from lab.core import gaps, guesses, prefix_times
+from lab.core import gaps, prefix_times
 from lab.core.levers import Batch, Prefix, Speculation, Stall, Turns
 from lab.core.record import DECODE, OK, PREFILL, Run
 
@@ -56,6 +56,15 @@ def step_s(run: Run) -> float:
     return statistics.fmean(ready - start for kind, start, ready in columns if kind == DECODE) / 1e9
 
 
+def speculation(run: Run) -> dict[str, float]:
+    """Time per token after the first in ms, with drafting and forgetting; empty if no text was generated."""
+    lever, steps = run.speculation, run.steps
+    if lever is None or lever.text is None or run.n_gen < 2 or PREFILL not in steps.kind:
+        return {}
+    last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
+    return {"tpot_ms": (steps.end_ns[-1] - steps.end_ns[last_prefill]) / 1e6 / (run.n_gen - 1)}
+
+
 def turns(run: Run) -> dict[str, float]:
     """The time of the whole conversation in s, with saving and loading its cache."""
     return {"turns_s": run.steps.end_ns[-1] / 1e9} if run.steps.end_ns else {}
@@ -65,7 +74,7 @@ FIGURES = {
     Batch: batch,
     Prefix: prefix_times.figures,
     Stall: gaps.compared,
-    Speculation: guesses.figures,
+    Speculation: speculation,
     Turns: turns,
 }
 """The function that makes the figures of a run, by its lever."""

@@ -180,7 +180,7 @@ def _experiment(kind: Table, label: str, records: tuple[Record, ...], prediction
         pictures=[Picture(kind.name, kind.caption, partial(kind.draw, rows, records, prediction, title), WIDE)],
         data=lambda: {
             "rows": [{"experiment": kind.name, "setup": title, **_as_dict(row)} for row in rows],
-            **{name: [{"setup": title, **dataclasses.asdict(one)} for one in own] for name, own in more.items()},
+            **{name: [{"setup": title, **_as_dict(one)} for one in own] for name, own in more.items()},
         },
     )
 

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from lab.core import cost, guesses, lever_figures, phases, prefix_times, stats
+from lab.core import cost, lever_figures, phases, prefix_times, stats
 from lab.core.levers import in_chunks
 from lab.core.lists import grouped
 from lab.core.record import PREFILL, Record, Run
@@ -205,7 +205,7 @@ def speed_up(evidence: Evidence) -> Figures:
     """The speed-up of the median text, in each block."""
     times: tuple[dict[Any, float], dict[Any, float]] = ({}, {})
     for run in (record.run for record in evidence.of("speculation")):
-        lever, taken = run.speculation, guesses.tpot_s(run)
+        lever, taken = run.speculation, lever_figures.figures(run).get("tpot_ms")
         if lever and lever.text and taken:
             times[bool(lever.n_draft)][run.repeat, lever.text] = taken
     plain, drafted = times

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.core import guesses, script, stats
 from lab.core.levers import LOOKUP, Speculation
+from lab.core.lists import grouped
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
@@ -29,7 +30,6 @@ from lab.features.common import as_lengths, cell, listed, need_every_position, n
 from lab.features.experiment import Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.limits.step_prediction import StepPrediction
 from lab.features.speculate import rows as speculation_rows
-from lab.features.speculate.rows import CurveRow, Row
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -39,7 +39,6 @@ from lab.show import canvas, disturbances
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
@@ -220,17 +219,29 @@ MOST_PANELS = 8
 
 
 def draw(
-    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
 ) -> None:
     """The speed-up over the draft length, a panel for each text."""
-    keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
-    axes = canvas.grid(figure, len(keys), min(len(keys), 4), sharex=True, sharey=True)
+    runs = speculation_rows.of_runs(records).dropna(subset="plain_s")
+    panels = list(grouped(rows, lambda row: row[:3]).items())[:MOST_PANELS]
+    axes = canvas.grid(figure, len(panels), min(len(panels), 4), sharex=True, sharey=True)
     drafts = list(dict.fromkeys(row.draft for row in rows))
-    for ax, key in zip(axes, keys, strict=True):
-        for draft, style in zip(drafts, canvas.styles(len(drafts)), strict=True):
-            own = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == (*key, draft)]
-            if own:
-                _speed_ups(ax, own, records, style)
+    styles = dict(zip(drafts, canvas.styles(len(drafts)), strict=True))
+    for ax, (key, in_panel) in zip(axes, panels, strict=True):
+        for draft, own in grouped(in_panel, lambda row: row.draft).items():
+            name, style = f"drafted by {draft}", styles[draft]
+            colour, medians = style["color"], [(row.n_draft, row.speed_up) for row in own if row.speed_up is not None]
+            line = {"color": colour, "lw": 2, "marker": "_", "ms": 14, "label": f"{name}: median"}
+            ax.plot([n for n, _ in medians], [gain for _, gain in medians], **line)
+            blocks = runs[(runs[speculation_rows.CASE[:4]] == [*key, draft]).all(axis=1) & (runs.n_draft > 0)]
+            if len(blocks):
+                pairs = zip(blocks.record, blocks.plain, strict=True)
+                disturbed = [any(map(disturbances.disturbances, pair)) for pair in pairs]
+                gains, label = list(blocks.plain_s / blocks.tpot_s), f"{name}: blocks"
+                canvas.points(ax, list(blocks.n_draft), gains, disturbed, **style, ms=5, alpha=0.6, label=label)
+            if expected := [(row.n_draft, row.expected) for row in own if row.expected is not None]:
+                label = f"{name}: predicted"
+                ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
         ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
@@ -241,96 +252,47 @@ def draw(
     canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
 
 
-def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], style: dict[str, Any]) -> None:
-    """The panel of one text, for one draft."""
-    ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
-    name, colour = f"drafted by {alike[0].draft}", style["color"]
-    medians = [row.speed_up or 0.0 for row in ordered]
-    ax.plot([row.n_draft for row in ordered], medians, color=colour, lw=2, marker="_", ms=14, label=f"{name}: median")
-    of_blocks = [point for row in ordered for point in _blocks(row, records)]
-    if of_blocks:
-        canvas.points(ax, *zip(*of_blocks, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: blocks")
-    expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
-    if expected:
-        label = f"{name}: predicted"
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
-
-
-def _blocks(row: Row, records: Sequence[Record]) -> list[tuple[int, float, bool]]:
-    """The speed-up of each block, and whether a run of it was disturbed."""
-    times = speculation_rows.by_block(records, row.key)
-    disturbed = {
-        (record.session, record.run.repeat, record.run.engine)
-        for record in records
-        if (lever := record.run.speculation)
-        and (lever.text, lever.n_draft in (0, row.n_draft)) == (row.text, True)
-        and disturbances.disturbances(record)
-    }
-    plain = times.get(("", 0), {})
-    of_draft = times.get((row.draft, row.n_draft), {}).items()
-    return [(row.n_draft, plain[block] / seconds, block in disturbed) for block, seconds in of_draft if block in plain]
-
-
 def draw_curve(
-    rows: Sequence[CurveRow], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
 ) -> None:
     """The time of a step of several positions relative to a step of one; points are runs, the line is their median.
 
-    A second panel draws the speed-ups by the share of accepted tokens, if there are any.
+    A second panel draws the speed-ups of the first curve by the share of accepted tokens, if there are any.
     """
+    curves = grouped(rows, lambda row: (row.n_prompt, row.draft))
     has_gains = any(row.speed_ups for row in rows)
     axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
-    keys = list(dict.fromkeys((row.n_prompt, row.draft) for row in rows))
-    for key, style in zip(keys, canvas.styles(len(keys)), strict=True):
-        _costs(axes[0], [row for row in rows if (row.n_prompt, row.draft) == key], records, style)
+    for ((n_prompt, draft), own), style in zip(curves.items(), canvas.styles(len(curves)), strict=True):
+        name = f"after {n_prompt:,} prompt tokens" + (f", {draft}" if own[0].c is not None else "")
+        label = f"{name}: median"
+        axes[0].plot([row.n_positions for row in own], [row.v for row in own], color=style["color"], lw=2, label=label)
+        levers = [(one, one.run.speculation) for one in records if one.run.n_prompt == n_prompt]
+        timed = [(one, guesses.step_times([one.run])) for one, lever in levers if lever and lever.draft == draft]
+        one_s = own[0].step_s / own[0].v
+        points = [(n, taken / one_s, one) for one, times in timed if times for n, taken in times.target.items()]
+        canvas.runs(axes[0], points, **style, label=f"{name}: runs")
+        if expected := [(row.n_positions, row.expected_v) for row in own if row.expected_v is not None]:
+            label = f"{name}: predicted from ceilings"
+            axes[0].plot(*zip(*expected, strict=True), color=style["color"], ls="--", lw=1.4, label=label)
     numbers = sorted({row.n_positions for row in rows})
     axes[0].plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
     axes[0].axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
-    axes[0].set_xlabel("positions in a step")
-    axes[0].set_ylabel("time of a step / time of a step of one position (v)")
+    axes[0].set(xlabel="positions in a step", ylabel="time of a step / time of a step of one position (v)")
     if has_gains:
-        _gains(axes[1], rows)
+        first = [row for row in next(iter(curves.values())) if row.speed_ups]
+        shares = speculation_rows.ACCEPTANCES
+        for i, (share, colour) in enumerate(zip(shares, canvas.shades(len(shares)), strict=True)):
+            drafted, gains = [row.n_positions - 1 for row in first], [row.speed_ups[i] for row in first]
+            axes[1].plot(drafted, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
+        axes[1].axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+        axes[1].set(xlabel="drafted tokens per step", ylabel="computed speed-up")
     for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
         ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
         ax.set_ylim(bottom=0)
     canvas.finish(axes, f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
 
 
-def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style: dict[str, Any]) -> None:
-    """The curve of one prompt length and draft."""
-    name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
-    numbers, colour = [row.n_positions for row in alike], style["color"]
-    ax.plot(numbers, [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
-    one = alike[0].step_s / alike[0].v
-    of_runs = [
-        (n, seconds / one, record)
-        for record in records
-        if (record.run.n_prompt, record.run.speculation and record.run.speculation.draft)
-        == (alike[0].n_prompt, alike[0].draft)
-        and (its := guesses.step_times([record.run]))
-        for n, seconds in its.target.items()
-    ]
-    canvas.runs(ax, of_runs, **style, label=f"{name}: runs")
-    expected = [(row.n_positions, row.expected_v) for row in alike if row.expected_v is not None]
-    if expected:
-        label = f"{name}: predicted from ceilings"
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
-
-
-def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
-    """Speed-ups of the first curve, a line for each share of accepted tokens."""
-    first = rows[0].n_prompt, rows[0].draft
-    alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
-    shades = canvas.shades(len(speculation_rows.ACCEPTANCES))
-    for i, (share, colour) in enumerate(zip(speculation_rows.ACCEPTANCES, shades, strict=True)):
-        numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
-        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
-    ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
-    ax.set_xlabel("drafted tokens per step")
-    ax.set_ylabel("computed speed-up")
-
-
-def _speed_up(row: Row) -> str:
+def _speed_up(row: Any) -> str:
     """With its interval below."""
     interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
     return cell(row.speed_up) + interval
