@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
 from scipy import stats as reference
 
@@ -169,3 +170,16 @@ def test_a_wild_point_does_not_move_a_slope() -> None:
     assert rise is not None and rise.estimate == pytest.approx(2) and rise.low == pytest.approx(2)
     assert stats.slope(points[:3], values[:3]) is None
     assert stats.slope(points, [1.0] * 10) == stats.Ratio(0, 0, 0)
+
+
+def test_a_fit_is_that_of_non_negative_least_squares() -> None:
+    from scipy.optimize import nnls
+
+    chance = np.random.default_rng(1)
+    for n_columns in (1, 2, 3, 4) * 20:
+        columns = np.abs(chance.normal(size=(9, n_columns))) * 10.0 ** chance.integers(-3, 4, size=n_columns)
+        values = np.exp(chance.normal(size=9))
+        fitted = columns @ stats.fit(columns.T.tolist(), values.tolist())
+        scale = columns.max(axis=0)
+        best, residual = nnls(columns / scale / values[:, None], np.ones(9))
+        assert np.linalg.norm(1 - fitted / values) == pytest.approx(residual, abs=1e-9)

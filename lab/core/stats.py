@@ -206,17 +206,27 @@ def fit(
 ) -> tuple[float, ...]:
     """Coefficients >= `at_least` (0) for which the sum of coefficient x column fits `values` best, by relative error.
 
-    Non-negative least squares (Lawson & Hanson) with each row weighted by 1 / value, so that times of 1 ms and of 100 s
-    count equally and no term of a cost is negative.
+    Non-negative least squares with each row weighted by 1 / value, so that times of 1 ms and of 100 s count equally and
+    no term of a cost is negative. The best of all subsets of columns whose own least squares are not negative: the same
+    as scipy.optimize.nnls for these few columns, without the half second that its import takes.
     """
     import numpy as np
-    from scipy.optimize import nnls
 
     matrix, target = np.array(columns, dtype=float).T, np.array(values, dtype=float)
     lowest = np.zeros(len(columns)) if at_least is None else np.array(at_least, dtype=float)
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1
-    beyond, _ = nnls(matrix / scale / target[:, None], 1 - matrix @ lowest / target)
+    rows, rest = matrix / scale / target[:, None], 1 - matrix @ lowest / target
+    beyond, least = np.zeros(len(columns)), float(rest @ rest)
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(range(len(columns)), n + 1) for n in range(len(columns))
+    )
+    for subset in map(list, subsets):
+        found = np.linalg.lstsq(rows[:, subset], rest, rcond=None)[0]
+        error = rest - rows[:, subset] @ found
+        if (found >= 0).all() and error @ error < least * (1 - 1e-12):
+            beyond, least = np.zeros(len(columns)), float(error @ error)
+            beyond[subset] = found
     return tuple(float(c) for c in lowest + beyond / scale)
 
 
