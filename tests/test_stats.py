@@ -181,5 +181,5 @@ def test_a_fit_is_that_of_non_negative_least_squares() -> None:
         values = np.exp(chance.normal(size=9))
         fitted = columns @ stats.fit(columns.T.tolist(), values.tolist())
         scale = columns.max(axis=0)
-        best, residual = nnls(columns / scale / values[:, None], np.ones(9))
+        _, residual = nnls(columns / scale / values[:, None], np.ones(9))
         assert np.linalg.norm(1 - fitted / values) == pytest.approx(residual, abs=1e-9)
