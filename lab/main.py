@@ -28,6 +28,7 @@ from lab.features.serve.command import load, server
 from lab.features.serve.lend_command import rpc_server
 from lab.features.trace.command import trace
 from lab.features.tune.command import tune
+from lab.features.why.command import command as why
 
 if TYPE_CHECKING:
     from lab.core.record import Record
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
+    "Understand": ("ceilings", "explain", "why", "trace", "claims", "words", "show", "plot", "report"),
     "Compare and choose": ("compare", "predict", "quant", "tune"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load"),
@@ -256,6 +257,7 @@ for command in (
     compare,
     ceilings,
     explain,
+    why,
     predict,
     quant,
     trace,

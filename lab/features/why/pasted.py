@@ -37,7 +37,7 @@ class Setup:
 
     `n_steps` are the decode steps within `decode_s`; a rate that counts `n_gen` tokens over fewer steps looks faster.
     `settings` are keywords of AskedSettings. `records` are those of the lab. `spread` is the standard deviation of the
-    figure's logarithm.
+    figure's logarithm, `between` that between sessions.
     """
 
     source: str
@@ -54,6 +54,7 @@ class Setup:
     quantization: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     spread: float | None = None
+    between: float = 0.08
     n_runs: int | None = None
     compute_tps: float | None = None  # of decode steps without sampling, where that is known
     records: tuple[Record, ...] = ()
@@ -75,7 +76,8 @@ class Setup:
             what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
             what += "tokens" if self.n_gen is None else f"{n_gen} tokens"
             what += "" if before is None else f" after {before:,}"
-        model = " ".join(filter(None, (self.model, self.quantization)))
+        is_named = self.quantization and self.quantization in (self.model or "")
+        model = " ".join(filter(None, (self.model, None if is_named else self.quantization)))
         return printable(", ".join(filter(None, (self.source, model, self.about, what))))
 
 

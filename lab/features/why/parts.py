@@ -1,0 +1,481 @@
+"""The ratio of two rates as a product of named factors, and what is left.
+
+All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Depth and settings
+come from a trial on this machine: variants on a path from the faster setup to the slower one, each changing one group
+more, and on the reverse path; a factor is the mean of both, so the order does not decide it. The rest is never spread
+over the others. Ranges are 95 %, combined in quadrature.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core import phases, shell, stats
+from lab.core.asked_settings import defaults, table
+from lab.core.record import DECODE, UNKNOWN_THREADS, Record
+from lab.errors import LabError, printable
+from lab.features.compare import side_by_side
+from lab.features.why import pasted
+from lab.features.why.pasted import Setup
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import as_options
+from lab.runner.progress import ShowStatus
+from lab.runner.session import new_results_file
+from lab.show import disturbances
+from lab.show.wording import digits, seconds, times
+
+ARITHMETIC, MEASURED, FROM_RECORDS, EQUAL, NOT_KNOWN, REST = (
+    "arithmetic",
+    "measured here",
+    "from the records",
+    "equal",
+    "unknown",
+    "the rest",
+)
+COUNTED, DEPTH, MACHINE, STATE, BUILD, MODEL, UNEXPLAINED = (
+    "what is counted",
+    "depth",
+    "machine",
+    "machine state",
+    "build",
+    "model",
+    "not explained",
+)
+GROUPS = {
+    "threads": ("threads", "threads_batch"),
+    "ubatch": ("batch", "ubatch"),
+    "flash attention": ("flash_attn",),
+    "cache type": ("cache_type_k", "cache_type_v"),
+}
+"""Settings that change together; any others are one group. The cheapest come first."""
+
+LEAST = 0.02
+"""Causes are named from this share, if their range excludes 1."""
+
+GEN, MOST_BLOCKS, FEWEST_BLOCKS, MOST_GROUPS = 24, 30, 3, 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor of the ratio: its logarithm, half of its 95 % range, how it is known, and in words why."""
+
+    name: str
+    log: float
+    half: float
+    how: str
+    words: str = ""
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.log)
+
+    @property
+    def low(self) -> float:
+        return math.exp(self.log - self.half)
+
+    @property
+    def high(self) -> float:
+        return math.exp(self.log + self.half)
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it changes the ratio for certain, by at least LEAST."""
+        return self.how not in (NOT_KNOWN, REST, EQUAL) and abs(self.log) - self.half > math.log1p(LEAST) / 2 < abs(
+            self.log
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why `slow` is slower than `fast`: the parts, the last of them what is not explained. Letters name the two."""
+
+    fast: Setup
+    slow: Setup
+    letters: tuple[str, str]  # of fast and slow
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()  # of the trial
+    path: Path | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.fast.tps / self.slow.tps
+
+    @property
+    def causes(self) -> list[Part]:
+        """The parts that make the slower one slower, the largest first."""
+        return sorted((part for part in self.parts if part.is_cause and part.log > 0), key=lambda part: -part.log)
+
+    @property
+    def rest(self) -> Part:
+        return self.parts[-1]
+
+
+def answer(
+    a: Setup,
+    b: Setup,
+    budget_s: float = 0.0,
+    *,
+    model: str | None = None,
+    out: Path = Path("results"),
+    watch: ShowStatus = lambda status: None,
+    new_worker: Callable[[], Any] = Worker,
+    others: Sequence[Record] = (),
+) -> Answer:
+    """The ratio of two figures in parts. With a budget, depth and settings are measured here, in blocks."""
+    if a.is_prefill != b.is_prefill:
+        raise LabError("One figure is of prefill and the other of decode.", "Give two figures of the same phase.")
+    (fast, slow), letters = ((a, b), ("A", "B")) if a.tps >= b.tps else ((b, a), ("B", "A"))
+    counted, notes = _counted(fast, slow, letters)
+    known, path = _changes(fast, slow, letters, others)
+    todo = [change for change in path if change.part is None]
+    records, file, found = list[Record](), None, dict[str, Part]()
+    if todo and budget_s > 0:
+        spec = model or spec_of(fast) or spec_of(slow)
+        if spec is None:
+            notes.append("Name a model to measure depth and settings with: --model SPEC")
+        else:
+            try:
+                start = _start(fast, slow, spec)
+                records, file, found = measured(start, todo, fast.is_prefill, budget_s, out, watch, new_worker)
+            except LabError as problem:
+                notes.append(f"Nothing was measured: {problem.what}")
+    parts = [counted] if counted else []
+    for change in path:
+        part = change.part or found.get(change.name)
+        parts.append(part or Part(change.name, 0.0, 0.0, NOT_KNOWN, change.words))
+    parts += known
+    total = math.log(fast.tps / slow.tps)
+    half = math.hypot(*(part.half for part in parts), _spread(fast, slow))
+    parts.append(Part(UNEXPLAINED, total - sum(part.log for part in parts), half, REST))
+    return Answer(fast, slow, letters, tuple(parts), tuple(notes), tuple(records), file)
+
+
+def _spread(fast: Setup, slow: Setup) -> float:
+    """Half of the 95 % range of the logarithm of the ratio: that of both figures, and between their sessions."""
+    sessions = [{record.session for record in one.records} for one in (fast, slow)]
+    is_together = bool(sessions[0] & sessions[1])
+    squares = [(one.spread or 0.0) ** 2 + (0.0 if is_together else one.between**2) for one in (fast, slow)]
+    return 1.96 * math.sqrt(sum(squares))
+
+
+def _counted(fast: Setup, slow: Setup, letters: tuple[str, str]) -> tuple[Part | None, list[str]]:
+    """The part of what the two rates count, and notes."""
+    logs, halves, words, notes = [], [], [], list[str]()
+    for one, other, letter in ((fast, slow, letters[0]), (slow, fast, letters[1])):
+        log, half, why = _to_steps(one, other)
+        logs.append(log)
+        halves.append(half)
+        words += [f"{letter} {why}"] if why else []
+        if one.counts in (pasted.UNKNOWN, pasted.WINDOW, pasted.MIXED):
+            notes.append(f"{letter}: {_unknown(one)}")
+    if not words:
+        is_known = not notes
+        return (Part(COUNTED, 0.0, 0.0, EQUAL if is_known else NOT_KNOWN, "" if is_known else "see below"), notes)
+    how = ARITHMETIC if not any(halves) else f"{ARITHMETIC}, with the other's prefill rate"
+    return Part(COUNTED, logs[1] - logs[0], math.hypot(*halves), how, "; ".join(words)), notes
+
+
+def _unknown(one: Setup) -> str:
+    if one.counts == pasted.UNKNOWN:
+        return "the text does not say what the rate counts. Look up tokens, context and whether prefill is included."
+    if one.counts == pasted.WINDOW:
+        return "an average over a logging window is not the decode rate of a request."
+    return "the rate mixes prompt and generated tokens, or several lengths."
+
+
+def _to_steps(one: Setup, other: Setup) -> tuple[float, float, str]:
+    """The logarithm of (steps per second of decode / the given rate), half of its range, and why they differ."""
+    if one.counts == pasted.WHOLE and one.n_gen:
+        prefill_s, total, half = one.prefill_s, one.total_s, 0.0
+        decode_s = one.decode_s
+        if decode_s is None and total:
+            if prefill_s is None and one.n_prompt and other.n_prompt and other.prefill_s:
+                prefill_s, half = one.n_prompt * other.prefill_s / other.n_prompt, 0.1
+            if prefill_s is None or prefill_s >= total:
+                return 0.0, 0.0, ""
+            decode_s = total - prefill_s
+        if decode_s:
+            total = total or decode_s + (prefill_s or 0.0)
+            pure = max(1, one.n_gen - 1) / decode_s
+            why = f"divides by prefill too: {seconds(total - decode_s)} of {seconds(total)}"
+            return (
+                math.log(pure / one.tps),
+                half * (total - decode_s) / decode_s,
+                f"{why} (decode {digits(pure)} tokens/s)",
+            )
+    if one.counts == pasted.DECODE and one.n_steps and one.decode_s:
+        log = math.log(one.n_steps / one.decode_s / one.tps)
+        if abs(log) > 0.001:
+            return log, 0.0, "counts the first token, but not its time"
+    if one.compute_tps and other.compute_tps and other.tps == other.compute_tps and one.compute_tps > 1.001 * one.tps:
+        return math.log(one.compute_tps / one.tps), 0.0, "includes choosing each token"
+    return 0.0, 0.0, ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step of the path from fast to slow: keywords that change, or a part that is known already."""
+
+    name: str
+    settings: Mapping[str, Any]
+    words: str
+    part: Part | None = None
+
+
+def position(one: Setup) -> float | None:
+    """The mean position of the tokens that a figure is of; for prefill its length."""
+    if one.is_prefill:
+        return None if one.n_depth else one.n_prompt
+    if one.n_prompt is None and one.n_depth is None:
+        return None
+    return (one.n_depth or 0) + (one.n_prompt or 0) + (one.n_gen or 0) / 2
+
+
+def _changes(
+    fast: Setup, slow: Setup, letters: tuple[str, str], others: Sequence[Record]
+) -> tuple[list[Part], list[Change]]:
+    """What is known of machine, build, state and model; and the path of depth and settings from fast to slow."""
+    known, path = _of_settings(fast, slow)
+    kinds = [(one.model, one.quantization) for one in (fast, slow)]
+    specs = [spec_of(one) for one in (fast, slow)]
+    if None not in specs:
+        names = [one.records[0].model.name for one in (fast, slow)]
+        if specs[0] == specs[1]:
+            known.append(Part(MODEL, 0.0, 0.0, EQUAL))
+        else:
+            name = "quantization" if names[0] == names[1] else MODEL
+            path.append(Change(name, {"model": specs[1]}, f"{specs[0]} against {specs[1]}"))
+    elif None not in (kinds[0][0], kinds[1][0]) and kinds[0] != kinds[1]:
+        shown = [" ".join(filter(None, kind)) for kind in kinds]
+        known.append(Part(MODEL, 0.0, 0.0, NOT_KNOWN, printable(f"{shown[0]} against {shown[1]}")))
+    else:
+        known.append(Part(MODEL, 0.0, 0.0, NOT_KNOWN, "not given for both"))
+    return [*known, *_of_machine(fast, slow, letters)], [_depth(fast, slow, letters, others), *path]
+
+
+def _depth(fast: Setup, slow: Setup, letters: tuple[str, str], others: Sequence[Record]) -> Change:
+    """The change of depth, or of the prompt's length; a known part if there is none, or records have its law."""
+    name = "length" if fast.is_prefill else DEPTH
+    ends = position(fast), position(slow)
+    if ends[0] is None or ends[1] is None:
+        lacking = " and ".join(letter for letter, end in zip(letters, ends, strict=True) if end is None)
+        words = f"unknown of {lacking}: the length of the context"
+        return Change(name, {}, words, Part(name, 0.0, 0.0, NOT_KNOWN, words))
+    at = ends[0], ends[1]
+    if abs(at[0] - at[1]) <= max(4, 0.02 * max(at)):
+        return Change(name, {}, "", Part(name, 0.0, 0.0, EQUAL))
+    if fast.is_prefill:
+        words = f"{letters[0]} has {at[0]:,.0f} tokens, {letters[1]} {at[1]:,.0f}"
+        return Change(name, {"prompt_len": _length(slow)}, words)
+    words = f"{letters[0]} at position {at[0]:,.0f}, {letters[1]} at {at[1]:,.0f} (mean)"
+    return Change(name, {"prompt_len": _length(slow)}, words, _law(fast, slow, at, others, words))
+
+
+def _of_settings(fast: Setup, slow: Setup) -> tuple[list[Part], list[Change]]:
+    """The groups of settings that differ, and a part for those that are known of one side only."""
+    of_group = {key: group for group, keys in GROUPS.items() for key in keys}
+    changed: dict[str, dict[str, Any]] = {}
+    unknown = dict[str, None]()
+    for key in (*of_group, *(name for name in table() if name not in of_group)):
+        is_known = key in fast.settings, key in slow.settings
+        if key in ("prompt", "seed", "lib", "rpc") or not any(is_known):
+            continue
+        group = of_group.get(key, "other settings")
+        if not all(is_known):
+            unknown[group] = None
+        elif fast.settings[key] != slow.settings[key]:
+            changed.setdefault(group, {})[key] = slow.settings[key]
+    if "flash attention" in changed and "cache type" in changed:  # one may be impossible without the other
+        changed["flash attention and cache type"] = changed.pop("flash attention") | changed.pop("cache type")
+    path = []
+    for group, values in changed.items():
+        ends = (", ".join(f"{key} {one.settings[key]}" for key in values) for one in (fast, slow))
+        path.append(Change(group, values, printable(" against ".join(ends))))
+    words = f"not given for both: {', '.join(unknown)}"
+    return [Part("more settings", 0.0, 0.0, NOT_KNOWN, words)] if unknown else [], path
+
+
+def _of_machine(fast: Setup, slow: Setup, letters: tuple[str, str]) -> list[Part]:
+    """The parts of machine, build and the machine's state, as far as records say them."""
+    if not (fast.records and slow.records):
+        return [Part(MACHINE, 0.0, 0.0, NOT_KNOWN, "not given for both")]
+    made, machines = list[Part](), [one.records[0].machine for one in (fast, slow)]
+    for name, fields in (
+        (MACHINE, ("cpu", "n_cores_usable", "ram_bytes", "devices", "power")),
+        (BUILD, ("llama_cpp_python", "llama_cpp_commit", "lib")),
+    ):
+        differ = [key for key in fields if getattr(machines[0], key) != getattr(machines[1], key)]
+        words = "; ".join(
+            f"{key.replace('_', ' ')}: {getattr(machines[0], key)} against {getattr(machines[1], key)}"
+            for key in differ
+        )
+        made.append(Part(name, 0.0, 0.0, NOT_KNOWN if differ else EQUAL, words[:200]))
+    log, said = 0.0, list[str]()
+    for one, letter, sign in ((fast, letters[0], -1), (slow, letters[1], 1)):
+        timed = [
+            (_figure(record.run, one.is_prefill), bool(disturbances.disturbances(record))) for record in one.records
+        ]
+        all_of = [value for value, _ in timed if value]
+        quiet = [value for value, is_disturbed in timed if value and not is_disturbed]
+        if len(quiet) < len(all_of):
+            said.append(f"{len(all_of) - len(quiet)} of {len(all_of)} runs of {letter} were disturbed")
+            if quiet:
+                log += sign * math.log(statistics.median(all_of) / statistics.median(quiet))
+    how = FROM_RECORDS if log else NOT_KNOWN if said else EQUAL
+    made.append(Part(STATE, log, abs(log) / 2, how, "; ".join(said)))
+    return made
+
+
+def _figure(run: Any, is_prefill: bool) -> float | None:
+    """Nanoseconds per token of a run."""
+    if is_prefill:
+        ns = phases.prefill_ns(run)
+        return ns / run.n_prompt if ns else None
+    return phases.tpot_ns(run) or phases.decode_compute_mean_ns(run)
+
+
+def _law(fast: Setup, slow: Setup, at: Sequence[float], others: Sequence[Record], words: str) -> Part | None:
+    """Depth from steps of one setup and session that has both positions; None without such a session."""
+    logs = list[float]()
+    for sessions in (fast.records, slow.records, others):
+        by_session: dict[Any, dict[int, list[float]]] = {}
+        for record in sessions:
+            steps = record.run.steps
+            own = by_session.setdefault(
+                (record.session, record.settings, record.model.name, record.model.quantization), {}
+            )
+            itls = phases.itl_ns(record.run)
+            decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
+            for past, itl in zip(decoding[-len(itls) :], itls, strict=False):
+                own.setdefault(past, []).append(itl)
+        for own in by_session.values():
+            near = []
+            for place in at:
+                within = max(16, 0.05 * place)
+                near.append([value for past, values in own.items() if abs(past - place) <= within for value in values])
+            if all(len(values) >= 3 for values in near):
+                logs.append(math.log(statistics.median(near[1]) / statistics.median(near[0])))
+        if logs:
+            half = max(0.02, stats.mean_half_width(logs, stats.CONFIDENCE))
+            return Part(DEPTH, statistics.fmean(logs), half, FROM_RECORDS, words)
+    return None
+
+
+def spec_of(one: Setup) -> str | None:
+    """The SPEC of a setup's model, if records name it."""
+    return catalog.spec_of(one.records[0].model) if one.records else None
+
+
+def _length(one: Setup) -> int:
+    """The prompt length with which GEN tokens are at a setup's mean position."""
+    place = position(one)
+    if place is None:
+        return 128
+    return max(1, round(place) if one.is_prefill else round(place - GEN / 2))
+
+
+def _start(fast: Setup, slow: Setup, spec: str) -> dict[str, Any]:
+    """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
+    of_fast = {**slow.settings, **fast.settings}
+    settings = {
+        name: value for name, value in of_fast.items() if value != defaults().get(name) and name not in ("lib", "rpc")
+    }
+    one = fast if position(fast) is not None else slow
+    return {**settings, "model": spec, "prompt_len": _length(one)}
+
+
+def measured(
+    start: Mapping[str, Any],
+    todo: Sequence[Change],
+    is_prefill: bool,
+    budget_s: float,
+    out: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Any] = Worker,
+) -> tuple[list[Record], Path, dict[str, Part]]:
+    """Measure the variants on the path and on its reverse, block by block, until the budget is spent.
+
+    Each block runs every variant once, in random order and with fresh engines. A factor is the mean over both paths.
+    """
+    began = time.monotonic()
+    todo = todo[:MOST_GROUPS]
+    n = len(todo)
+    sets = [frozenset(range(i)) for i in range(n + 1)] + [frozenset(range(i, n)) for i in range(1, n)]
+    variants = []
+    for chosen in sets:
+        settings = dict(start)
+        for i in sorted(chosen):
+            settings |= todo[i].settings
+        shown = {**settings, "prompt_len": str(settings["prompt_len"])}
+        words = [word for name, value in shown.items() for word in as_options.option(name, value)]
+        variants.append((shell.join(*words), shown))
+    with new_worker() as worker:
+        gen = 1 if is_prefill else GEN
+        plans = side_by_side.plan(worker, variants, MOST_BLOCKS, gen=gen)
+    names = dict(zip(sets, plans, strict=True))
+    path = new_results_file(next(iter(plans.values())), out)
+    records, by_block = list[Record](), dict[int, dict[str, float]]()
+    runs = side_by_side.execute(plans, MOST_BLOCKS, path, watch, new_worker, n_turns=1)
+    for record in runs:
+        records.append(record)
+        value = _figure(record.run, is_prefill) if record.run.is_timed else None
+        if value and record.run.block is not None and record.run.variant is not None:
+            by_block.setdefault(record.run.block, {})[record.run.variant] = value
+            n_done = sum(len(own) == len(plans) for own in by_block.values())
+            spent = time.monotonic() - began
+            is_whole = len(by_block[record.run.block]) == len(plans)
+            enough = (
+                spent * (1 + 1 / n_done) > budget_s and (n_done >= FEWEST_BLOCKS or spent > 2 * budget_s)
+                if n_done
+                else False
+            )
+            if is_whole and enough:
+                runs.close()  # type: ignore[attr-defined]
+                break
+    blocks = [own for own in by_block.values() if len(own) == len(plans)]
+    return records, path, _factors(todo, names, blocks)
+
+
+def _factors(
+    todo: Sequence[Change], names: Mapping[frozenset[int], str], blocks: Sequence[Mapping[str, float]]
+) -> dict[str, Part]:
+    """The factor of each change from blocks of times per token, with its range."""
+    n, made = len(todo), dict[str, Part]()
+    for i, change in enumerate(todo):
+        forward = frozenset(range(i)), frozenset(range(i + 1))
+        backward = frozenset(range(i + 1, n)), frozenset(range(i, n))
+        each = [
+            [math.log(own[names[after]] / own[names[before]]) for before, after in (forward, backward)]
+            for own in blocks
+        ]
+        if not each:
+            continue
+        logs = [statistics.fmean(pair) for pair in each]
+        first, last = (statistics.fmean(pair[i] for pair in each) for i in (0, 1))
+        words = change.words
+        if abs(first - last) > 0.05:
+            words += f"; changed first {times(math.exp(first))}, changed last {times(math.exp(last))}"
+        few = len(logs) < FEWEST_BLOCKS
+        half = max(0.1, abs(statistics.fmean(logs)) / 2) if few else stats.mean_half_width(logs, stats.CONFIDENCE)
+        made[change.name] = Part(change.name, statistics.fmean(logs), half, f"{MEASURED}, {len(logs)} blocks", words)
+    return made
+
+
+def of_settings(record: Record) -> dict[str, Any]:
+    """The settings of a record as keywords of AskedSettings, with resolved values."""
+    settings = record.settings
+    chosen = {name: getattr(settings, setting.record_name or name) for name, setting in table().items()}
+    if settings.flash_attn_resolved:
+        chosen["flash_attn"] = settings.flash_attn_resolved
+    chosen["kv_unified"] = "on" if settings.kv_unified else "off"
+    if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
+        chosen |= {"threads": None, "threads_batch": None}
+    return {name: value for name, value in chosen.items() if value is not None and name not in ("prompt", "seed")}

@@ -1,0 +1,201 @@
+"""`lab why`: planted causes are found with their factors, and equal setups name none."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import results
+from lab.core.record import Settings
+from lab.core.script import Script
+from lab.errors import LabError
+from lab.features.why import command, parts, pasted
+from lab.features.why.command import why
+from lab.features.why.parts import Answer
+from lab.process.wire import Outcome
+from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+
+pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
+
+
+def ms_per_token(settings: Settings, quantization: str = "Q4_0") -> float:
+    """The planted machine: threads halve the time, no flash attention costs 1.3x, a q8_0 cache 1.2x."""
+    time = 10 * 2 / settings.n_threads
+    time *= 1.3 if (settings.flash_attn_resolved or settings.flash_attn) == "off" else 1.0
+    return time * (1.2 if settings.type_k == "q8_0" else 1.0)
+
+
+PER_POSITION = 0.01
+
+
+class Planted(FakeWorker):
+    """A fake engine whose decode depends on settings and position."""
+
+    def new_context(self, asked: Settings) -> Settings:
+        self.settings = dataclasses.replace(asked, flash_attn_resolved="off" if asked.flash_attn == "off" else "on")
+        return self.settings
+
+    def run(self, script: Script, watch: Any) -> Outcome:
+        outcome = super().run(script, watch)
+        slow = ms_per_token(self.settings) / 10
+        steps = steps_of(script, 1, 10 * slow - 1, PER_POSITION * slow)
+        return dataclasses.replace(outcome, steps=steps)
+
+
+def a_file(
+    folder: Path, name: str, n_prompt: int = 64, n: int = 4, slower: float = 1.0, n_gen: int = 24, **changes: Any
+) -> str:
+    """A results file of the planted machine, with these settings."""
+    settings = dataclasses.replace(SETTINGS, flash_attn_resolved="on", n_batch=2048, n_ubatch=512, **changes)
+    settings = dataclasses.replace(settings, n_threads_batch=settings.n_threads)
+    slow = ms_per_token(settings) / 10 * slower
+    path = folder / f"{name}.jsonl"
+    for i in range(n):
+        run = make_run(
+            n_prompt, n_gen, i, decode_ms=(10 * slow - 1) * (1 + 0.001 * i), per_position_ms=PER_POSITION * slow
+        )
+        run = dataclasses.replace(run, started_at=f"2026-01-01T00:00:0{i}Z")
+        results.append(path, make_record(run, session=name, settings=settings))
+    return str(path)
+
+
+def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
+    """The answer with a trial on the planted machine."""
+    one, other = command._sides([a, b], False)[0]
+    return parts.answer(one, other, 10, model="smollm2-135m", out=folder / "out", new_worker=Planted, **more)
+
+
+def part(found: Answer, name: str) -> parts.Part:
+    return next(one for one in found.parts if one.name == name)
+
+
+def test_the_parts_multiply_to_the_ratio(tmp_path: Path) -> None:
+    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", 500, n_threads=1), tmp_path)
+    assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
+
+
+def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
+    a = pasted.parse(
+        "llama_perf_context_print: eval time = 1000.00 ms / 100 runs ( 10.00 ms per token, 100.00 tokens per second)"
+    )
+    b = pasted.parse(
+        "CtxLimit:1100/8152, Amt:100/512, Process:4.00s (250.00T/s), Generate:1.00s (100.00T/s), Total:5.00s (20.00T/s)"
+    )
+    whole = next(one for one in b if one.counts == pasted.WHOLE)
+    found = parts.answer(a[0], whole)
+    assert found.letters == ("A", "B") and found.causes[0].name == parts.COUNTED
+    assert part(found, parts.COUNTED).factor == pytest.approx(99 / 20)
+    assert found.rest.factor == pytest.approx(100 / 99, rel=1e-6)
+    sentence, _ = command.conclusion(found)
+    assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence and "Its decode alone is 99" in sentence
+
+
+def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
+    webui, log = (
+        "Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed 1)",
+        "prompt eval time = 31764.47 ms / 7318 tokens ( 4.34 ms per token, 230.38 tokens per second)\n"
+        "eval time = 19447.79 ms / 342 tokens ( 56.86 ms per token, 17.59 tokens per second)\n",
+    )
+    (one,) = pasted.parse(webui)
+    other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
+    found = parts.answer(other, one)
+    assert part(found, parts.COUNTED).factor == pytest.approx(2.63, rel=0.01)
+    assert "prefill rate" in part(found, parts.COUNTED).how and abs(found.rest.log) < found.rest.half
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "changes"),
+    [
+        ("threads", 2.0, {"n_threads": 1}),
+        ("flash attention", 1.3, {"flash_attn": "off", "flash_attn_resolved": "off"}),
+        ("cache type", 1.2, {"type_k": "q8_0"}),
+        ("depth", (9 + 5 + 1) / (9 + 0.76 + 1), {"n_prompt": 488}),
+    ],
+)
+def test_a_planted_cause_is_named_with_its_factor(
+    tmp_path: Path, name: str, factor: float, changes: dict[str, Any]
+) -> None:
+    if "flash_attn_resolved" in changes:
+        changes = {"flash_attn": "off"}
+    resolved = {"flash_attn_resolved": "off"} if "flash_attn" in changes else {}
+    a = a_file(tmp_path, "a")
+    settings = {key: value for key, value in changes.items() if key != "n_prompt"}
+    b = planted(tmp_path, "b", changes.get("n_prompt", 64), {**settings, **resolved})
+    found = asked(a, b, tmp_path)
+    assert [one.name for one in found.causes] == [name]
+    assert part(found, name).factor == pytest.approx(factor, rel=0.02)
+    assert "measured here" in part(found, name).how
+    assert abs(found.rest.log) < 0.03
+
+
+def planted(folder: Path, name: str, n_prompt: int, settings: dict[str, Any]) -> str:
+    """As `a_file`, where flash attention may be off."""
+    resolved = settings.pop("flash_attn_resolved", "on")
+    path = a_file(folder, f"{name}-raw", n_prompt, **settings) if resolved == "on" else ""
+    if path:
+        return path
+    plain = results.read([a_file(folder, f"{name}-raw", n_prompt, slower=1.3)]).records
+    own = [
+        dataclasses.replace(one, settings=dataclasses.replace(one.settings, **settings, flash_attn_resolved="off"))
+        for one in plain
+    ]
+    results.append(folder / f"{name}.jsonl", *own)
+    return str(folder / f"{name}.jsonl")
+
+
+def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
+    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", 488, n_threads=1), tmp_path)
+    assert [one.name for one in found.causes] == ["threads", "depth"]
+    assert part(found, "threads").factor == pytest.approx(2, rel=0.03)
+    assert abs(found.rest.log) < found.rest.half
+    assert len({one.run.variant for one in found.records}) == 4  # two paths between the same ends
+
+
+def test_what_is_unknown_stays_in_the_rest(tmp_path: Path) -> None:
+    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0), tmp_path)
+    assert not found.causes and found.rest.factor == pytest.approx(2, rel=0.01)
+    assert "not explained: 2x" in command.conclusion(found)[0]
+
+
+def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
+    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.04), tmp_path)
+    assert not found.causes and not found.records
+    assert command.conclusion(found)[0].startswith("No cause")
+
+
+def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
+    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", 488)
+    third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
+    one, other = command._sides([a, b], False)[0]
+    found = parts.answer(one, other, 0, others=third)
+    assert part(found, "depth").how == parts.FROM_RECORDS
+    assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
+
+
+def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp_path: Path) -> None:
+    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", n_threads=1)
+    code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
+    assert code == 0, err
+    assert "B is 2x as slow as A" in out and "not explained" in out and (tmp_path / "why-why.png").exists()
+    code, out, _ = run_lab("why", a, "35 tokens/s", "--budget", "0", "--json", "--no-plot")
+    told = json.loads(out)
+    assert told["B"]["counts"] == "unknown" and told["slower"] == "B" and told["parts"][-1]["part"] == "not explained"
+    assert any("Look up tokens" in note for note in told["notes"])
+
+
+def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
+    a, b = Path(a_file(tmp_path, "a")), Path(a_file(tmp_path, "b", n_threads=1))
+    both = tmp_path / "both.jsonl"
+    both.write_text(a.read_text() + b.read_text())
+    assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
+    with pytest.raises(LabError, match="only one setup"):
+        why(a, budget=0)
+
+
+def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
+    (one,) = pasted.parse("| test | t/s |\n| pp512 | 900.00 |")
+    with pytest.raises(LabError, match="no figure that both sides have"):
+        why(one, "35 tokens/s", budget=0)
