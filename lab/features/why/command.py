@@ -151,7 +151,7 @@ def _of_records(name: str) -> tuple[list[list[Setup]], list[Record]]:
                         spread=math.sqrt(math.pi / 2) * statistics.stdev(logs) / math.sqrt(len(logs))
                         if len(logs) > 1
                         else None,
-                        between=spread.spread_of(repeats, figure, spreads).sd,
+                        between=(spreads.get((spread.machine_of(repeats), figure)) or spread.default(first)).sd,
                         n_runs=len(values),
                         compute_tps=1e3 / statistics.median(compute) if compute and not is_prefill else None,
                         records=own,
