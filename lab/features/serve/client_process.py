@@ -22,8 +22,7 @@ from lab.core.lines import converted, to_json
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Request
 from lab.features.serve.access import Access
-from lab.features.serve.connection import Arrivals
-from lab.features.serve.exchange import Channel, Target, exchange, rehearse, target
+from lab.features.serve.exchange import Arrivals, Channel, Failure, Target, exchange
 from lab.features.serve.send_plan import SEPARATOR, SendPlan, fresh_nonce
 from lab.process import served
 
@@ -46,7 +45,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # shortens garbage collections from milliseconds to microseconds
-        return {"start_ns": runner.run(_run_plan(target(access, plan.api, arrivals), plan, file))}
+        return {"start_ns": runner.run(_run_plan(Target(access, plan.api, arrivals), plan, file))}
 
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
@@ -55,7 +54,6 @@ async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
     times_ns = plan.times_ns
     n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
     channels = [Channel() for _ in range(n_channels)]
-    await rehearse()
     await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
     load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
     async with asyncio.TaskGroup() as group:
@@ -83,9 +81,10 @@ class _Load:
     over: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
     rng: random.Random = field(default_factory=random.Random)
 
-    @property
-    def is_given_up(self) -> bool:
-        return self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
+    def ends(self, is_wanted: bool) -> bool:
+        """Whether no more requests are sent: the server is gone, or this one is late and no other is in flight."""
+        is_gone = self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
+        return is_gone or (not is_wanted and self.over.is_set())
 
     def is_late(self, due_ns: int) -> bool:
         """Whether this time is after the plan's stop."""
@@ -123,7 +122,7 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
     for number in load.numbers:
         is_wanted = not load.is_late(time.perf_counter_ns() - load.start_ns)
         load.count(is_wanted)
-        if load.is_given_up or (not is_wanted and load.over.is_set()):
+        if load.ends(is_wanted):
             load.count(-is_wanted)
             return
         over = asyncio.Event()
@@ -149,25 +148,20 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
     for number in load.numbers:
         is_wanted = not load.is_late(times_ns[number])
         load.count(is_wanted)
-        await _until_nearly(load, times_ns[number], is_wanted)
+        left_s = (load.start_ns + times_ns[number] - time.perf_counter_ns()) / 1e9 - PREPARE_S
+        if left_s > 0 and is_wanted:
+            await asyncio.sleep(left_s)
+        elif left_s > 0:  # no longer needed once the others have ended
+            with suppress(TimeoutError):
+                await asyncio.wait_for(load.over.wait(), left_s)
         channel = await free.get()
-        if load.is_given_up or (not is_wanted and load.over.is_set()):
+        if load.ends(is_wanted):
             load.count(-is_wanted)
             return
         group.create_task(send(number, channel, is_wanted))
 
 
-async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
-    """Sleep until it is time to prepare a request's connection, or the request is no longer needed."""
-    left_s = (load.start_ns + scheduled_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
-    if left_s > 0 and is_wanted:
-        await asyncio.sleep(left_s)
-    elif left_s > 0:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(load.over.wait(), left_s)
-
-
 async def _warm(channel: Channel, to: Target) -> None:
     """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
-    with suppress(OSError, TimeoutError):
+    with suppress(Failure):
         await channel.open(to)

@@ -1,12 +1,22 @@
-"""One request over one connection: send it, read and parse its answer, and classify its failures."""
+"""One request over one connection: send it, stamp and parse its answer, and classify its failures.
+
+The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP takes as
+long as the gap between some arrivals, and would delay the stamps of other requests. So the bytes of a chunked answer
+wait with their stamps until the answer has ended, no byte came for a while, or too many wait. All requests of a plan
+share one Target, which gives turns: the loop checks for arrivals between two pieces of parsing. (The HTTP library
+itself stamps nothing before its own parsing, so only its parser, h11, is used here.)
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
+import re
+import selectors
 import time
-from collections.abc import Sequence
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import h11
@@ -15,18 +25,7 @@ from lab.core import request as kinds
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
 from lab.features.serve.access import Access, all_headers, hidden, read_json
-from lab.features.serve.connection import (
-    Arrivals,
-    Connection,
-    Endless,
-    Incoming,
-    Stalled,
-    TimedOut,
-    Turn,
-    connect,
-    utc_now,
-)
-from lab.features.serve.formats import Piece, Stream, StreamReader
+from lab.features.serve.formats import Stream, StreamReader
 from lab.features.serve.send_plan import (
     LINES_PER_TOKEN,
     MOST_ANSWER_BYTES,
@@ -44,53 +43,108 @@ GRACE_S = 3.0
 HUNG_UP_S = 1.0
 """A request fails within this time if the server closed the connection just before."""
 
-MOST_ERROR_BYTES = 64_000
-"""Maximum bytes read of an error answer."""
+FRESH_S = 2.0
+"""An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
-MOST_HEAD_BYTES = 100_000
+HELD_S = 0.5
+"""After this time without new bytes, held bytes are parsed before the end of the answer."""
+
+READ_AFTER_S = 0.005
+"""Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
+
+MOST_HELD, MOST_HELD_BY_ALL = 1 << 21, 1 << 24
+"""Held memory of one answer, and of all in flight, beyond which parsing begins before the end. Beyond twice that the
+client pauses the server."""
+
+MOST_ERROR_BYTES, MOST_HEAD_BYTES = 64_000, 100_000
+"""Maximum bytes read of an error answer, and of an answer's headers."""
+
 MOST_EVENTS, SPARE_EVENTS = 8, 100
 """An answer may have MOST_EVENTS events for each requested token, and SPARE_EVENTS more."""
 
+_PINGS = re.compile(rb"(?:[0-9a-fA-F]++\r\n|:[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
+"""Bytes that only keep a connection open: comments, pings, events without data, and the frames of chunks."""
 
-@dataclass
+_END = b"\r\n0\r\n\r\n"  # the end of a chunked answer; if a chunk's content ends so, reading continues
+
+
+def utc_now() -> str:
+    """Such as 2026-01-31T12:00:00.123456Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Arrivals(selectors.SelectSelector):
+    """select(), with the time of its last return. Its timeouts are exact to about 50 us (epoll: 1 ms)."""
+
+    ns = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(timeout)
+        self.ns = time.perf_counter_ns()
+        return ready
+
+
 class Target:
-    """Where the requests of a plan go."""
+    """Where the requests of a plan go, and what they share."""
 
-    access: Access
-    host: str
-    port: int
-    path: str
-    headers: list[tuple[str, str]] = field(repr=False)
-    arrivals: Arrivals
-    turn: Turn
-    certificates: ssl.SSLContext | None
-    n_kept: int = 0  # bytes in memory of the answers in flight
-    hangs_up: bool = False  # whether the server closed a connection after an answer without announcing it
+    def __init__(self, access: Access, api: str, arrivals: Arrivals) -> None:
+        import httpx2
+
+        url = urlsplit(access.interface(api))
+        tls = url.scheme == "https"
+        fixed = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Content-Type": "application/json"}
+        given = {name.title(): value for name, value in all_headers(access)}
+        self.headers = [("Host", url.netloc), *(fixed | {"User-Agent": "mini-lab"} | given).items()]
+        self.access, self.arrivals, self.path, self.host = access, arrivals, url.path, url.hostname or ""
+        self.port = url.port or (443 if tls else 80)
+        self.certificates = httpx2.create_ssl_context() if tls else None  # slow: reads the system's certificates
+        self.n_kept = 0  # bytes in memory of the answers in flight
+        self.hangs_up = False  # whether the server closed a connection after an answer without announcing it
+        self._lock = asyncio.Lock()
+
+    async def turn(self) -> None:
+        """Wait for this task's turn: one each time that the loop has polled its sockets."""
+        async with self._lock:
+            await asyncio.sleep(0)
 
 
-def target(access: Access, api: str, arrivals: Arrivals) -> Target:
-    """The target for an interface, with the headers of all requests."""
-    import httpx2
+class Connection(asyncio.Protocol):
+    """A socket; its bytes go to `answer`, with the stamp of their arrival."""
 
-    url = urlsplit(access.interface(api))
-    is_encrypted = url.scheme == "https"
-    fixed = {
-        "Accept": "text/event-stream",
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": "mini-lab",
-    }
-    given = {name.title(): value for name, value in all_headers(access)}
-    return Target(
-        access=access,
-        host=url.hostname or "",
-        port=url.port or (443 if is_encrypted else 80),
-        path=url.path,
-        headers=[("Host", url.netloc), *(fixed | given).items()],
-        arrivals=arrivals,
-        turn=Turn(),
-        certificates=httpx2.create_ssl_context() if is_encrypted else None,  # slow: reads the system's certificates
-    )
+    transport: asyncio.Transport
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.answer: Exchange | None = None
+        self.arrivals, self.is_open, self.was_used, self.free_ns = arrivals, False, False, 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can be sent: it is open and free, and was used within FRESH_S."""
+        return self.is_open and self.answer is None and time.perf_counter_ns() - self.free_ns < FRESH_S * 1e9
+
+    def release(self, answer: Exchange, is_reusable: bool) -> None:
+        """Free the connection if `answer` still uses it, or hang up."""
+        if self.answer is answer:
+            self.answer, self.free_ns = None, time.perf_counter_ns()
+            if not is_reusable:
+                self.hang_up()
+
+    def hang_up(self) -> None:
+        self.is_open = False
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport, self.is_open, self.free_ns = transport, True, time.perf_counter_ns()
+
+    def data_received(self, data: bytes) -> None:
+        if self.answer:
+            self.answer.add(self.arrivals.ns, data)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self.is_open = False
+        if self.answer:
+            self.answer.lose(Failure(kinds.LOST, str(problem)) if problem else None)
 
 
 @dataclass
@@ -104,20 +158,31 @@ class Channel:
         return self.connection is not None and self.connection.is_ready
 
     async def open(self, to: Target) -> Connection:
-        """The connection, newly opened if the last one cannot be used. Raises OSError or TimeoutError."""
-        was_used = self.connection is not None and self.connection.was_used
-        if self.connection is None or not self.is_ready or (to.hangs_up and was_used):
-            self.close()
-            self.connection = await connect(to.host, to.port, CONNECT_S, to.arrivals, to.certificates)
-        return self.connection
+        """The connection, newly opened if the last one cannot be used. Raises Failure."""
+        if self.connection and self.is_ready and not (to.hangs_up and self.connection.was_used):
+            return self.connection
+        self.close()
+        name = to.host if to.certificates else None
+        open_socket = asyncio.get_running_loop().create_connection
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await open_socket(
+                    lambda: Connection(to.arrivals), to.host, to.port, ssl=to.certificates, server_hostname=name
+                )
+        except TimeoutError:
+            raise Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
+        except OSError as problem:  # also for certificates
+            raise Failure(kinds.REFUSED, f"no connection: {problem.strerror or problem}") from None
+        self.connection = connection
+        return connection
 
     def close(self) -> None:
         if self.connection:
-            self.connection.abort()
+            self.connection.hang_up()
         self.connection = None
 
 
-class _Failure(Exception):
+class Failure(Exception):
     """The class of a failure, and a description."""
 
     def __init__(self, failure: str, error: str) -> None:
@@ -125,150 +190,241 @@ class _Failure(Exception):
         self.failure, self.error = failure, error
 
 
-@dataclass
-class _Exchange:
-    """A request, and the part of its answer that has arrived."""
+@dataclass(eq=False)
+class Exchange:
+    """A request, and the part of its answer that has arrived.
+
+    A complete chunked answer frees its connection and sets `over` before it is parsed, so that the next request need
+    not wait.
+    """
 
     ask: Ask
     plan: SendPlan
     to: Target
+    over: asyncio.Event
     was_connected: bool
-    began_at: str = field(default_factory=utc_now)
-    answer: Incoming | None = None
+    connection: Connection = field(init=False)
+    started_at: str = field(default_factory=utc_now)
+    sent_ns: int | None = None  # when the request was written
+    first_ns: int | None = None  # when the first byte of the answer arrived
+    last_ns: int | None = None  # when the last byte arrived
+    problem: Failure | None = None
+    http_status: int | None = None
+    is_stream: bool = False
     stream: Stream | None = None
-    problem: _Failure | None = None
+    # what has arrived and is not parsed
+    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
+    n_waiting: int = 0
+    moved_ns: int | None = None  # when something other than a ping last arrived
+    n_events: int = 0
+    tail: bytes = b""
+    is_open: bool = True
+    is_held: bool = True
+    is_whole: bool = False  # complete, and not yet read
+    is_good: bool = False  # whether the connection can be used again after a chunked answer
+    is_paused: bool = False
+    lost: Failure | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    # the body
     pieces: list[tuple[int, bytearray]] = field(default_factory=list)
     n_bytes: int = 0
     n_kept: int = 0  # as in Target, of this answer
     n_line: int = 0  # bytes since the last end of a line
     n_lines: int = 0
-    http_status: int | None = None
-    is_stream: bool = False
 
-    async def send(self, connection: Connection, over: asyncio.Event, due_ns: int | None) -> None:
-        """Send the request at its planned time, and read its answer. Raises _Failure for every failure."""
+    @property
+    def most_held(self) -> int:
+        return min(MOST_HELD, MOST_HELD_BY_ALL // self.plan.n_at_once)
+
+    def add(self, ns: int, data: bytes) -> None:
+        """Keep bytes that arrived at `ns`."""
+        self.last_ns = ns
+        self.waiting.append((ns, data))
+        self.n_waiting += len(data) + PIECE_BYTES
+        if self.first_ns is None:
+            self.first_ns = ns
+            head, end, _ = data.partition(b"\r\n\r\n")
+            head = head.lower()
+            self.is_held = bool(end) and b"transfer-encoding: chunked" in head
+            self.is_good = self.is_held and b" 200" in head[:12] and b"\nconnection: close" not in head
+        is_ping = _PINGS.fullmatch(data) is not None
+        self.n_events += 0 if is_ping else data.count(b"data:")
+        if not is_ping or not self.n_events:  # during prefill a server may send pings for any time
+            self.moved_ns = ns
+        self.tail = self.tail[-len(_END) :] + data[-len(_END) :]
+        is_whole, most = self.tail.endswith(_END), self.most_held
+        if is_whole and self.is_good:
+            self.is_open, self.is_whole = False, True
+            self.connection.release(self, True)
+            self.over.set()
+        if not self.is_held or is_whole or self.n_waiting > most:
+            self.is_held = False
+            self.news.set()
         n_gen = self.ask.asked.n_gen
-        answer = self.answer = Incoming(
-            connection, self.plan, MOST_EVENTS * n_gen + SPARE_EVENTS, self.to.turn, over, due_ns
-        )
-        http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
-        try:
-            async with asyncio.timeout(self.plan.timeout_s + GRACE_S):
-                await answer.send(self._as_http(http))
-                await self._read(http, answer)
-        except Stalled:
-            raise _Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s") from None
-        except Endless as problem:
-            error = f"{problem} for at most {n_gen:,} requested tokens: the server ignores that limit"
-            raise _Failure(kinds.TOO_LARGE, error) from None
-        except (TimedOut, TimeoutError):
-            raise _Failure(
-                kinds.TIMEOUT, f"the answer was not complete after {self.plan.timeout_s:g} s (--timeout)"
-            ) from None
-        except h11.LocalProtocolError:  # its message may hold a header
-            raise _Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP") from None
-        except (h11.RemoteProtocolError, OSError) as problem:
-            raise _Failure(kinds.LOST, str(problem) or "the server closed the connection") from None
-        finally:
-            answer.end(is_reusable=http.our_state is h11.DONE and http.their_state is h11.DONE)
+        if self.n_events > (n := MOST_EVENTS * n_gen + SPARE_EVENTS) and self.is_open:
+            error = (
+                f"more than {n:,} events arrived for at most {n_gen:,} requested tokens: the server ignores that limit"
+            )
+            self.lose(Failure(kinds.TOO_LARGE, error))
+            self.connection.release(self, False)
+        if self.n_waiting > 2 * most and self.is_open and not self.is_paused:
+            self.is_paused = True
+            self.connection.transport.pause_reading()
 
-    def _as_http(self, http: h11.Connection) -> bytes:
-        """The request with headers and body, to be sent in one write."""
+    def lose(self, problem: Failure | None) -> None:
+        """No more bytes will arrive."""
+        self.is_open, self.is_held, self.lost = False, False, self.lost or problem
+        self.news.set()
+
+    async def next_bytes(self) -> tuple[int, bytes]:
+        """The next bytes with their stamp; empty at the end of the connection. Raises Failure after the last."""
+        while self.is_open and (self.is_held or not self.waiting):
+            now = time.perf_counter_ns()
+            left_s = self.plan.timeout_s - (now - (self.sent_ns or 0)) / 1e9
+            is_stalled = self.moved_ns is not None and (now - self.moved_ns) / 1e9 > self.plan.stall_s
+            quiet_s = 0.0 if self.last_ns is None else (now - self.last_ns) / 1e9
+            if self.waiting and (left_s <= 0 or is_stalled or quiet_s > HELD_S):
+                self.is_held = False
+            elif left_s <= 0:
+                raise TimeoutError
+            elif is_stalled:
+                raise Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s")
+            else:
+                self.news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(HELD_S, left_s)):
+                        await self.news.wait()
+        if self.is_whole:
+            self.is_whole = False
+            await asyncio.sleep(READ_AFTER_S)
+        await self.to.turn()
+        if not self.waiting:
+            if self.lost:
+                raise self.lost
+            return 0, b""
+        ns, data = self.waiting.popleft()
+        self.n_waiting -= len(data) + PIECE_BYTES
+        if self.is_paused and self.n_waiting < self.most_held:
+            self.is_paused = False
+            if self.connection.is_open:
+                self.connection.transport.resume_reading()
+        return ns, data
+
+    async def send(self, connection: Connection, due_ns: int | None) -> None:
+        """Send the request at its planned time, and read its answer. Raises Failure for every failure."""
+        self.connection = connection
+        connection.answer, connection.was_used = self, True
+        http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         body = self.ask.body.encode()
         headers = [*self.to.headers, ("Content-Length", str(len(body)))]
-        head = h11.Request(method="POST", target=self.to.path, headers=headers)
-        return b"".join(http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage()))
+        try:
+            head = h11.Request(method="POST", target=self.to.path, headers=headers)
+            parts = [http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage())]
+            async with asyncio.timeout(self.plan.timeout_s + GRACE_S):
+                while due_ns is not None and (left_ns := due_ns - time.perf_counter_ns()) > 0:
+                    await asyncio.sleep(left_ns / 1e9)
+                self.sent_ns = time.perf_counter_ns()
+                connection.transport.write(b"".join(parts))
+                self.started_at = utc_now()
+                await self._read(http)
+        except TimeoutError:
+            error = f"the answer was not complete after {self.plan.timeout_s:g} s (--timeout)"
+            raise Failure(kinds.TIMEOUT, error) from None
+        except h11.LocalProtocolError:  # its message may hold a header
+            raise Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP") from None
+        except (h11.RemoteProtocolError, OSError) as problem:
+            raise Failure(kinds.LOST, str(problem) or "the server closed the connection") from None
+        finally:
+            self.is_open = False
+            connection.release(self, http.our_state is h11.DONE and http.their_state is h11.DONE)
 
-    async def _read(self, http: h11.Connection, answer: Incoming) -> None:
-        """Read the answer. Raises _Failure if it is not a stream."""
+    async def _read(self, http: h11.Connection) -> None:
+        """Read the answer. Raises Failure if it is not a stream."""
         headers, ns = dict[str, str](), 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
-                ns, data = await answer.read()
+                ns, data = await self.next_bytes()
                 if not data and http.their_state is h11.SEND_RESPONSE:
-                    raise ConnectionError("the server closed the connection without an answer")
+                    raise Failure(kinds.LOST, "the server closed the connection without an answer")
                 http.receive_data(data)
             elif isinstance(event, h11.Response):
                 self.http_status = event.status_code
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                self.is_stream = self.http_status == 200 and _may_be_stream(headers)
+                kind, coding = headers.get("content-type", "").lower(), headers.get("content-encoding", "identity")
+                is_other = coding != "identity" or "json" in kind or "html" in kind  # some servers call streams text
+                self.is_stream = self.http_status == 200 and not is_other
             elif isinstance(event, h11.Data):
-                self._add(ns, bytes(event.data))
+                self._keep(ns, bytes(event.data))
                 if not self.is_stream and self.n_bytes > MOST_ERROR_BYTES:
                     break
             elif not isinstance(event, h11.InformationalResponse):
                 break
-        status = self.http_status or 0
         if self.is_stream:
             return
+        status = self.http_status or 0
         answered = read_json(b"".join(data for _, data in self.pieces), status, headers, self.to.access)
         if status == 200 and (answered.parsed is None or answered.error is None):
-            raise _Failure(kinds.NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
+            raise Failure(kinds.NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
         failures = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
         failure = failures.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
-        raise _Failure(failure, answered.error or "")
+        raise Failure(failure, answered.error or "")
 
-    def _add(self, ns: int, data: bytes) -> None:
-        """Keep bytes of the body. Raises _Failure for too many."""
+    def _keep(self, ns: int, data: bytes) -> None:
+        """Keep bytes of the body. Raises Failure for too many."""
+        n = len(data)
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
             self.pieces.append((ns, bytearray(data)))
-            self.n_kept += PIECE_BYTES
-            self.to.n_kept += PIECE_BYTES
+            n += PIECE_BYTES
         self.n_bytes += len(data)
-        self.n_kept += len(data)
-        self.to.n_kept += len(data)
+        self.n_kept += n
+        self.to.n_kept += n
         self.n_lines += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
-            raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
+            raise Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
         if self.to.n_kept > MOST_ANSWER_BYTES:
-            raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+            raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
         if self.n_lines > LINES_PER_TOKEN * self.ask.asked.n_gen + SPARE_LINES:
-            raise _Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
-
-    def is_lost_unread(self, failure: _Failure) -> bool:
-        """Whether the connection ended at once and without an answer."""
-        assert self.answer
-        age_s = (time.perf_counter_ns() - (self.answer.sent_ns or 0)) / 1e9
-        return failure.failure == kinds.LOST and self.answer.first_ns is None and age_s <= HUNG_UP_S
+            raise Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
 
     async def parse(self) -> None:
         """Parse the stream into events. An error in the stream takes precedence over a lost connection."""
         if not self.is_stream:
             return
-        sent_ns = (self.answer.sent_ns if self.answer else None) or 0
-        stream = self.stream = await _parsed(self.pieces, sent_ns, self.to.turn)
+        reader = StreamReader(self.sent_ns or 0)
+        for _ in reader.read(self.pieces):
+            await self.to.turn()
+        stream = self.stream = reader.stream()
         is_lost = self.problem is not None and self.problem.failure == kinds.LOST
         if stream.failure is None:
             self.problem = None if is_lost else self.problem  # the answer was complete
         elif self.problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
-            self.problem = _Failure(stream.failure, stream.error or "")
+            self.problem = Failure(stream.failure, stream.error or "")
 
     def request(self, start_ns: int, scheduled_ns: int | None) -> Request:
         """The request with its results, in a plan that began at `start_ns`."""
-        answer, problem, stream = self.answer, self.problem, self.stream
-        sent_ns = answer.sent_ns if answer else None
+        problem, stream, sent_ns, access = self.problem, self.stream, self.sent_ns, self.to.access
 
         def since_sent(ns: int | None) -> int | None:
             return None if sent_ns is None or ns is None else ns - sent_ns
 
         return Request(
             asked=self.ask.asked,
-            started_at=answer.started_at if answer else self.began_at,
+            started_at=self.started_at,
             scheduled_ns=scheduled_ns,
             sent_ns=None if sent_ns is None else sent_ns - start_ns,
             was_connected=self.was_connected,
-            headers_ns=since_sent(answer.first_ns) if answer else None,
-            ended_ns=since_sent(answer.last_ns) if answer else None,
+            headers_ns=since_sent(self.first_ns),
+            ended_ns=since_sent(self.last_ns),
             failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
             status=FAILED if problem else OK,
             failure=problem.failure if problem else None,
-            error=hidden(problem.error[:3000], self.to.access)[:300] if problem else None,
+            error=hidden(problem.error[:3000], access)[:300] if problem else None,
             http_status=self.http_status,
-            finish_reason=hidden(stream.finish_reason, self.to.access) if stream and stream.finish_reason else None,
+            finish_reason=hidden(stream.finish_reason, access) if stream and stream.finish_reason else None,
             events=stream.events if stream else Events(),
             tokens_by=stream.tokens_by if stream else None,
             usage=stream.usage if stream else None,
@@ -284,56 +440,21 @@ async def exchange(
     A server that closes the connection after each answer (llama-server does, without announcing it) may miss a request
     sent at that moment. That request is repeated over a new connection, and later ones use new connections too.
     """
-    own = _Exchange(ask, plan, to, channel.is_ready)
     due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
-    try:
-        connection = await _open(channel, to)
-        was_used = connection.was_used
+    for _ in range(2):
+        own, was_used = Exchange(ask, plan, to, over, channel.is_ready), False
         try:
-            await own.send(connection, over, due_ns)
-        except _Failure as failure:
-            if not was_used or not own.is_lost_unread(failure):
-                raise
-            to.hangs_up, own.was_connected = True, False
-            channel.close()
-            await own.send(await _open(channel, to), over, due_ns)
-    except _Failure as failure:
-        own.problem = failure
+            connection = await channel.open(to)
+            was_used = connection.was_used
+            await own.send(connection, due_ns)
+        except Failure as failure:
+            own.problem = failure
+            age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
+            if was_used and failure.failure == kinds.LOST and own.first_ns is None and age_s <= HUNG_UP_S:
+                to.hangs_up = True
+                channel.close()
+                continue
+        break
     await own.parse()
     to.n_kept -= own.n_kept
-    if own.answer and own.problem:
-        own.answer.end(is_reusable=False)
     return own.request(start_ns, scheduled_ns), own.stream.text if own.stream else ""
-
-
-async def _open(channel: Channel, to: Target) -> Connection:
-    try:
-        return await channel.open(to)
-    except TimeoutError:
-        raise _Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
-    except OSError as problem:
-        raise _Failure(kinds.REFUSED, f"no connection: {problem.strerror or problem}") from None
-
-
-def _may_be_stream(headers: dict[str, str]) -> bool:
-    """Whether a body with these headers may be a stream of events, even if its type says otherwise."""
-    kind = headers.get("content-type", "").lower()
-    return headers.get("content-encoding", "identity") == "identity" and "json" not in kind and "html" not in kind
-
-
-async def _parsed(pieces: Sequence[Piece], sent_ns: int, turn: Turn) -> Stream:
-    """Parse the events, one in each turn."""
-    reader = StreamReader(sent_ns)
-    for _ in reader.read(pieces):
-        await turn.wait()
-    return reader.stream()
-
-
-async def rehearse() -> None:
-    """Parse an answer without a network, so that all modules are loaded before the first real one."""
-    http = h11.Connection(h11.CLIENT)
-    http.send(h11.Request(method="POST", target="/", headers=[("Host", "localhost")]))
-    http.receive_data(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n")
-    head, body = http.next_event(), http.next_event()
-    assert isinstance(head, h11.Response) and isinstance(body, h11.Data)
-    await _parsed([(0, bytearray(body.data))], 0, Turn())
