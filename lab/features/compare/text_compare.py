@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from lab.core import shown
 from lab.core.lists import grouped, join_and
-from lab.core.stats import Ratio
 from lab.features.compare import comparison
 from lab.features.compare.comparison import Comparison, Group
 from lab.features.compare.spread import FEWEST_SESSIONS, FIGURE_NAMES
 from lab.show import setup_columns, wording
 from lab.show.section import Columns, Section, print_sections, tabled
-
-if TYPE_CHECKING:
-    pass
 
 MOST_NAMED = 2
 """Rows that a sentence lists."""
@@ -61,19 +57,28 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
     With several comparisons first the fastest group by the medians; then for each comparison a verdict, and the words
     of its rows at the shortest and the longest prompt.
     """
-    sentences = _fastest(comparisons) if len(comparisons) > 1 else []
+    sentences = []
+    if len(comparisons) > 1:
+        labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
+        rows = [{_what(row): row.estimate for row in one.rows if shown.is_firm(row.doubts)} for one in comparisons]
+        wins: dict[str, list[str]] = {}
+        for what in rows[0]:
+            if all(what in others for others in rows):
+                ratios = [1.0, *(others[what] for others in rows)]
+                wins.setdefault(labels[ratios.index(min(ratios))], []).append(what)
+        for label, figures in wins.items():
+            where = f" in {', '.join(figures)}" if len(wins) > 1 else ""
+            sentences.append(f"By the medians, {label} is the fastest{where}.")
     for compared in comparisons:
         ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
-        sentences.append(_overall(compared))
         told = [f"{_what(row)}: {row.words}." for row in compared.rows if row.n_prompt in ends]
-        sentences += [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in told]
+        sentences += [_overall(compared), *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in told)]
     return sentences
 
 
 def _overall(compared: Comparison) -> str:
     """One sentence on all times: their common verdict, or the range of their ratios."""
-    rows = compared.rows
-    claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
+    claims, ratios = {row.verdict for row in compared.rows}, sorted(row.estimate for row in compared.rows)
     if not ratios:
         return f"{compared.other} and {compared.base} have no length in common."
     by = "" if claims in ({comparison.SLOWER}, {comparison.FASTER}) else "By the medians, "
@@ -90,22 +95,6 @@ def _overall(compared: Comparison) -> str:
         pace = _range([1 / ratio for ratio in reversed(ratios)])
         return f"{by}{compared.other} is faster than {compared.base}: {pace} as fast."
     return f"It depends: {compared.other} takes {_range(ratios)} the time of {compared.base}."
-
-
-def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence for each group that is fastest in some figures, by the medians."""
-    labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
-    rows = [
-        {_what(row): row.estimate for row in compared.rows if shown.is_firm(row.doubts)} for compared in comparisons
-    ]
-    wins: dict[str, list[str]] = {}
-    for what in rows[0]:
-        if all(what in others for others in rows):
-            ratios = [1.0, *(others[what] for others in rows)]
-            wins.setdefault(labels[ratios.index(min(ratios))], []).append(what)
-    if len(wins) == 1:
-        return [f"By the medians, {label} is the fastest." for label in wins]
-    return [f"By the medians, {label} is the fastest in {', '.join(figures)}." for label, figures in wins.items()]
 
 
 def _range(ratios: Sequence[float]) -> str:
@@ -128,20 +117,16 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     def words(field: str, value: Any) -> str:
         if value is None:
             return setup_columns.unset(field)
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        return _short(text, 12 if field.endswith("sha256") else 60)
+        text, most = f"{value:g}" if isinstance(value, float) else str(value), 12 if field.endswith("sha256") else 60
+        return text if len(text) <= most else f"{text[: most - 3]}..."
 
     differ = comparison.differences(groups)
-    if None not in differ.get("system_info", [None]):
-        differ["system_info"] = _flags_that_differ(differ["system_info"])
+    texts = differ.get("system_info", [None])
+    if None not in texts:  # llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...": only those that not all have
+        flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
+        common = set.intersection(*map(set, flags))
+        differ["system_info"] = [", ".join(flag for flag in own if flag not in common) or "no others" for own in flags]
     return {field: [words(field, value) for value in values] for field, values in differ.items()}
-
-
-def _flags_that_differ(texts: Sequence[str]) -> list[str]:
-    """Of llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...", only the flags that not all have."""
-    lists = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
-    common = set.intersection(*map(set, lists))
-    return [", ".join(flag for flag in flags if flag not in common) or "no others" for flags in lists]
 
 
 def left_out(compared: Comparison) -> list[str]:
@@ -160,10 +145,6 @@ def _verdict(row: comparison.ComparedFigure) -> str:
     return {comparison.TOO_FEW: "unclear", comparison.DISTURBED: "unclear (disturbed)"}.get(row.verdict, row.verdict)
 
 
-def _interval(ratio: Ratio | None) -> str:
-    return f"\n{wording.digits(ratio.low)}-{wording.digits(ratio.high)}" if ratio else ""
-
-
 COLUMNS: Columns = (
     (
         "prompt\ntokens",
@@ -173,7 +154,13 @@ COLUMNS: Columns = (
     ("base", lambda row: wording.digits(row.base)),
     ("other", lambda row: wording.digits(row.other)),
     ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
-    ("time\nratio", lambda row: wording.digits(row.estimate) + _interval(row.ratio)),
+    (
+        "time\nratio",
+        lambda row: "\n".join(
+            [wording.digits(row.estimate)]
+            + ([f"{wording.digits(row.ratio.low)}-{wording.digits(row.ratio.high)}"] if row.ratio else [])
+        ),
+    ),
     ("verdict", _verdict),
 )
 
@@ -231,7 +218,3 @@ def comparisons_as_json(groups: Sequence[Group], comparisons: Sequence[Compariso
         "differences": comparison.differences(groups),
         "comparisons": [dataclasses.asdict(compared) for compared in comparisons],
     }
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -97,28 +97,23 @@ def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -
 def prefill_law(rows: pd.DataFrame) -> PrefillLaw | None:
     """Fitted to the medians of one setup (rows of `table.summary`); None for fewer than 4 lengths."""
     rows = rows[(rows.n_prompt >= rows.n_ubatch) & rows.prefill_s.notna()]
-    lengths, times = rows.n_prompt.tolist(), rows.prefill_s.tolist()
-    if len(set(lengths)) < MIN_PREFILL:
+    n, times = rows.n_prompt, rows.prefill_s
+    if n.nunique() < MIN_PREFILL:
         return None
-    a, b, c = stats.fit([[1] * len(lengths), lengths, [n * n for n in lengths]], times)
-    return PrefillLaw(a, b, c, _rms([a + b * n + c * n * n for n in lengths], times))
+    a, b, c = stats.fit([[1] * len(n), n.tolist(), (n * n).tolist()], times.tolist())
+    return PrefillLaw(a, b, c, float((((a + b * n + c * n * n) / times - 1) ** 2).mean() ** 0.5))
 
 
 def decode_law(rows: pd.DataFrame) -> DecodeLaw | None:
     """Fitted over the mean positions of the decode steps; None for fewer than 3."""
     rows = rows[rows.tpot_ms.notna()]
-    positions, times = positions_of(rows).tolist(), rows.tpot_ms.tolist()
-    if len(set(positions)) < MIN_DECODE:
+    p, times = positions_of(rows), rows.tpot_ms
+    if p.nunique() < MIN_DECODE:
         return None
-    w, k = stats.fit([[1] * len(positions), positions], times)
-    return DecodeLaw(w, k, _rms([w + k * p for p in positions], times))
+    w, k = stats.fit([[1] * len(p), p.tolist()], times.tolist())
+    return DecodeLaw(w, k, float((((w + k * p) / times - 1) ** 2).mean() ** 0.5))
 
 
 def positions_of(rows: pd.DataFrame) -> pd.Series:
     """The mean position of a run's decode steps: the first is at n_prompt, n_gen - 1 follow each other."""
     return rows.n_prompt + (rows.n_gen - 2) / 2
-
-
-def _rms(fitted: list[float], times: list[float]) -> float:
-    errors = [(fit / time - 1) ** 2 for fit, time in zip(fitted, times, strict=True)]
-    return float((sum(errors) / len(errors)) ** 0.5)

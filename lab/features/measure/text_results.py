@@ -53,71 +53,57 @@ def sections(records: Sequence[Record]) -> list[Section]:
     made = []
     rows = table.runs(records)
     if len(rows):
-        rows = rows[(rows.status == OK) & ~rows.warmup & rows.lever.isna()].sort_values(
-            ["n_prompt", "n_gen"], kind="stable"
-        )
+        good = (rows.status == OK) & ~rows.warmup & rows.lever.isna()
+        rows = rows[good].sort_values(["n_prompt", "n_gen"], kind="stable")
     for label, of_setup in table.setups(rows) if len(rows) else []:
         for n_gen, part in table.summary(of_setup).groupby("n_gen"):
             own = of_setup[of_setup.n_gen == n_gen]
             measured = {n: [records[i] for i in alike.run] for n, alike in own.groupby("n_prompt")}
-            is_sweep = bool(part.sweep_every.notna().all())
+            of_part, is_sweep = [records[i] for i in sorted(set(own.run))], bool(part.sweep_every.notna().all())
+            names = (*SHOWN, "decode_ms") if part.tpot_ms.isna().all() else SHOWN  # imported: no single tokens
+            notes = [MEANINGS] if part.tpot_ms.notna().any() else []
+            if "j_per_token" in part:
+                names = (*names, "j_per_token")
+            if "energy_of" in part:
+                whose = " or ".join(part.energy_of.dropna().unique())
+                notes.append(
+                    f"J per token: energy of the whole run ({whose}, and all that ran on it) over the generated tokens."
+                )
+            columns: Columns = [
+                ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
+                ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
+                *((HEADINGS[name], partial(figure, name=name)) for name in names),
+                (
+                    "prefill\n% of E2E",  # a sweep generates few tokens
+                    lambda row: Cell(figure(row, "prefill_share"), style="" if row["sweep_every"] > 0 else "bar"),
+                ),
+            ]
+            trained = {n: same[0].model.n_ctx_train for n, same in measured.items()}
+            beyond = {n: most for n, most in trained.items() if most is not None and n + int(n_gen) > most}
+            too_long = [
+                f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's training "
+                f"length of {most:,}: timing is valid, the text is not."
+                for most in list(beyond.values())[:1]
+            ]
+            walks = [doubts(of_part)] if is_sweep else []
             made.append(
                 Section(
                     label,
                     heading(part),
-                    **tabled(_columns(part), part.to_dict("records")),
+                    **tabled(columns, part.to_dict("records")),
                     row_notes=[[] if is_sweep else list(filter(None, [doubts(measured[n])])) for n in part.n_prompt],
-                    notes=[*([MEANINGS] if part.tpot_ms.notna().any() else []), *_energy(part)],
-                    warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
-                    sentences=[*findings(part), *_beyond(int(n_gen), measured)],
+                    notes=notes,
+                    warnings=[*filter(None, walks), *disturbances.drift(of_part)],
+                    sentences=[*findings(part), *too_long],
                 )
             )
     return made
-
-
-def _columns(rows: pd.DataFrame) -> Columns:
-    names = (*SHOWN, "decode_ms") if rows.tpot_ms.isna().all() else SHOWN  # imported: single tokens are unknown
-    if "j_per_token" in rows:
-        names = (*names, "j_per_token")
-    bar = "" if rows.sweep_every.notna().all() else "bar"  # a sweep generates few tokens
-    return [
-        ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
-        ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
-        *((HEADINGS[name], partial(figure, name=name)) for name in names),
-        ("prefill\n% of E2E", lambda row: Cell(figure(row, "prefill_share"), style=bar)),
-    ]
-
-
-def _energy(rows: pd.DataFrame) -> list[str]:
-    """What J per token means, if it is known."""
-    if "energy_of" not in rows:
-        return []
-    parts = " or ".join(rows.energy_of.dropna().unique())
-    return [f"J per token: energy of the whole run ({parts}, and all that ran on it) over the generated tokens."]
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
     """A figure of a row of the summary, and below it its interval, or its range if runs are too few for one."""
     one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
     return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
-
-
-def _beyond(n_gen: int, measured: Mapping[int, Sequence[Record]]) -> list[str]:
-    """A sentence on lengths that the model was not trained for: it is no doubt about their times."""
-    trained = {n: own[0].model.n_ctx_train for n, own in measured.items()}
-    known = [(n, length) for n, length in trained.items() if length is not None and n + n_gen > length]
-    names = join_and([f"{n:,}" for n, _ in known])
-    return [
-        f"{names} prompt tokens: prompt and answer exceed the model's training length of {length:,}: timing is valid, "
-        "the text is not."
-        for _, length in known[:1]
-    ]
-
-
-def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
-    """Warnings on all rows of a table: drift, and what disturbed the runs of a sweep."""
-    walks = doubts(measured) if is_sweep else ""
-    return [*([walks] if walks else []), *disturbances.drift(measured)]
 
 
 def heading(rows: pd.DataFrame) -> str:
@@ -193,8 +179,7 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     """With --until: a sentence on the figures whose intervals are still too wide."""
     if plan.until is None:
         return []
-    runs = [record.run for record in records if record.run.is_timed]
-    if not runs:
+    if not (runs := [record.run for record in records if record.run.is_timed]):
         return []
     wide = wide_rows(runs, plan.until.share)
     if not wide:
