@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table
-from lab.core.record import Record, Settings
+from lab.core.record import Machine, Record, Settings
 from lab.core.request import Endpoint, RequestRecord, ServerSettings, short_name
 from lab.runner import machine
 
@@ -23,31 +23,10 @@ SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 """For requests: the server, its address and what it reports. A table without requests lacks these columns."""
 
 SETUP = (
-    "model",
-    "model_sha256",
-    *SERVING,
-    "machine",
-    "devices",
-    "power",
-    "ram_gb",
-    "os",
-    "llama_cpp_python",
-    "llama_cpp_commit",
-    "system_info",
-    "n_gpu_layers",
-    "n_threads",
-    "n_threads_batch",
-    "n_batch",
-    "n_ubatch",
-    "flash_attn",
-    "type_k",
-    "type_v",
-    "kv_unified",
-    *PLACING,
-    "prompt",
-    "prompt_sha256",
-    "sweep_every",
-    "variant",
+    *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),
+    *("llama_cpp_python", "llama_cpp_commit", "system_info"),
+    *("n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v"),
+    *("kv_unified", *PLACING, "prompt", "prompt_sha256", "sweep_every", "variant"),
 )
 """Runs are repeats of each other if these, n_prompt and n_gen are equal."""
 
@@ -101,14 +80,12 @@ def named(row: pd.Series, names: Sequence[str]) -> list[str]:
     for name in names:
         value = row[name]
         if value != value or value is None:
-            if name == "server":
-                words.append(unset(name))
-            elif unset(name) != "none":
-                words.append(f"{name} {unset(name)}")
+            missing = unset(name)
+            words += [missing] if name == "server" else [f"{name} {missing}"] if missing != "none" else []
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-        text = short_name(text) if name == "model" else text
         if name in ("model", "server", "machine", "variant"):
+            text = short_name(text) if name == "model" else text
             words.append(f"client {text}" if name == "machine" and is_request(row) else text)
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
@@ -144,22 +121,31 @@ def server_label(endpoint: Endpoint) -> str:
 
 def of_run(record: Record) -> dict[str, Any]:
     """The setup of a run; None for what the record does not contain."""
-    settings, own = record.settings, ("flash_attn", "devices", *PLACING)
+    settings, here = record.settings, record.machine
+    flash_attn, own = settings.flash_attn_resolved or settings.flash_attn, dict[str, Any]()
+    for name in SETUP:
+        if hasattr(settings, name):
+            value = getattr(settings, name)
+            unknown = name in ("n_threads", "n_threads_batch", "n_gpu_layers") and value < 0
+            own[name] = None if unknown else value
+    for name in PLACING:  # lists as one string; None: llama.cpp chooses
+        value = getattr(settings, table()[name].record_name or name)
+        if isinstance(value, tuple):
+            value = ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
+        own[name] = value
     return {
         "model": model_label(record),
-        "machine": machine.label(record.machine, settings) + (" (imported)" if record.run.totals else ""),
-        "devices": _offload_devices(record),
-        "power": record.machine.power,
+        **_of_machine(here, record.settings),
+        "machine": machine.label(here, settings) + (" (imported)" if record.run.totals else ""),
         "model_sha256": record.model.sha256,
-        "ram_gb": _ram_gb(record),
-        "os": record.machine.os,
-        "llama_cpp_python": record.machine.llama_cpp_python,
-        "llama_cpp_commit": record.machine.llama_cpp_commit,
-        "system_info": record.machine.system_info,
-        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
-        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name not in own},
-        **_placing(settings),
-        **{name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if getattr(settings, name) < 0},
+        "llama_cpp_python": here.llama_cpp_python,
+        "llama_cpp_commit": here.llama_cpp_commit,
+        "system_info": here.system_info,
+        **own,
+        "flash_attn": flash_attn,
+        "prefill_wait": settings.prefill_wait or "step",
+        # all that can be offloaded to, such as "2 x NVIDIA H200"
+        "devices": (machine.in_words(machine.accelerators(here.devices)) or "none") if here.devices else None,
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }
@@ -177,34 +163,14 @@ def of_request(record: RequestRecord) -> dict[str, Any]:
         "slot_ctx": settings.n_ctx,
         "model_file": settings.model_file,
         "quantization": settings.quantization,
-        "machine": machine.label(record.machine),
-        "power": record.machine.power,
-        "ram_gb": _ram_gb(record),
-        "os": record.machine.os,
+        **_of_machine(record.machine),
     }
 
 
-def _ram_gb(record: Record | RequestRecord) -> int | None:
-    return None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9)
-
-
-def _placing(settings: Settings) -> dict[str, Any]:
-    """The settings of PLACING, lists as one string; None if llama.cpp chooses."""
-    values = {name: getattr(settings, table()[name].record_name or name) for name in PLACING}
-    words = {
-        name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
-        for name, value in values.items()
-        if isinstance(value, tuple)
-    }
-    waits = {"prefill_wait": settings.prefill_wait or "step"}
-    return values | words | waits
-
-
-def _offload_devices(record: Record) -> str | None:
-    """All devices for offloading, such as "2 x NVIDIA H200". None if no device is known."""
-    if not record.machine.devices:
-        return None
-    return machine.in_words(machine.accelerators(record.machine.devices)) or "none"
+def _of_machine(here: Machine, settings: Settings | None = None) -> dict[str, Any]:
+    """The columns of OF_CLIENT."""
+    ram_gb = None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
+    return {"machine": machine.label(here, settings), "power": here.power, "ram_gb": ram_gb, "os": here.os}
 
 
 def where(records: Sequence[Record]) -> str:
