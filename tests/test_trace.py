@@ -214,7 +214,7 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp
     assert record == results.read([path]).traces[0] and not results.read([page]).records
     for command in ("explain", "compare", "export"):
         status, _, err = run_lab(command, path)
-        assert status == 1 and "only runs of lab trace" in err
+        assert status == 1 and "only results of lab trace" in err
     assert json.loads(run_lab("show", path, "--json")[1])["traces"][0]["phases"][1]["n_past"] == 6
 
 

@@ -90,6 +90,21 @@ def is_of_draft(case: Case) -> bool:
     return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
 
 
+def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
+    """A run that keeps what was found instead of steps."""
+    run = Run(
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        repeat=0,
+        warmup=False,
+        started_at=utc_now(),
+        status=record.OK,
+        steps=Steps(),
+        token_ids=(),
+    )
+    return dataclasses.replace(run, **found)
+
+
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     """The run that `problem` prevented."""
     return Run(

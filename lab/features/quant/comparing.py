@@ -22,7 +22,7 @@ from typing import Any, Unpack
 from lab.core import shell, stats
 from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
 from lab.core.quality import Divergence, Quality
-from lab.core.record import OK, QUANT, Record, Run, Settings, Steps
+from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.compare import side_by_side
@@ -30,7 +30,7 @@ from lab.features.tune.tuning import seconds_of
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import as_options, progress, prompts
-from lab.runner.cases import Plan, utc_now
+from lab.runner.cases import Plan, run_without_steps, utc_now
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.session import new_results_file
@@ -38,24 +38,13 @@ from lab.runner.session import new_results_file
 N_CHUNK, FIRST = 512, 256
 """Tokens of a chunk, and the first position that is scored: llama-perplexity's defaults."""
 
-OWN_TEXTS = {
-    "prose": ("manual", "story"),
-    "code and tables": ("code", "table"),
-    "dialogue": ("dialogue",),
-    "other languages": ("german", "spanish"),
-}
-"""The lab's own texts by their kind."""
-
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 """Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
 
-MIN_CHUNKS, N_FLOOR, MOST_CHUNKS = 16, 8, 1000
-"""Chunks before the intervals may end the measurement; chunks of the noise floor; chunks that are cut from a text."""
+MIN_CHUNKS, N_FLOOR = 16, 8
+"""Chunks before the intervals may end the measurement; chunks of the noise floor."""
 
 N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
-
-Chunk = tuple[str, list[int]]
-"""The kind of text, and the tokens."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +148,7 @@ def plan(
 def _texts(asked: str | None) -> dict[str, str]:
     """The texts by kind: the lab's own, some of them (`code,dialogue`), or a file's."""
     if asked is None:
-        return {kind: prompts.source(",".join(names)).text or "" for kind, names in OWN_TEXTS.items()}
+        return {kind: prompts.source(names).text or "" for kind, names in prompts.KINDS.items()}
     try:
         source = prompts.source(asked)
     except LabError as problem:
@@ -167,26 +156,6 @@ def _texts(asked: str | None) -> dict[str, str]:
     if source.text is None:
         raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
     return {source.name: source.text}
-
-
-def chunks(texts: dict[str, str], tokenize: Callable[[str], list[int]], bos: int | None) -> list[Chunk]:
-    """All whole chunks, in an order in which every beginning has the kinds in proportion. LabError for fewer than 2.
-
-    If the model adds BOS before a text, it stands before each text and replaces the first token of each chunk.
-    """
-    placed, n_tokens = list[tuple[float, Chunk]](), 0
-    for kind, text in texts.items():
-        ids = ([] if bos is None else [bos]) + tokenize(text)
-        n_tokens, n = n_tokens + len(ids), min(len(ids) // N_CHUNK, MOST_CHUNKS)
-        for i in range(n):
-            tokens = ids[i * N_CHUNK : (i + 1) * N_CHUNK]
-            placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
-    if len(placed) < 2:
-        raise LabError(
-            f"The text has {n_tokens:,} tokens, too few for two chunks of {N_CHUNK}.",
-            "Give a longer one: 16 chunks (8,192 tokens) tell formats apart that differ by more than 10 %.",
-        )
-    return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
 
 
 def execute(
@@ -209,19 +178,8 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         is_floor, own = key == FLOOR, found[key]
         of = made.plans[name if is_floor else key]
         quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor)
-        run = Run(
-            n_prompt=N_CHUNK,
-            n_gen=0,
-            repeat=0,
-            warmup=False,
-            started_at=started_at,
-            status=OK,
-            steps=Steps(),
-            token_ids=(),
-            variant=key,
-            part=QUANT,
-            quality=quality,
-        )
+        more: dict[str, Any] = {"started_at": started_at, "variant": key, "part": QUANT, "quality": quality}
+        run = run_without_steps(N_CHUNK, 0, **more)
         used = elsewhere(settings[name]) if is_floor else settings[key]
         record = Record(path.stem, of.machine, of.model, used, run)
         save(path, record)
@@ -230,13 +188,13 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
     with contextlib.ExitStack() as stack:
         workers = {key: stack.enter_context(new_worker()) for key in made.plans}
         logits = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mini-lab-"))) / "logits"
-        pieces = list[Chunk]()
+        pieces = list[prompts.Chunk]()
         for key, worker in workers.items():
             watch(Status("loading the models", elapsed_s=time.monotonic() - began))
             worker.use(made.plans[key].backend)
             vocabulary = worker.load(made.plans[key].file.path, settings[key])
             settings[key] = worker.new_context(settings[key])
-            own = chunks(made.texts, worker.tokenize, vocabulary.bos)
+            own = prompts.chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
             if key != name and own != pieces:
                 raise LabError(f"{key} splits the text into other tokens than {name}.", "Compare files of one model.")
             pieces = own

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, shown, stats
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
 NAN = float("nan")
+UNKNOWN: tuple[tuple[float, float, float], tuple[str, ...]] = (NAN, NAN, NAN), ()
+"""A ratio with its ends, and its doubts."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
     of_variant = {**{record.run.variant or "": record for record, _ in candidates(records)}, **timed}
     variants = [first.reference, *qualities]
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
-    ratios = _ratios([one for one in records if one.run.is_timed], variants)
+    ratios = _ratios([one for one in records if one.run.is_timed])
     floor = _mean([one for quality in floors for one in quality.chunks], _kl)[0] if floors else None
     rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
@@ -93,15 +96,11 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
         row = {"label": labels[name], "variant": name, "is_reference": quality is None}
         row |= _of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
         for phase in PHASES:
-            ratio, doubts = ratios.get((phase, first.reference, name), ((NAN, NAN, NAN), ()))
-            row |= dict(
-                zip((phase, f"{phase}_low", f"{phase}_high"), (1, 1, 1) if quality is None else ratio, strict=True)
-            )
-            row[f"{phase}_doubts"] = doubts
+            ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), UNKNOWN)
+            row |= dict(zip((phase, f"{phase}_low", f"{phase}_high"), ratio, strict=True))
         rows.append(row | _of_file(record, ceilings))
-        for kind, own in (
-            grouped(zip(quality.texts, quality.chunks, strict=True), lambda one: one[0]).items() if quality else ()
-        ):
+        by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
+        for kind, own in by_kind.items():
             kinds.append({"label": labels[name], "text": kind, **_of_chunks([chunk for _, chunk in own])})
     table = pd.DataFrame(rows)
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
@@ -114,7 +113,7 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
         if other == first.reference:
             return False
         closer = one == first.reference or apart.get((one, other), 0) < 0 or apart.get((other, one), 0) > 0
-        (_, low, _), doubts = ratios.get(("decode", other, one), ((NAN, NAN, NAN), ()))
+        (_, low, _), doubts = ratios.get(("decode", other, one), UNKNOWN)
         return closer and low > 1 and shown.DISTURBED not in doubts
 
     table["on_front"] = [not any(beats(one, name) for one in variants if one != name) for name in variants]
@@ -151,8 +150,12 @@ def _mean(chunks: Sequence[Divergence], figure: Any) -> tuple[float, float, floa
     return mean, mean - half, mean + half
 
 
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))  # a larger one would overflow
+
+
 def _perplexity(chunks: Sequence[Divergence], name: str) -> float:
-    return math.exp(math.fsum(getattr(chunk, name) for chunk in chunks) / len(chunks))
+    return _exp(math.fsum(getattr(chunk, name) for chunk in chunks) / len(chunks))
 
 
 def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
@@ -162,7 +165,7 @@ def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
     row: dict[str, Any] = {"n_chunks": len(chunks), "kl_99": float(np.quantile(kl, 0.99)), "kl_max": float(kl.max())}
     for name, figure in (("kl", _kl), ("same", _same)):
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), _mean(chunks, figure), strict=True))
-    ratio = map(math.exp, _mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
+    ratio = map(_exp, _mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
     row |= dict(zip(("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high"), ratio, strict=True))
     return row | {"perplexity": _perplexity(chunks, "nll")}
 
@@ -175,7 +178,7 @@ def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
     return 0 if abs(mean) <= half else 1 if mean > 0 else -1
 
 
-def _ratios(records: Sequence[Record], variants: Sequence[str]) -> dict[tuple[str, str, str], Any]:
+def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
     """For each phase and pair of variants how many times as fast the second is: estimate, low and high; doubts."""
     try:
         groups = comparison.groups(records)
@@ -184,12 +187,13 @@ def _ratios(records: Sequence[Record], variants: Sequence[str]) -> dict[tuple[st
     made: dict[tuple[str, str, str], Any] = {}
     for base in groups:
         others = [one for one in groups if one is not base]
+        name = str(base.rows.variant.iloc[0])
+        made |= {(phase, name, name): ((1.0, 1.0, 1.0), ()) for phase in PHASES}
         for group, compared in zip(others, comparison.compare_groups([base, *others]), strict=True):
-            names = str(base.rows.variant.iloc[0]), str(group.rows.variant.iloc[0])
             for row in compared.rows:
                 if phase := next((phase for phase, figure in PHASES.items() if figure == row.figure), None):
                     ends = (1 / row.ratio.high, 1 / row.ratio.low) if row.ratio else (NAN, NAN)
-                    made[(phase, *names)] = (1 / row.estimate, *ends), row.doubts
+                    made[phase, name, str(group.rows.variant.iloc[0])] = (1 / row.estimate, *ends), row.doubts
     return made
 
 

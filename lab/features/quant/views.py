@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,42 +68,38 @@ def _plain(rows: Any) -> list[dict[str, Any]]:
     return [{key: one for key, one in row.items() if one == one} for row in rows.to_dict("records")]
 
 
-def _ends(row: Any, name: str, scale: float = 1.0) -> str:
+def _ends(row: Any, name: str, scale: float = 1.0, unit: str = "") -> str:
     """A figure with its interval in a second line."""
     value, low, high = (scale * getattr(row, end) for end in (name, f"{name}_low", f"{name}_high"))
     if value != value:
         return UNKNOWN
-    return digits(value) if low != low or low == high else f"{digits(value)}\n{digits(max(low, 0))}-{digits(high)}"
+    first = f"{digits(value)}{unit}"
+    return first if low != low or low == high else f"{first}\n{digits(max(low, 0))}-{digits(high)}"
 
 
-def _speed(row: Any, phase: str) -> str:
-    cell = _ends(row, phase)
-    return (
-        cell
-        if cell == UNKNOWN
-        else cell.replace("\n", f"x{shown.mark(getattr(row, f'{phase}_doubts'))}\n") + "x" * ("\n" not in cell)
-    )
+def _speed(phase: str, row: Any) -> str:
+    return _ends(row, phase, 1, f"x{shown.mark(getattr(row, f'{phase}_doubts'))}")
 
 
-def _size(value: float) -> str:
-    return UNKNOWN if value != value else digits(value / 1e6)
+def _size(name: str, row: Any) -> str:
+    return digits(getattr(row, name) / 1e6)
 
 
 COLUMNS: Columns = (
-    ("file", lambda row: f"{row.label}{' (reference)' if row.is_reference else ''}"),
-    ("MB", lambda row: _size(row.n_bytes)),
+    ("name", lambda row: f"{row.label}{' (reference)' if row.is_reference else ''}"),
+    ("MB", partial(_size, "n_bytes")),
     ("divergence", lambda row: _ends(row, "kl")),
     ("same top\n%", lambda row: _ends(row, "same", 100)),
-    ("decode", lambda row: _speed(row, "decode")),
-    ("prefill", lambda row: _speed(row, "prefill")),
+    ("decode", partial(_speed, "decode")),
+    ("prefill", partial(_speed, "prefill")),
     ("by bytes\nalone", lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth)),
-    ("divergence\n99 %", lambda row: UNKNOWN if row.is_reference else digits(row.kl_99)),
-    ("divergence\nlargest", lambda row: UNKNOWN if row.is_reference else digits(row.kl_max)),
+    ("divergence\n99 %", lambda row: digits(row.kl_99)),
+    ("divergence\nlargest", lambda row: digits(row.kl_max)),
     ("perplexity", lambda row: digits(row.perplexity)),
     ("perplexity\nratio", lambda row: _ends(row, "perplexity_ratio")),
-    ("memory\nMB", lambda row: _size(row.memory_bytes)),
-    ("MB read\nper token", lambda row: _size(row.bytes_per_token)),
-    ("ceiling\ntokens/s", lambda row: UNKNOWN if row.ceiling_tps != row.ceiling_tps else digits(row.ceiling_tps)),
+    ("memory\nMB", partial(_size, "memory_bytes")),
+    ("MB read\nper token", partial(_size, "bytes_per_token")),
+    ("ceiling\ntokens/s", lambda row: digits(row.ceiling_tps)),
 )
 
 
@@ -118,58 +113,45 @@ def _of_kinds(found: Found) -> Columns:
         )
 
     kinds = list(dict.fromkeys(found.kinds.text))
-    return (("file", lambda row: row.label), *((kind, partial(cell, kind)) for kind in kinds))
+    return (("name", lambda row: row.label), *((kind, partial(cell, kind)) for kind in kinds))
 
 
 def sentences(records: Sequence[Record], found: Found) -> list[str]:
     """The answer in words, then what it rests on."""
     rows = list(found.rows.itertuples())
     first, others = rows[0], rows[1:]
-    lines = list[str]()
-    known = [row for row in others if row.decode == row.decode]
-    if known:
-        front = [row.label for row in rows if row.on_front]
-        beaten = [row.label for row in rows if not row.on_front]
-        lines.append(
-            f"No other one is better in both quality and decode speed than {join_and(front)}"
-            + (f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both." if beaten else ".")
-        )
+    lines, known = list[str](), [row for row in others if row.decode == row.decode]
+    if known and all(shown.DISTURBED in row.decode_doubts for row in known):
+        lines.append("The speeds are unclear: at least half of the runs were disturbed. Measure again.")
+    elif known:
+        front, beaten = ([row.label for row in rows if row.on_front == good] for good in (True, False))
+        more = f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both" if beaten else ""
+        lines.append(f"No other one is better in both quality and decode speed than {join_and(front)}{more}.")
     for row in sorted(others, key=lambda row: row.kl):
         agrees = f"agrees with {first.label} on {percent(row.same)} of tokens"
-        agrees += (
-            f" ({digits(100 * row.same_low)}-{digits(100 * row.same_high)})" if row.same_low == row.same_low else ""
-        )
-        if row.decode != row.decode:
+        if row.same_low == row.same_low:
+            agrees += f" ({digits(100 * row.same_low)}-{digits(100 * row.same_high)})"
+        if row.decode != row.decode or shown.DISTURBED in row.decode_doubts:
             lines.append(f"{row.label} {agrees}.")
             continue
-        ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if row.decode_low == row.decode_low else ""
-        doubt = ", but its runs were disturbed" if shown.DISTURBED in row.decode_doubts else ""
-        about = "" if ends else "about "
-        lines.append(f"{row.label} decodes {about}{times(row.decode)} as fast{ends} and {agrees}{doubt}.")
+        has_ends = row.decode_low == row.decode_low
+        ends, about = (f" ({digits(row.decode_low)}-{digits(row.decode_high)})", "") if has_ends else ("", "about ")
+        lines.append(f"{row.label} decodes {about}{times(row.decode)} as fast{ends} and {agrees}.")
     if found.equal:
         pairs = join_and([f"{a} and {b}" for a, b in found.equal])
         lines.append(f"By divergence these cannot be told apart: {pairs}.")
     if found.floor is not None:
         below = [row.label for row in others if not row.kl_low > found.floor]
-        floor = (
-            "exactly 0" if found.floor <= 0 else digits(found.floor) if found.floor >= 1e-4 else f"{found.floor:.2g}"
-        )
         same = f" {join_and(below)} cannot be told from {first.label}." if below else ""
+        floor = f"{max(0.0, found.floor):.2g}"
         lines.append(f"The noise floor, {first.label} against itself with other settings, is {floor}.{same}")
-    reference = next((one for one in records if one.run.variant == first.variant), None)
-    if reference is None or reference.model.source == "requantized":
-        model = (reference or records[0]).model
-        own = catalog.entries()[model.name].quantization if model.name in catalog.entries() else None
-        if model.source == "requantized":
-            lines.append(
-                f"The reference was itself made from the {own or 'quantized'} file: the figures say what is lost of "
-                "that file, not of the original weights."
-            )
-    widest = max(
-        ((row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low), default=math.nan
-    )
-    if widest == widest:
-        lines.append(f"The divergences are known to within {percent(widest)} or better, on text like this.")
+    model = next((one for one in records if one.run.variant == first.variant), records[0]).model
+    if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
+        kind = catalog.entries()[model.name].quantization
+        lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
+    widths = [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]
+    if widths:
+        lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
 
 
@@ -183,10 +165,8 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
     canvas.finish(axes, f"Quality against speed, over {found.rows.label.iloc[0]}\n{subject}", is_apart=True)
     for ax, phase in zip(axes, figures.PHASES, strict=True):
         at = [(getattr(row, phase), row.kl, row.label + _megabytes(row)) for row in rows]
-        crosses = (
-            [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth] if phase == "decode" else []
-        )
-        canvas.label_points(ax, [one for one in at if one[0] == one[0]], crosses)
+        crosses = [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth]
+        canvas.label_points(ax, [one for one in at if one[0] == one[0]], crosses if phase == "decode" else [])
 
 
 def _megabytes(row: Any) -> str:

@@ -21,7 +21,7 @@ from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped
 from lab.core.placement import device_of
-from lab.core.record import OK, Buffer, Ceilings, Device, Model, Record, Run, Settings, Steps
+from lab.core.record import Buffer, Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.errors import LabError
@@ -31,7 +31,7 @@ from lab.models import catalog, obtain
 from lab.process.wire import Node, StepTrace
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.cases import Plan, utc_now
+from lab.runner.cases import Plan, run_without_steps
 from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
 
@@ -100,17 +100,7 @@ def trace(
 def kept(plan: Plan, settings: Settings, folder: Path, n_prompt: int, n_gen: int, **found: Any) -> Record:
     """A record of what was found, in a results file of its own. LabError if that cannot be written."""
     path = new_results_file(plan, folder)
-    run = Run(
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        repeat=0,
-        warmup=False,
-        started_at=utc_now(),
-        status=OK,
-        steps=Steps(),
-        token_ids=(),
-        **found,
-    )
+    run = run_without_steps(n_prompt, n_gen, **found)
     record = Record(path.stem, plan.machine, plan.model, settings, run)
     with unless_empty(path):
         save(path, record)
