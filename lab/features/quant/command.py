@@ -8,6 +8,7 @@ import click
 
 from lab.cli.help import Command
 from lab.cli.options import ENGINE, OUTPUT, SEED, SHARE, TOKENS, with_options
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.features.running import Output, collect, introduce
 
@@ -52,7 +53,7 @@ def quant(files: tuple[str, ...], cache_type: str, prompt_len: int, **asked: Any
     other models are refused, and all files must fit into memory together. A FILE is a SPEC: see lab models --help.
     """
     from lab.features.measure import text_results
-    from lab.features.quant import comparing
+    from lab.features.quant import comparing, figures
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
     from lab.show import console
@@ -66,9 +67,8 @@ def quant(files: tuple[str, ...], cache_type: str, prompt_len: int, **asked: Any
     def finished(record: Record) -> str:
         if not (quality := record.run.quality):
             return text_results.finished(record)
-        n = sum(len(chunk.kl) for chunk in quality.chunks)
-        mean = sum(sum(chunk.kl) for chunk in quality.chunks) / n
-        return f"{record.run.variant}: mean divergence {mean:.3g} at {n:,} positions"
+        mean, *_ = figures.mean(quality.chunks, figures.divergence)
+        return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
 
     records, problem = collect(lambda watch: comparing.execute(made, path, watch), path, err, describe=finished)
     output.end(records, path, problem)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.core import shell, stats
+from lab.core import shell
 from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
 from lab.core.quality import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.compare import side_by_side
+from lab.features.quant import figures
 from lab.features.tune.tuning import seconds_of
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -49,7 +49,7 @@ N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """What will be measured: the plans by variant (the first is the reference), and the texts by kind."""
+    """The plans by variant (the first is the reference), and the texts by kind."""
 
     plans: dict[str, Plan]
     texts: dict[str, str]
@@ -172,14 +172,16 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
     name, *others = made.plans
     found: dict[str, list[Divergence]] = {one: [] for one in (*others, FLOOR)}
     began, started_at, kinds = time.monotonic(), utc_now(), list[str]()
-    settings = {key: for_chunks(one.settings) for key, one in made.plans.items()}
+    settings = {
+        key: dataclasses.replace(one.settings, n_ctx=N_CHUNK, n_batch=max(one.settings.n_batch, N_CHUNK))
+        for key, one in made.plans.items()
+    }
 
     def kept(key: str) -> Record:
         is_floor, own = key == FLOOR, found[key]
         of = made.plans[name if is_floor else key]
         quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor)
-        more: dict[str, Any] = {"started_at": started_at, "variant": key, "part": QUANT, "quality": quality}
-        run = run_without_steps(N_CHUNK, 0, **more)
+        run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
         used = elsewhere(settings[name]) if is_floor else settings[key]
         record = Record(path.stem, of.machine, of.model, used, run)
         save(path, record)
@@ -221,12 +223,6 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         yield kept(key)
 
 
-def for_chunks(settings: Settings) -> Settings:
-    """The settings of a context for one chunk."""
-    n_batch = max(settings.n_batch, N_CHUNK)
-    return dataclasses.replace(settings, n_ctx=N_CHUNK, n_batch=n_batch, n_seq_max=1)
-
-
 def elsewhere(settings: Settings) -> Settings:
     """Other settings that should not change predictions: half the ubatch, and flash attention on or off."""
     on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
@@ -238,8 +234,5 @@ def elsewhere(settings: Settings) -> Settings:
 
 def _is_narrow(found: dict[str, list[Divergence]], others: Sequence[str], until: float) -> bool:
     """Whether the mean divergence of every candidate is known to within this share."""
-    for key in others:
-        means = [math.fsum(one.kl) / len(one.kl) for one in found[key]]
-        if stats.mean_half_width(means, stats.CONFIDENCE) > until * abs(math.fsum(means) / len(means)):
-            return False
-    return True
+    means = [figures.mean(found[key], figures.divergence) for key in others]
+    return all(high - mean <= until * abs(mean) for mean, _, high in means)

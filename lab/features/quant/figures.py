@@ -44,7 +44,6 @@ class Found:
     equal: list[tuple[str, str]]
     n_chunks: int
     n_positions: int
-    text: str
 
 
 def of_sessions(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[tuple[list[Record], Found]]:
@@ -89,7 +88,7 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
     variants = [first.reference, *qualities]
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
     ratios = _ratios([one for one in records if one.run.is_timed])
-    floor = _mean([one for quality in floors for one in quality.chunks], _kl)[0] if floors else None
+    floor = mean([one for quality in floors for one in quality.chunks], divergence)[0] if floors else None
     rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
         record, quality = of_variant.get(name), qualities.get(name)
@@ -118,7 +117,7 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
 
     table["on_front"] = [not any(beats(one, name) for one in variants if one != name) for name in variants]
     n_positions = sum(len(one.kl) for one in first.chunks)
-    return Found(table, pd.DataFrame(kinds), floor, equal, len(first.chunks), n_positions, first.text)
+    return Found(table, pd.DataFrame(kinds), floor, equal, len(first.chunks), n_positions)
 
 
 def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
@@ -134,20 +133,16 @@ def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, st
     return {name: name.partition(": ")[2] or name for name in variants}
 
 
-def _kl(chunk: Divergence) -> float:
+def divergence(chunk: Divergence) -> float:
     return math.fsum(chunk.kl) / len(chunk.kl)
 
 
-def _same(chunk: Divergence) -> float:
-    return chunk.n_same / len(chunk.kl)
-
-
-def _mean(chunks: Sequence[Divergence], figure: Any) -> tuple[float, float, float]:
+def mean(chunks: Sequence[Divergence], figure: Any) -> tuple[float, float, float]:
     """The mean over chunks and its interval, NaN for a single chunk."""
     values = [figure(chunk) for chunk in chunks]
-    mean = math.fsum(values) / len(values)
+    centre = math.fsum(values) / len(values)
     half = stats.mean_half_width(values, stats.CONFIDENCE) if len(values) > 1 else NAN
-    return mean, mean - half, mean + half
+    return centre, centre - half, centre + half
 
 
 def _exp(value: float) -> float:
@@ -163,16 +158,16 @@ def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
 
     kl = np.concatenate([chunk.kl for chunk in chunks])
     row: dict[str, Any] = {"n_chunks": len(chunks), "kl_99": float(np.quantile(kl, 0.99)), "kl_max": float(kl.max())}
-    for name, figure in (("kl", _kl), ("same", _same)):
-        row |= dict(zip((name, f"{name}_low", f"{name}_high"), _mean(chunks, figure), strict=True))
-    ratio = map(_exp, _mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
+    for name, figure in (("kl", divergence), ("same", lambda chunk: chunk.n_same / len(chunk.kl))):
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), mean(chunks, figure), strict=True))
+    ratio = map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
     row |= dict(zip(("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high"), ratio, strict=True))
     return row | {"perplexity": _perplexity(chunks, "nll")}
 
 
 def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
     """-1 if the first diverges less, 1 if more, 0 if that is open; all pairs hold together with 95 %."""
-    values = [_kl(a) - _kl(b) for a, b in zip(one.chunks, other.chunks, strict=False)]
+    values = [divergence(a) - divergence(b) for a, b in zip(one.chunks, other.chunks, strict=False)]
     mean = math.fsum(values) / len(values)
     half = stats.mean_half_width(values, 1 - (1 - stats.CONFIDENCE) / n_pairs) if len(values) > 1 else math.inf
     return 0 if abs(mean) <= half else 1 if mean > 0 else -1

@@ -42,7 +42,6 @@ def _section(records: Sequence[Record], found: Found) -> Section:
     rows = list(found.rows.itertuples())
     timed = [one for one in records if one.run.is_timed]
     subject = setup_columns.where(timed or records)
-    kinds = list(found.kinds.itertuples())
     by_text = Section("", "divergence and same top by kind of text", **tabled(_of_kinds(found), rows[1:]))
     return Section(
         "Quality and speed",
@@ -53,7 +52,7 @@ def _section(records: Sequence[Record], found: Found) -> Section:
         **tabled(COLUMNS, rows),
         sentences=sentences(records, found),
         warnings=text_results.disturbed(timed),
-        parts=[by_text] if len({one.text for one in kinds}) > 1 else [],
+        parts=[by_text] if found.kinds.text.nunique() > 1 else [],
         pictures=[Picture("quant", CAPTION, partial(draw, found, subject), (10, 5.2))],
         data=lambda: {
             "quant": _plain(found.rows),
