@@ -18,9 +18,9 @@ from lab.cli.models import models
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.errors import LabError, printable
 from lab.features import running
+from lab.features.claims.command import claims
 from lab.features.compare.command import compare, export, import_
-from lab.features.experimenting import claims, experiments
-from lab.features.experiments import EXPERIMENTS
+from lab.features.experiments import COMMANDS, EXPERIMENTS
 from lab.features.limits.command import ceilings, doctor, explain, predict, words
 from lab.features.measure.command import ab, measure, sweep
 from lab.features.quant.command import quant
@@ -251,7 +251,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
 for command in (
     measure,
     sweep,
-    *experiments,
+    *COMMANDS,
     claims,
     ab,
     compare,

@@ -10,9 +10,8 @@ import pytest
 import lab
 from lab.core.asked_settings import defaults
 from lab.features.experiment import Experiment
-from lab.features.experiments import EXPERIMENTS, of_run
+from lab.features.experiments import EXPERIMENTS
 from lab.main import lab as cli
-from tests.conftest import make_run
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
@@ -30,7 +29,3 @@ def test_the_command_has_the_defaults_of_the_function(experiment: Experiment) ->
 def test_the_function_says_what_it_does(experiment: Experiment) -> None:
     function = getattr(lab, experiment.name)
     assert function.__name__ == experiment.name and f"lab.{experiment.name}(" in function.__doc__
-
-
-def test_a_plain_run_is_of_no_experiment() -> None:
-    assert of_run(make_run()) is None

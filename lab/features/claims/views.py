@@ -7,16 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lab.core.lists import plural
 from lab.core.record import Record
 from lab.features.claims import judging
 from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Condition, Figure, Judged, Verdicts
-from lab.features.claims.session import PARTS, Session
 from lab.features.measure import text_results
-from lab.runner.progress import duration
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE
-from lab.show.console import Grid
 from lab.show.section import Cell, Picture, Section
 
 if TYPE_CHECKING:
@@ -61,23 +57,6 @@ def _section(name: str, verdicts: Verdicts, doubts: Sequence[str], with_criteria
         parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
         data=lambda: {"rows": verdicts.rows},
     )
-
-
-def plan_lines(session: Session) -> list[str]:
-    """The estimated time of the session, and the parts that cannot be measured."""
-    size = f"{plural(len(session.expected_s), 'part')}: about {duration(sum(session.expected_s.values()))}"
-    line = f"{plural(len(session.claims), 'claim')}, {size} on two cores of an EPYC"
-    return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
-
-
-def plan_table(session: Session) -> Grid:
-    """The table of `--dry-run`: the parts with their time and claims."""
-    grid = Grid("part", "what it is", "time", "claims")
-    for name, seconds in session.expected_s.items():
-        users = ",".join(str(claim.number) for claim in session.claims if name in claim.parts)
-        what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
-        grid.add_row(name, what, duration(seconds), users)
-    return grid
 
 
 def pictures(verdicts: Verdicts) -> list[Picture]:

@@ -1,7 +1,4 @@
-"""The commands that try a lever: batch, prefix, turns, stall, speculate.
-
-The command that tries every claim of the textbooks: claims.
-"""
+"""`lab claims`: test every claim of the textbooks."""
 
 from __future__ import annotations
 
@@ -10,50 +7,9 @@ from typing import Any
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
-from lab.features.experiment import Experiment, planning
-from lab.features.experiments import EXPERIMENTS
-from lab.features.running import Output, carry_out, collect, introduce, note
-
-
-def _command(experiment: Experiment) -> click.Command:
-    """The command of an experiment: its own options, then those of the engine."""
-    names = [option.name for option in experiment.options]
-    prompt = [] if "prompt" in names else [PROMPT]
-    kv_unified = [unified(default)] if (default := experiment.lever.kv_unified) else []
-
-    @with_options(*_options(experiment), MODEL, *prompt, *ENGINE, *kv_unified, SEED, *OUTPUT, DRY_RUN)
-    def measure(out: str, **asked: Any) -> None:
-        with planning(experiment.plan, out, experiment.saves_states) as make:
-            carry_out(make, out, **asked)
-
-    first = ("model", *(name.replace("_", "-") for name in names))[:6]
-    return click.command(experiment.name, cls=Command, first=first, help=experiment.about)(measure)
-
-
-def _options(experiment: Experiment) -> list[Any]:
-    made = []
-    for option in experiment.options:
-        default = experiment.default(option)
-        flag = option.flag or option.name.replace("_", "-")
-        names = [option.name, f"--{flag}", *([f"-{option.short}"] if option.short else [])]
-        is_flag = default is False
-        is_tokens = option.name in ("gen", "suffix_len")
-        made.append(
-            click.option(
-                *names,
-                type=TOKENS if is_tokens and option.type is None else option.type,
-                default=default,
-                is_flag=is_flag,
-                show_default=default is not None and not is_flag,
-                metavar=option.metavar,
-                help=option.help,
-            )
-        )
-    return made
-
-
-experiments = tuple(map(_command, EXPERIMENTS))
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
+from lab.core.lists import plural
+from lab.features.running import Output, collect, introduce, note
 
 
 @click.command(cls=Command, first=("only", "model", "threads", "report", "out"))
@@ -85,6 +41,7 @@ def claims(only: str | None, **asked: Any) -> None:
     from lab.features.common import folder_in
     from lab.features.limits import probing
     from lab.process.worker import Worker
+    from lab.runner.progress import duration
     from lab.runner.session import new_results_file
     from lab.show import console
 
@@ -97,15 +54,22 @@ def claims(only: str | None, **asked: Any) -> None:
             asked["watch"] = None if dry_run else transferring
             planned = session.plan(worker, chosen, states, folder, **asked)
         introduce([planned.base], err, err, planned.warnings)
-        for line in claim_views.plan_lines(planned):
-            err.print(line)
+        size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
+        err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
+        for part, problem in planned.problems.items():
+            err.print(f"{part} cannot be measured: {problem}")
         if dry_run:
             if output.as_json:
                 problems = {name: str(reason) for name, reason in planned.problems.items()}
                 numbers = [claim.number for claim in chosen]
                 console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
             else:
-                console.console().print(claim_views.plan_table(planned))
+                grid = console.Grid("part", "what it is", "time", "claims")
+                for name, seconds in planned.expected_s.items():
+                    users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
+                    what = session.PARTS[name][0] if name in session.PARTS else "the best rate of each kernel"
+                    grid.add_row(name, what, duration(seconds), users)
+                console.console().print(grid)
             return
         path = new_results_file(planned.base, folder)
         records, problem = collect(lambda watch: session.execute(planned, worker, path, watch, err.print), path, err)
