@@ -56,11 +56,11 @@ def claims(only: str | None, **asked: Any) -> None:
         introduce([planned.base], err, err, planned.warnings)
         size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
         err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
-        for part, problem in planned.problems.items():
-            err.print(f"{part} cannot be measured: {problem}")
+        for part, reason in planned.problems.items():
+            err.print(f"{part} cannot be measured: {reason}")
         if dry_run:
             if output.as_json:
-                problems = {name: str(reason) for name, reason in planned.problems.items()}
+                problems = {name: str(why) for name, why in planned.problems.items()}
                 numbers = [claim.number for claim in chosen]
                 console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
             else:
