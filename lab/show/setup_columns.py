@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table
-from lab.core.record import Machine, Record, Settings
+from lab.core.record import Machine, Record
 from lab.core.request import Endpoint, RequestRecord, ServerSettings, short_name
 from lab.runner import machine
 
@@ -122,9 +122,9 @@ def server_label(endpoint: Endpoint) -> str:
 def of_run(record: Record) -> dict[str, Any]:
     """The setup of a run; None for what the record does not contain."""
     settings, here = record.settings, record.machine
-    flash_attn, own = settings.flash_attn_resolved or settings.flash_attn, dict[str, Any]()
+    own: dict[str, Any] = {}
     for name in SETUP:
-        if hasattr(settings, name):
+        if hasattr(settings, name) and name not in ("flash_attn", "devices", *PLACING):
             value = getattr(settings, name)
             unknown = name in ("n_threads", "n_threads_batch", "n_gpu_layers") and value < 0
             own[name] = None if unknown else value
@@ -135,17 +135,19 @@ def of_run(record: Record) -> dict[str, Any]:
         own[name] = value
     return {
         "model": model_label(record),
-        **_of_machine(here, record.settings),
         "machine": machine.label(here, settings) + (" (imported)" if record.run.totals else ""),
+        # all that can be offloaded to, such as "2 x NVIDIA H200"
+        "devices": (machine.in_words(machine.accelerators(here.devices)) or "none") if here.devices else None,
+        "power": here.power,
         "model_sha256": record.model.sha256,
+        "ram_gb": _ram_gb(here),
+        "os": here.os,
         "llama_cpp_python": here.llama_cpp_python,
         "llama_cpp_commit": here.llama_cpp_commit,
         "system_info": here.system_info,
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         **own,
-        "flash_attn": flash_attn,
         "prefill_wait": settings.prefill_wait or "step",
-        # all that can be offloaded to, such as "2 x NVIDIA H200"
-        "devices": (machine.in_words(machine.accelerators(here.devices)) or "none") if here.devices else None,
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }
@@ -163,14 +165,15 @@ def of_request(record: RequestRecord) -> dict[str, Any]:
         "slot_ctx": settings.n_ctx,
         "model_file": settings.model_file,
         "quantization": settings.quantization,
-        **_of_machine(record.machine),
+        "machine": machine.label(record.machine),
+        "power": record.machine.power,
+        "ram_gb": _ram_gb(record.machine),
+        "os": record.machine.os,
     }
 
 
-def _of_machine(here: Machine, settings: Settings | None = None) -> dict[str, Any]:
-    """The columns of OF_CLIENT."""
-    ram_gb = None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
-    return {"machine": machine.label(here, settings), "power": here.power, "ram_gb": ram_gb, "os": here.os}
+def _ram_gb(here: Machine) -> int | None:
+    return None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
 
 
 def where(records: Sequence[Record]) -> str:
