@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import lab
 from lab.features.quant import figures
@@ -27,7 +28,7 @@ from lab.process.worker import Worker
 from tests.bench import llama_bench
 
 KINDS = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
-QUICK = {"blocks": 1, "prompt_len": 16, "gen": 4}
+QUICK: dict[str, Any] = {"blocks": 1, "prompt_len": 16, "gen": 4}
 FIGURES = {
     "kl": (r"Mean\s+KLD:\s+(\S+)", 1, 0.01),
     "same": (r"Same top p:\s+(\S+)", 100, 0.005),
@@ -88,4 +89,5 @@ def coverage(path: str) -> bool:
 
 if __name__ == "__main__":
     what, *rest = sys.argv[1:] or ["order"]
-    sys.exit(not {"order": order, "perplexity": perplexity, "coverage": coverage}[what](*rest))
+    is_right = coverage(*rest) if what == "coverage" else perplexity() if what == "perplexity" else order()
+    sys.exit(not is_right)
