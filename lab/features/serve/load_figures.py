@@ -14,7 +14,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,9 @@ class LoadSession:
 def sessions(records: Sequence[Record | RequestRecord]) -> list[LoadSession]:
     """The sessions of loads among records, in order of appearance."""
     return [
-        LoadSession(name, own[0].endpoint, own[0].model, own[0].machine, _samples(own))
+        LoadSession(
+            name, own[0].endpoint, own[0].model, own[0].machine, tuple(loads.sample(one.request) for one in own)
+        )
         for name, own in _by_session(records).items()
     ]
 
@@ -290,48 +292,27 @@ def _by_session(records: Sequence[Record | RequestRecord]) -> dict[str, list[Req
     return grouped(request_table.loads_of(records), lambda record: record.session)
 
 
-def _samples(records: Sequence[RequestRecord]) -> tuple[Sample, ...]:
-    return tuple(loads.sample(record.request) for record in records)
-
-
-def _round_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+def _round_rows(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
+    """A row per round. `n_prompt` and `n_gen` are 0 if requests of an arm differ in them; see the lever."""
     (first,) = table.runs(records[:1]).to_dict("records")
-    for arm in loads.arms(_samples(records)):
-        same = {**first, **_same(arm)}
-        made += [{**same, **_medians(arm, of_round)} for of_round in arm.rounds if not of_round.is_cut_off]
-    return made
-
-
-def _same(arm: Arm) -> dict[str, Any]:
-    """The shared columns of an arm's rounds. `n_prompt` and `n_gen` are 0 if requests differ in them; see the lever."""
-    asked = [one.figures for of_round in arm.rounds for one in of_round.all]
-    prompts = {request_table.n_prompt(one) or 0 for one in asked}
-    answers = {one.asked.n_gen for one in asked}
-    is_mixed = len(prompts) > 1 or len(answers) > 1
-    nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *request_table.FIGURES))
-    return nothing | {
-        "n_prompt": 0 if is_mixed else prompts.pop(),
-        "n_gen": 0 if is_mixed else answers.pop(),
-        "lever": f"{arm.load.label}, {arm.load.lengths}" if is_mixed else arm.load.label,
-        "status": OK,
-        "warmup": False,
-    }
-
-
-def _medians(arm: Arm, of_round: Round) -> dict[str, Any]:
-    alone = Arm(arm.label, arm.load, (of_round,), 0)
-    return {
-        "repeat": of_round.load.round,
-        "ttft_s": _median(alone, ttft_s, 1),
-        "tpot_ms": _median(alone, tpot_s, 1e3),
-        "e2e_s": _median(alone, e2e_s, 1),
-    }
-
-
-def _median(arm: Arm, of: Callable[[Figures], float | None], factor: float) -> float:
-    known = latency(arm, of)
-    return factor * known.median_s if known else float("nan")
+    for arm in loads.arms([loads.sample(record.request) for record in records]):
+        asked = [one.figures for of_round in arm.rounds for one in of_round.all]
+        prompts, answers = {request_table.n_prompt(one) or 0 for one in asked}, {one.asked.n_gen for one in asked}
+        is_mixed = len(prompts) > 1 or len(answers) > 1
+        nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *request_table.FIGURES))
+        same = {
+            "n_prompt": 0 if is_mixed else prompts.pop(),
+            "n_gen": 0 if is_mixed else answers.pop(),
+            "lever": f"{arm.load.label}, {arm.load.lengths}" if is_mixed else arm.load.label,
+            "status": OK,
+            "warmup": False,
+        }
+        for of_round in (one for one in arm.rounds if not one.is_cut_off):
+            row: dict[str, Any] = {**first, **nothing, **same, "repeat": of_round.load.round}
+            for name, of, factor in (("ttft_s", ttft_s, 1), ("tpot_ms", tpot_s, 1e3), ("e2e_s", e2e_s, 1)):
+                known = values(of_round.inside, of)
+                row[name] = factor * statistics.median(known) if known else float("nan")
+            yield row
 
 
 def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
@@ -363,17 +344,15 @@ def as_row(shown: ArmFigures) -> dict[str, Any]:
         if name in ("ttft", "tpot", "e2e"):
             row |= _of_latency(name, value)
         elif name == "attainment":
-            row |= {f"attainment{end}": getattr(value, of, None) for end, of in _ENDS}
+            ends = (("", "share"), ("_low", "low"), ("_high", "high"))
+            row |= {f"attainment{end}": getattr(value, of, None) for end, of in ends}
         elif name == "shares":
-            row |= load_shares.as_row(value)
+            row |= {f"share_{part.name}": getattr(value, part.name, None) for part in dataclasses.fields(Shares)}
         elif name.endswith(("tokens_tps", "_ps")):
-            row |= _of_rate(name, value)
+            row |= {name: value and value.value, f"{name}_by_round": list(value.by_round) if value else []}
         elif name != "arm":
             row[name] = value
     return row
-
-
-_ENDS = (("", "share"), ("_low", "low"), ("_high", "high"))
 
 
 def _of_latency(name: str, latency: Latency | None) -> dict[str, Any]:
@@ -384,7 +363,3 @@ def _of_latency(name: str, latency: Latency | None) -> dict[str, Any]:
         row |= {f"{name}_{percentile}_s": tail and tail.value_s, f"{name}_{percentile}_beyond": tail and tail.n_beyond}
     row[f"{name}_most_s"] = latency.most_s if latency else None
     return row | {f"{name}_by_round_s": list(latency.by_round_s) if latency else []}
-
-
-def _of_rate(name: str, rate: Rate | None) -> dict[str, Any]:
-    return {name: rate.value if rate else None, f"{name}_by_round": list(rate.by_round) if rate else []}

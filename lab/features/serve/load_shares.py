@@ -14,7 +14,6 @@ Decode is the rest. A step that computes a prompt together with tokens of other 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -56,11 +55,16 @@ def shares(arm: Arm, alone: Alone | None = None) -> Shares | None:
         return None
     busy_s = [_length(_clipped(_spans(one), one)) for one in arm.rounds]
     idle = 1 - sum(busy_s) / whole_s
-    sources: tuple[tuple[str, Callable[[Sample], float | None]], ...] = (
-        (BY_SERVER, _of_server),
-        (BY_ONE_USER, lambda one: _of_alone(one, alone)),
-    )
-    for by, source in sources:
+
+    def of_server(one: Sample) -> float | None:
+        timings = one.figures.timings
+        return None if timings is None or timings.prompt_ms is None else timings.prompt_ms / 1e3
+
+    def of_alone(one: Sample) -> float | None:
+        n = _uncached(one)
+        return None if alone is None or n is None else alone(n)
+
+    for by, source in ((BY_SERVER, of_server), (BY_ONE_USER, of_alone)):
         prefill_s = [_prefill(one, source, by == BY_ONE_USER) for one in arm.rounds]
         if all(part is not None and part < busy + 1e-6 for part, busy in zip(prefill_s, busy_s, strict=True)):
             known = min(1 - idle, sum(part or 0.0 for part in prefill_s) / whole_s)
@@ -93,16 +97,6 @@ def _prefill(of: Round, source: Callable[[Sample], float | None], is_sum: bool) 
     return sum(end_s - begin_s for begin_s, end_s in inside) if is_sum else _length(inside)
 
 
-def _of_server(one: Sample) -> float | None:
-    timings = one.figures.timings
-    return None if timings is None or timings.prompt_ms is None else timings.prompt_ms / 1e3
-
-
-def _of_alone(one: Sample, known: Alone | None) -> float | None:
-    n = _uncached(one)
-    return None if known is None or n is None else known(n)
-
-
 def _uncached(one: Sample) -> int | None:
     """Prompt tokens that the server computed. Unless it reports a cache, all: prompts of the lab share no beginning."""
     n = request_table.n_prompt(one.figures)
@@ -127,9 +121,3 @@ def _length(spans: Sequence[Span]) -> float:
         total_s += max(0.0, end_s - max(begin_s, reached_s))
         reached_s = max(reached_s, end_s)
     return total_s
-
-
-def as_row(known: Shares | None) -> dict[str, float | str | None]:
-    """The shares by name."""
-    values = dataclasses.asdict(known) if known else dict.fromkeys(field.name for field in dataclasses.fields(Shares))
-    return {f"share_{name}": value for name, value in values.items()}

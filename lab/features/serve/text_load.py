@@ -264,9 +264,8 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
             words.append(f"! {label}: {plural(one.n_short, 'answer')} shorter than requested.")
         if one.n_warm:
             words.append(f"! {label}: {plural(one.n_warm, 'request')} had prompt tokens in the server's cache.")
-        ones = [due.figures for due in one.arm.inside if due.is_ok]
-        doubts = (request_words.at_once(ones), request_words.contradictions(ones))
-        words += [f"! {label}: {doubt}" for doubt in doubts if doubt]
+        went_well = [due.figures for due in one.arm.inside if due.is_ok]
+        words += [f"! {label}: {doubt}" for doubt in request_words.wrong(went_well)]
         if one.tokens_tps is None and one.n_ok:
             words.append(f"{label}: the server does not count tokens, so tokens/s is unknown.")
     if any(one.is_spread for one in shown):
