@@ -281,5 +281,5 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
     sizes = {("llama-3.1-8b", "Q3_K_S"): 3.66e9, ("llama-3.1-8b", "Q2_K"): 3.18e9, ("gpt-oss-120b", "MXFP4"): 63.4e9}
     for (name, kind), n_bytes in sizes.items():  # of files on the hub
         assert shapes.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)
-    with pytest.raises(LabError, match="makes no quantization UD-Q4_K_XL"):
+    with pytest.raises(LabError, match="makes no quantization UD-Q4_K_XL: Unsloth"):
         shapes.model_of(catalog.find("phi-4"), "UD-Q4_K_XL")

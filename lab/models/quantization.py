@@ -65,6 +65,9 @@ NARROW = {
 def known(quantization: str) -> str:
     """llama.cpp's name of a quantization. LabError for one that it does not make."""
     name = ALIASES.get(quantization.upper(), quantization.upper())
+    if name.startswith("UD-"):
+        what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
+        raise LabError(what, "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)")
     if name not in TYPES:
         raise LabError(f"llama.cpp makes no quantization {quantization}.", f"Use one of: {', '.join(TYPES)}.")
     return name
