@@ -30,7 +30,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
-    "pandas": {"features", "show"},
+    "pandas": {"core/gaps", "core/record", "features", "show"},
     "matplotlib": {"features", "show"},
     "IPython": {"runner/progress"},
     "jinja2": {"show/template"},

@@ -27,13 +27,13 @@ def of(steps: pd.DataFrame) -> pd.DataFrame:
 
     `when` is before the prompt, during its prefill (the gap overlaps it), or after.
     """
-    import numpy as np
+    import pandas as pd
 
     prompt = prompt_steps(steps)
     tokens = steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((DECODE, MIXED))]
     arrived, done = prompt.start_s.min(), prompt.end_s.max()
     end, previous = tokens.end_s, tokens.end_s.shift()
-    when = np.select([end <= arrived, previous < done], ["before", "during"], "after")
+    when = pd.Series("after", tokens.index).mask(previous < done, "during").mask(end <= arrived, "before")
     return tokens.assign(at_s=end - arrived, gap_s=end - previous, when=when).iloc[1:].reset_index()
 
 

@@ -53,7 +53,7 @@ def _command(experiment: Experiment) -> click.Command:
         with planning(experiment.plan, out, experiment.saves_states) as make:
             carry_out(make, out, **asked)
 
-    first = ("model", *(name.replace("_", "-") for name in names))[:6]
+    first = ("model", *(option.flag or option.name.replace("_", "-") for option in experiment.options))[:6]
     return click.command(experiment.name, cls=Command, first=first, help=experiment.about)(measure)
 
 
