@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from lab.core import results
 from lab.core import script as scripts
 from lab.core.levers import Turns
 from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
+from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestRecord, Turn, Usage
 from lab.errors import LabError
-from lab.features import turns as conversations
+from lab.features import known
 from lab.features.common import first_difference
 from lab.features.limits.step_prediction import StepPrediction
 from lab.features.predict import learning
+from lab.features.turns import conversation as conversations
+from lab.features.turns import served as served_turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -47,15 +51,15 @@ def broken(**changes: Any) -> Turns:
 
 
 def test_a_turn_computes_its_message_and_the_last_token_of_the_answer_before() -> None:
-    turns = list(conversations.conversation(LEVER, distinct))
-    assert [(len(prompt), n_cached, len(answer)) for prompt, n_cached, answer in turns] == [
+    turns = list(conversations.turns_of(LEVER, distinct))
+    assert [(len(prompt), n_cached, len(answer)) for prompt, n_cached, answer, _ in turns] == [
         (30, 0, 5),
         (43, 34, 4),
         (53, 46, 3),
     ]
     assert turns[2][0] == list(range(53))
-    uncached = conversations.conversation(broken(keep="none"), distinct)
-    assert [n_cached for _, n_cached, _ in uncached] == [0, 0, 0]
+    uncached = conversations.turns_of(broken(keep="none"), distinct)
+    assert [n_cached for _, n_cached, *_ in uncached] == [0, 0, 0]
 
 
 def test_planted_breaks_are_located_to_the_token() -> None:
@@ -128,7 +132,7 @@ def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -
 
 def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
     lever = broken(whole=True, breaks="truncate@3")
-    assert [n_cached for _, n_cached, _ in conversations.conversation(lever, distinct)] == [0, 34, 0]
+    assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, distinct)] == [0, 34, 0]
 
 
 def test_the_first_other_token_is_told() -> None:
@@ -146,8 +150,8 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
         for n in (1, 2, 4, 8, 32)
     )
     attention = tuple(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512))
-    known = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, rates + attention)
-    prediction = StepPrediction(MODEL, SETTINGS, known, learning.fit([]), 0)
+    ceilings = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, rates + attention)
+    prediction = StepPrediction(MODEL, SETTINGS, ceilings, learning.fit([]), 0)
     rows = conversations.rows([record_of()], prediction)
     assert [row.expected_ttft_s for row in rows] == pytest.approx(
         [prediction.prefill(30), prediction.prefill(9, 34), prediction.prefill(7, 46)]
@@ -219,3 +223,60 @@ def test_turns_command(tmp_path: Path) -> None:
     assert [(row["turn"], row["differs_at"]) for row in rows] == [(1, None), (2, None), (3, 16)]
     again = run_lab("show", tmp_path)[1] + err + out
     assert "lab" in again
+
+
+def served(
+    n_cached: int | None, ttft_ms: tuple[int, ...] = (200, 60, 190), n_prompts: tuple[int, ...] = (100, 130, 165)
+) -> list[RequestRecord]:
+    """Three turns through a server that takes 2 ms a token and 10 ms for each further one; turn 3 is broken."""
+    lever, made = Turns(60, (40, 20, 20), (11, 11, 11), "system@3", "memory"), []
+    cached = (0, 100, 70) if n_cached is None else (n_cached,) * 3
+    for number, (ttft, n_prompt) in enumerate(zip(ttft_ms, n_prompts, strict=True), 1):
+        stamps = tuple((ttft + 10 * i) * 10**6 for i in range(11))
+        events = Events(arrive_ns=stamps, n_bytes=(10,) * 11, kind=(TEXT,) * 11)
+        usage = Usage(
+            prompt_tokens=n_prompt, completion_tokens=11, cached_tokens=None if n_cached is None else cached[number - 1]
+        )
+        asked = Asked(
+            n_prompt=None, n_gen=11, turn=Turn(number=number, differs_at=None if number == 1 else 64, of=lever)
+        )
+        request = Request(
+            asked=asked,
+            started_at="2026-01-01T00:00:00Z",
+            status="ok",
+            events=events,
+            usage=usage,
+            sent_ns=0,
+            ended_ns=stamps[-1],
+            finish_reason="length",
+        )
+        made.append(
+            RequestRecord(
+                session="s",
+                machine=MACHINE,
+                endpoint=Endpoint(url="http://127.0.0.1:1/v1", api="chat"),
+                model="m",
+                request=request,
+            )
+        )
+    return made
+
+
+def test_without_the_servers_figures_cached_tokens_are_estimated_and_marked() -> None:
+    t = served_turns.figures(served(None))
+    assert t.n_cached.tolist() == [0, 100, 70] and not t.is_known.any()
+    assert t.n_again.tolist() == [0, 11, 75]  # 130 - 100 - 11 new in turn 2; its message of 20 in turn 3
+    words = " ".join(served_turns.sentences(t))
+    assert "about 75 tokens were read again" in words and "estimated from the TTFT" in words
+    assert served_turns.figures(served(7)).n_cached.tolist() == [7, 7, 7]
+
+
+def test_a_served_conversation_is_shown_and_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    results.save(path, *served(None))
+    code, out, err = run_lab("show", path)
+    assert code == 0 and "3 turns take" in out, err
+    (line,) = known.commands(served(None))
+    assert line.startswith("lab turns ") and "--break system@3" in line and "--url http://127.0.0.1:1/v1" in line
+    rows = json.loads(run_lab("show", path, "--json")[1])["rows"]
+    assert [row["turn"] for row in rows] == [1, 2, 3]

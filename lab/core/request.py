@@ -16,6 +16,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from lab.core.levers import Turns
 from lab.core.lists import plural
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
@@ -79,6 +80,15 @@ class Load:
             return "replay"
         word = "request" if self.rate == 1 else "requests"
         return f"{self.rate:g} {word}/s" + (", evenly" if self.arrivals == CONSTANT else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """`lab turns`: the place of a request in a conversation."""
+
+    number: int  # from 1
+    differs_at: int | None  # letters of the prompt before the first that differs from the turn before; None: first turn
+    of: Turns
 
 
 ROLE = "role"  # the assistant's role, without content
@@ -172,6 +182,7 @@ class Asked:
     warmup: bool = False
     prompt_sha256: str | None = None  # of the text without its nonce
     load: Load | None = None  # None: it ran alone
+    turn: Turn | None = None  # of a conversation
 
 
 @dataclass(frozen=True, kw_only=True)

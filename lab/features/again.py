@@ -17,6 +17,7 @@ from lab.features.claims.figures import CLAIMS
 from lab.features.claims.session import PARTS
 from lab.features.experiment import Experiment
 from lab.features.tune import result as tuning
+from lab.features.turns import served
 from lab.models import catalog
 from lab.runner.as_options import option, options
 
@@ -62,6 +63,11 @@ def loads(records: Sequence[RequestRecord]) -> str | None:
         "seed": first.seed,
     }
     return _line("load", _server(records[0]) | given)
+
+
+def served_turns(records: Sequence[RequestRecord]) -> str:
+    """A conversation through a server."""
+    return _line("turns", _server(records[0]) | served.again(records))
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:

@@ -94,6 +94,7 @@ class Experiment:
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
     saves_states: bool = False
+    is_served: bool = False  # with --url it is measured through a server
 
     def default(self, option: Option) -> Any:
         """The default of an option; None for one of the settings."""

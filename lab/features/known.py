@@ -31,6 +31,7 @@ from lab.features.quant import views as quant_views
 from lab.features.serve import text_endpoint, text_load, text_requests
 from lab.features.trace import trace_views
 from lab.features.tune import text_tune
+from lab.features.turns import served
 from lab.show import canvas, disturbances, request_table, table, wording
 from lab.show.section import (
     SMALL,
@@ -275,6 +276,16 @@ def loads(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     ]
 
 
+def served_turns(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Conversations through a server, a part for each session."""
+    parts = served.sections(records)
+    return (
+        [Section("Conversations through a server", name="turns", question=parts[0].question, parts=parts)]
+        if parts
+        else []
+    )
+
+
 def traces(records: Sequence[Record], context: Context) -> list[Section]:
     """Runs of `lab trace`: parts for prefill and decode, or for attention weights."""
     parts, lines = trace_views.sections(records, by_layer=context.details), list[str]()
@@ -319,6 +330,7 @@ KINDS = (
     Kind("quant", lambda one: isinstance(one, Record) and one.run.part == QUANT, quants, again.quant),
     Kind("requests", lambda one: bool(request_table.alone([one])), requests, again.requests),
     Kind("loads", lambda one: bool(request_table.loads_of([one])), loads, again.loads),
+    Kind("served turns", served.is_mine, served_turns, again.served_turns),
     Kind(
         "trace", lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality, traces, again.trace
     ),
@@ -391,6 +403,7 @@ def commands(records: Lines) -> list[str]:
         *request_table.of_engine(records),
         *request_table.alone(records),
         *request_table.loads_of(records),
+        *(one for one in records if isinstance(one, RequestRecord) and served.is_mine(one)),
     ]
     sessions = grouped(in_order, lambda one: (one.session, type(one)))
     return [line for line in dict.fromkeys(map(command, sessions.values())) if line]

@@ -37,7 +37,8 @@ def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
 
 def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
-    return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is None]
+    requests = [one for one in records if isinstance(one, RequestRecord)]
+    return [one for one in requests if one.request.asked.load is None and one.request.asked.turn is None]
 
 
 def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:

@@ -156,7 +156,15 @@ def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
 ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
 """Parameters of `measure` that need a server."""
 
-ONLY_ENGINE = (*(table().keys() - {"prompt", "seed"}), "settings", "every", "until", "max_repeats", "max_minutes")
+ONLY_ENGINE = (
+    *(table().keys() - {"prompt", "seed"}),
+    "settings",
+    "every",
+    "until",
+    "max_repeats",
+    "max_minutes",
+    "keep",
+)
 """Parameters of `measure` that need the lab's own engine."""
 
 

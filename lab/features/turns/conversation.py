@@ -17,10 +17,10 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lab.core import script, stats
 from lab.core.levers import Turns
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 MEMORY, DISK, NONE = KEEPS = ("memory", "disk", "none")
 MOST_TURNS = 200
@@ -81,14 +83,18 @@ def parse_breaks(text: str, n_turns: int) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, of_turns))
 
 
-def n_common(one: Sequence[int], other: Sequence[int]) -> int:
+def n_common(one: Sequence[object], other: Sequence[object]) -> int:
     """The number of equal tokens at the beginning of both."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (own, its) in enumerate(pairs) if own != its), min(len(one), len(other)))
 
 
-def conversation(lever: Turns, text: Text) -> Iterator[tuple[list[int], int, list[int]]]:
-    """Of each turn: its prompt, the number of its first tokens that the cache has, and its answer.
+def turns_of(
+    lever: Turns, text: Callable[[int, int], list[T]]
+) -> Generator[tuple[list[T], int, list[T], list[list[T]]], list[T] | None, None]:
+    """Of each turn: its prompt, the number of its first tokens that the cache has, its answer, and the prompt in parts.
+
+    An answer that is sent to it takes the place of the planned one. Tokens may also be words.
 
     The cache has the turn before: its prompt, and its answer without the last token.
     """
@@ -97,17 +103,17 @@ def conversation(lever: Turns, text: Text) -> Iterator[tuple[list[int], int, lis
     source = text(0, lever.system + n_parts + 2 * n_turns)
     tokens, spare = iter(source), iter(source[lever.system + n_parts :])
 
-    def take(n: int) -> list[int]:
+    def take(n: int) -> list[T]:
         return [next(tokens) for _ in range(n)]
 
-    system, said = take(lever.system), list[list[int]]()  # said: message, answer, message, answer, ...
-    cache: list[int] = []
+    system, said = take(lever.system), list[list[T]]()  # said: message, answer, message, answer, ...
+    cache: list[T] = []
     for number, (n_message, n_answer) in enumerate(zip(lever.messages, lever.answers, strict=True)):
         n_kept = len(cache)
         for kind in of_turns[number]:
             if kind == "system" and system:
                 at = min(CLOCK_AT, len(system) - 1)
-                system = [*system[:at], next((t for t in spare if t != system[at]), system[at] + 1), *system[at + 1 :]]
+                system = [*system[:at], next((t for t in spare if t != system[at]), system[0]), *system[at + 1 :]]
             elif kind == "tools":  # the second half of the system prompt lists two tools
                 half, quarter = len(system) // 2, len(system) // 4
                 system = [*system[:half], *system[half + quarter :], *system[half : half + quarter]]
@@ -123,7 +129,9 @@ def conversation(lever: Turns, text: Text) -> Iterator[tuple[list[int], int, lis
         said.append(take(n_message))
         prompt, answer = [*system, *(token for own in said for token in own)], take(n_answer)
         n_cached = 0 if lever.keep == NONE else min(n_kept, n_common(cache, prompt), len(prompt) - 1)
-        yield prompt, 0 if lever.whole and n_cached < len(cache) else n_cached, answer
+        served = 0 if lever.whole and n_cached < len(cache) else n_cached
+        given = yield prompt, served, answer, [system, *said]
+        answer = given or answer
         said.append(answer)
         cache = [*prompt, *answer[:-1]]
 
@@ -132,7 +140,7 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) 
     """The script: of each turn cut the cache at the first difference, prefill the rest, decode the answer."""
     lever, path, made, n_past = case.lever, str(folder / "state"), list[Operation](), 0
     assert isinstance(lever, Turns)
-    for prompt, n_cached, answer in conversation(lever, text):
+    for prompt, n_cached, answer, _ in turns_of(lever, text):
         if n_past and lever.keep == DISK:
             made += [Operation(FORGET), Operation(LOAD, path=path)]
         if n_cached < n_past:
@@ -143,6 +151,24 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) 
             made.append(Operation(SAVE, path=path))
         n_past = len(prompt) + len(answer) - 1
     return made
+
+
+def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turns:
+    """The conversation of these options, with a cache in memory. LabError for impossible values."""
+    for name, value, low, most in (("system", system, 0, MAX_TOKENS), ("turns", turns, 1, MOST_TURNS)):
+        if not low <= value <= most:
+            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from {low} to {most:,}.")
+    message, plus, answer = turn.partition("+")
+    if not plus:
+        raise LabError(f"--turn {turn!r} has one length.", "Give the tokens of a message and an answer: --turn 300+150")
+    of_message, of_answer = load_plan.parse("--turn", message), load_plan.parse("--turn", answer)
+    if min(of_answer.values) < 2:
+        raise LabError(f"--turn {turn}: an answer of 1 token has no decode.", "Give answers of 2 or more tokens.")
+    drawn = load_plan.drawn(of_message, of_answer, turns, f"{seed} turns")
+    parse_breaks(breaks, turns)
+    messages, answers = tuple(of_message.values[i] for i, _ in drawn), tuple(n for _, n in drawn)
+    is_drawn = len({*of_message.values}) > 1 or len({*of_answer.values}) > 1
+    return Turns(system, messages, answers, breaks, MEMORY, asked=turn if is_drawn else "")
 
 
 def plan(
@@ -166,22 +192,12 @@ def plan(
     `turn` is tokens of a message + tokens of an answer, each fixed or drawn as in `lab.load`. States are saved in
     `folder`, on the disk of `out`, and deleted again. LabError for impossible values.
     """
-    for name, value, low, most in (("system", system, 0, MAX_TOKENS), ("turns", turns, 1, MOST_TURNS)):
-        if not low <= value <= most:
-            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from {low} to {most:,}.")
-    message, plus, answer = turn.partition("+")
-    if not plus:
-        raise LabError(f"--turn {turn!r} has one length.", "Give the tokens of a message and an answer: --turn 300+150")
-    of_message, of_answer = load_plan.parse("--turn", message), load_plan.parse("--turn", answer)
-    if min(of_answer.values) < 2:
-        raise LabError(f"--turn {turn}: an answer of 1 token has no decode.", "Give answers of 2 or more tokens.")
-    drawn = load_plan.drawn(of_message, of_answer, turns, f"{settings.get('seed') or 0} turns")
     asked = [part.strip() for part in (keep.split(",") if isinstance(keep, str) else keep)]
     if not asked or set(asked) - set(KEEPS) or len(set(asked)) < len(asked):
         raise LabError(f"--keep {','.join(asked)} is not possible.", f"Give some of {','.join(KEEPS)}, each once.")
-    parse_breaks(breaks, turns)
-    messages, answers = tuple(of_message.values[i] for i, _ in drawn), tuple(n for _, n in drawn)
-    longest = system + sum(messages) + sum(answers) - answers[-1]
+    first = lever_of(system, turn, turns, breaks, settings.get("seed") or 0)
+    answers = first.answers
+    longest = system + sum(first.messages) + sum(answers) - answers[-1]
     made = make_plan(worker, [longest], answers[-1], repeat, model, **for_plan(settings))
     n_most, whole, words = made.model.n_ctx_train, False, list[str]()
     if n_most is not None and longest + answers[-1] > n_most:
@@ -195,7 +211,7 @@ def plan(
         whole = True
         words = [f"{problem.what} Its cache serves a prompt as a whole or not at all."]
     levers = [
-        Turns(system, messages, answers, own, kept, whole, turn if ":" in turn or "-" in turn else "")
+        dataclasses.replace(first, breaks=own, keep=kept, whole=whole)
         for kept in asked
         for own in ([breaks, ""] if breaks and kept != NONE else [breaks])
     ]
@@ -497,13 +513,13 @@ def stack(ax: Axes, at: Sequence[int], parts: Mapping[str, Sequence[float]], col
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.turns for run in runs if run.turns]
     first = next((lever for lever in levers if lever.breaks), levers[0])
-    return {
-        "system": first.system,
-        "turn": first.asked or f"{first.messages[0]}+{first.answers[0]}",
-        "turns": len(first.messages),
-        "break": first.breaks or None,
-        "keep": ",".join(keep for keep in KEEPS if any(lever.keep == keep for lever in levers)),
-    }
+    return {**options_of(first), "keep": ",".join(keep for keep in KEEPS if any(one.keep == keep for one in levers))}
+
+
+def options_of(lever: Turns) -> dict[str, object]:
+    """The options of a conversation."""
+    turn = lever.asked or f"{lever.messages[0]}+{lever.answers[0]}"
+    return {"system": lever.system, "turn": turn, "turns": len(lever.messages), "break": lever.breaks or None}
 
 
 TABLE = Table(
@@ -544,6 +560,7 @@ EXPERIMENT = Experiment(
       lab turns
       lab turns --system 4000 --turn 300+150 --turns 12 --break system@6,truncate@9
       lab turns --keep memory,disk,none
+      lab turns --url http://127.0.0.1:8080/v1
 
     Each turn's prompt holds all earlier turns. The command shows the tokens that the cache served and those computed
     anew, TTFT, decode and the sum of each turn, the time without a cache and with one that nothing breaks, and the
@@ -570,6 +587,7 @@ EXPERIMENT = Experiment(
     again=_again,
     tables=(TABLE,),
     saves_states=True,
+    is_served=True,
 )
 
 turns = public("turns", plan, saves_states=True)

@@ -1,0 +1,1 @@
+"""A conversation, turn by turn: what a cache serves, and what is read again."""
