@@ -177,16 +177,16 @@ def sections(found: Answer) -> list[Section]:
         ("factor", lambda part: "-" if part.how == "unknown" else f"{part.factor:.2f}x"),
         ("95 % range", lambda part: f"{part.low:.2f}-{part.high:.2f}" if part.half else ""),
         ("how known", lambda part: part.how),
-        ("why", lambda part: part.words),
     )
     last, command = conclusion(found)
+    reasons = [f"{part.name}: {part.words}" for part in found.parts if part.words]
     return [
         Section(
             name="why",
             question="Why do these two figures differ?",
             words=lines,
             **tabled(columns, found.parts, keep_all=True),
-            notes=[*found.notes, "Factors multiply to the ratio. Ranges are combined in quadrature."],
+            notes=[*reasons, *found.notes, "Factors multiply to the ratio. Ranges are combined in quadrature."],
             sentences=[last, *([f"Try: {command}"] if command else [])],
             pictures=[Picture("why", "The way from one rate to the other, part by part.", partial(draw, found), WIDE)],
             data=lambda: {"parts": [_as_dict(part) for part in found.parts]},
@@ -243,18 +243,21 @@ def _command(name: str, fast: Setup, slow: Setup) -> str:
     """The measurement of the slower setup with one group of settings as in the faster one."""
     from lab.core.asked_settings import defaults
     from lab.features.why import parts
-    from lab.runner import as_options
+    from lab.runner import as_options, machine
 
     keys = {key for group, keys in parts.GROUPS.items() if group in name for key in keys}
-    settings = {**slow.settings, **{key: fast.settings[key] for key in keys & fast.settings.keys()}}
-    if name == "other settings":
-        settings = {**slow.settings, **fast.settings}
-    one = fast if name in ("quantization", parts.MODEL) else slow
-    spec = parts.spec_of(one) or parts.spec_of(fast)
-    chosen = {
-        key: value for key, value in settings.items() if value != defaults().get(key) and key not in ("lib", "rpc")
-    }
-    chosen |= {"model": spec} if spec else {}
+    one = fast if name in ("quantization", parts.MODEL, "other settings") or not slow.records else slow
+    if not one.records:
+        return ""
+    first = one.records[0]
+    chosen = {key: value for key, value in as_options.asked(first.settings).items() if key not in ("lib", "rpc")}
+    if not machine.accelerators(first.machine.devices):
+        chosen.pop("n_gpu_layers", None)
+    chosen |= {key: fast.settings[key] for key in keys & fast.settings.keys()}
+    if chosen.get("threads") == chosen.get("threads_batch"):
+        chosen.pop("threads_batch", None)
+    chosen = {key: value for key, value in chosen.items() if value != defaults().get(key)}
+    chosen["model"] = parts.spec_of(one)
     words = [word for key, value in chosen.items() for word in as_options.option(key, value)]
     return shell.lab("measure", *words)
 
@@ -339,7 +342,7 @@ def command(
     file with two setups is enough; without arguments the newest results in --out are used. The command takes the ratio
     apart into factors: what the figures count, depth of the context, settings, model, machine, and what is not
     explained. It measures depth and settings on this machine, from A's setup to B's and back, in blocks with fresh
-    engines, until --budget is spent (at least three blocks). Factors that nothing is known of stay in the part that is
+    engines, until --budget is spent; three blocks may take twice that. Factors that nothing is known of stay in the part that is
     not explained.
     """
     from lab.features import known
