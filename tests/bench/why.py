@@ -44,7 +44,8 @@ def slept(record: Record, ms: float) -> Record:
         late += round(ms * 1e6) if kind == DECODE else 0
         moved["ready_ns"].append(steps.ready_ns[i] + late)
         moved["end_ns"].append(steps.end_ns[i] + late)
-    changed = dataclasses.replace(steps, **{name: tuple(column) for name, column in moved.items()})
+    starts, ready, ends = (tuple(moved[key]) for key in ("start_ns", "ready_ns", "end_ns"))
+    changed = dataclasses.replace(steps, start_ns=starts, ready_ns=ready, end_ns=ends)
     return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=changed))
 
 
