@@ -85,7 +85,9 @@ class Client:
         path.unlink()
         if answer is DIED:
             self._replies.put(DIED)  # for the next plan
-            raise ClientDied(self._cause_of_death(), "The finished requests are kept. Try again.")
+            lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            cause = cause_of_death("The client's process", self._process.wait(), lines)
+            raise ClientDied(hidden(cause, self._access), "The finished requests are kept. Try again.")
         parsed = json.loads(answer)
         if "error" in parsed:
             raise LabError(parsed["error"], parsed["hint"])
@@ -106,10 +108,6 @@ class Client:
         """All finished requests of the last plan, if it was abandoned; otherwise nothing."""
         with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
             yield from self._read(file)
-
-    def _cause_of_death(self) -> str:
-        lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return hidden(cause_of_death("The client's process", self._process.wait(), lines), self._access)
 
     def close(self) -> None:
         """Kill the process, and delete the temporary files."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
@@ -71,23 +70,42 @@ def execute(
     Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
     requests.
     """
-    shown = _Progress(plan, watch)
-    session = ServerSession(server, path, shown.report)
+    n_rounds = 1 + max(window.load.round for window in plan.windows)
+    started, part, n_failed = time.monotonic(), "", 0
+
+    def report(doing: str) -> None:
+        watch(Status(doing, part=part))
+
+    def ended(reply: Reply) -> None:
+        nonlocal n_failed
+        n_failed += reply.request.status != OK
+
+    def show(is_over: bool = False) -> None:
+        lasted_s = time.monotonic() - began
+        left_s = (0.0 if is_over else max(0.0, window.stop_s - lasted_s)) + sum(one.stop_s for one in later)
+        doing = plural(session.n_kept, "request") + (f", {n_failed:,} failed" if n_failed else "")
+        if not is_over and lasted_s > window.stop_s:
+            doing = f"waiting for the last requests, {doing}"
+        elif not is_over and lasted_s < window.load.warmup_s:
+            doing = f"warming up, {doing}"
+        watch(Status(doing, part=part, elapsed_s=time.monotonic() - started, left_s=left_s))
+
+    session = ServerSession(server, path, report)
     with unless_empty(path):
-        asks = asks_of(plan, server, text, shown.report)
+        asks = asks_of(plan, server, text, report)
         if too_long := server.too_long(max(plan.prompts.values), plan.longest_answer):
             note(str(too_long).replace("\n", " "))
         n_left = plan.max_requests
         for i, window in enumerate(plan.windows):
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
             could_count = session.can_count
-            shown.begin(i)
-            plan_of_window = send_plan(plan, window, server, asks, n_most)
-            yield from session.send(plan_of_window, LOOK_S, lambda: shown.show(session.n_kept), shown.ended)
+            later, part = plan.windows[i + 1 :], f"{window.label} of {n_rounds}"
+            began, n_failed = time.monotonic(), 0
+            yield from session.send(send_plan(plan, window, server, asks, n_most), LOOK_S, show, ended)
             if could_count and not session.can_count:
                 note("The server does not count the tokens of its answers, so there are no token rates.")
-            lasted_s = shown.lasted_s
-            shown.show(session.n_kept, is_over=True)
+            lasted_s = time.monotonic() - began
+            show(is_over=True)
             session.check_reached(MOST_LOST, f"{window.label}; ")
             if window.times_ns is None and session.n_kept >= n_most and lasted_s < window.stop_s:
                 needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
@@ -125,54 +143,3 @@ def send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, .
         order=plan.order(window, n_most),
         most_lost=MOST_LOST,
     )
-
-
-@dataclass
-class _Progress:
-    """The progress messages of a plan."""
-
-    plan: LoadPlan
-    watch: ShowStatus
-    started: float = field(default_factory=time.monotonic)
-    began: float = 0.0  # of the window
-    index: int | None = None  # of the window
-    n_failed: int = 0  # requests of the window
-
-    def begin(self, index: int) -> None:
-        """Start window `index`."""
-        self.index, self.began, self.n_failed = index, time.monotonic(), 0
-
-    def ended(self, reply: Reply) -> None:
-        """Count a finished request of the window."""
-        self.n_failed += reply.request.status != OK
-
-    @property
-    def lasted_s(self) -> float:
-        """Seconds since the window began."""
-        return time.monotonic() - self.began
-
-    @property
-    def part(self) -> str:
-        """Such as "8 users, round 2 of 3"."""
-        windows = self.plan.windows
-        rounds = 1 + max(one.load.round for one in windows)
-        return "" if self.index is None else f"{windows[self.index].label} of {rounds}"
-
-    def report(self, doing: str) -> None:
-        """Show work other than sending requests."""
-        self.watch(Status(doing, part=self.part))
-
-    def show(self, n_kept: int, is_over: bool = False) -> None:
-        """Show the progress of the window."""
-        assert self.index is not None
-        window, *later = self.plan.windows[self.index :]
-        lasted_s = self.lasted_s
-        left_s = 0.0 if is_over else max(0.0, window.stop_s - lasted_s)
-        doing = plural(n_kept, "request") + (f", {self.n_failed:,} failed" if self.n_failed else "")
-        if not is_over and lasted_s > window.stop_s:
-            doing = f"waiting for the last requests, {doing}"
-        elif not is_over and lasted_s < window.load.warmup_s:
-            doing = f"warming up, {doing}"
-        elapsed_s = time.monotonic() - self.started
-        left_s += sum(one.stop_s for one in later)
-        self.watch(Status(doing, part=self.part, elapsed_s=elapsed_s, left_s=left_s))

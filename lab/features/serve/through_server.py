@@ -151,7 +151,43 @@ def execute(
     todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.possible, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     session = ServerSession(server, path, reporter.report_status)
-    rounds = _Rounds(plan, session, reporter, stream)
+    kept: dict[int, Prompt] = {}  # one for each length, if counting costs requests
+
+    def measure(case: Case, repeat: int, warmup: bool) -> Generator[RequestRecord, None, bool]:
+        """Send one request, and yield its record. Returns whether it succeeded.
+
+        The prompt is cut at another place for each repeat, or has only another nonce if counting costs requests.
+        """
+        n, is_ok = case.n_prompt, False
+        try:
+            if n in kept:
+                prompt = server_prompts.renewed(kept[n], random.Random())
+            else:
+                prompt = server.prompt(n, plan.text, plan.seed, repeat)
+        except server_prompts.NotCounted as problem:
+            request = not_sent(case, repeat, problem.what, warmup)
+            session.count_lost(request)
+            yield session.keep(request)
+            return False
+        if prompt.counted_by == USAGE:
+            kept[n] = prompt
+        n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
+        asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=warmup)
+        ask = server.ask(prompt, asked, is_sent_once=True)
+        sent = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
+        look = reporter.answer_watcher(case, repeat, warmup)
+
+        def show(reply: Reply) -> None:
+            if stream and not warmup:
+                reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
+
+        look()
+        for record in session.send(sent, POLL_S, look, show, counts=not warmup):
+            if is_ok := record.request.status == OK:
+                reporter.learn_request(case, record.request)
+            yield record
+        return is_ok
+
     n_failed: collections.Counter[Case] = collections.Counter()  # in a row
     with unless_empty(path):
         for case, reason in plan.refused.items():
@@ -160,7 +196,7 @@ def execute(
         while warmups or todo:
             is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
-            is_ok = yield from rounds.measure(case, repeat, is_warmup)
+            is_ok = yield from measure(case, repeat, is_warmup)
             session.check_reached(MAX_GONE)
             n_failed[case] = 0 if is_ok else n_failed[case] + 1
             left = [run for run in todo if run[1] == case]
@@ -170,55 +206,6 @@ def execute(
                 yield session.keep(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
             if not is_ok and (warmups or todo):
                 time.sleep(PAUSE_S)
-
-
-@dataclass
-class _Rounds:
-    """The state of a running plan."""
-
-    plan: ServerPlan
-    session: ServerSession
-    reporter: Reporter
-    stream: bool
-    prompts: dict[int, Prompt] = field(default_factory=dict)  # one for each length, if counting costs requests
-
-    def measure(self, case: Case, repeat: int, warmup: bool) -> Generator[RequestRecord, None, bool]:
-        """Send one request, and yield its record. Returns whether it succeeded."""
-        try:
-            prompt = self._prompt(case, repeat)
-        except server_prompts.NotCounted as problem:
-            request = not_sent(case, repeat, problem.what, warmup)
-            self.session.count_lost(request)
-            yield self.session.keep(request)
-            return False
-        server = self.session.server
-        n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
-        of_run = {"seed": self.plan.seed, "repeat": repeat, "warmup": warmup}
-        ask = server.ask(prompt, server.asked(prompt, case.n_prompt, n_gen, **of_run), is_sent_once=True)
-        plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
-        look = self.reporter.answer_watcher(case, repeat, warmup)
-
-        def show(reply: Reply) -> None:
-            if self.stream and not warmup:
-                self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
-
-        look()
-        is_ok = False
-        for record in self.session.send(plan, POLL_S, look, show, counts=not warmup):
-            if is_ok := record.request.status == OK:
-                self.reporter.learn_request(case, record.request)
-            yield record
-        return is_ok
-
-    def _prompt(self, case: Case, repeat: int) -> Prompt:
-        """A new prompt: cut at another place for each repeat, or only with another nonce if counting costs requests."""
-        plan, n = self.plan, case.n_prompt
-        if n in self.prompts:
-            return server_prompts.renewed(self.prompts[n], random.Random())
-        prompt = self.session.server.prompt(n, plan.text, plan.seed, repeat)
-        if prompt.counted_by == server_prompts.USAGE:
-            self.prompts[n] = prompt
-        return prompt
 
 
 def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
@@ -272,15 +259,6 @@ def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iter
         )
     if endpoint.can("ignore_eos") != YES and n_gen > 1:
         yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately."
-    yield from _of_settings(endpoint)
-    if counter is not None and counter.by == USAGE:
-        yield (
-            "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
-            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
-        )
-
-
-def _of_settings(endpoint: Endpoint) -> Iterator[str]:
     settings = endpoint.settings
     if settings is None or settings.n_ctx is None:
         yield "The server does not report its context length: a prompt that is too long for it fails."
@@ -288,3 +266,8 @@ def _of_settings(endpoint: Endpoint) -> Iterator[str]:
         yield "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
     else:
         yield "Requests of other clients make these runs slower, and are not visible."
+    if counter is not None and counter.by == USAGE:
+        yield (
+            "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
+            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
+        )
