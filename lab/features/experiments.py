@@ -40,7 +40,7 @@ def _command(experiment: Experiment) -> click.Command:
                 type=TOKENS if is_tokens and option.type is None else option.type,
                 default=default,
                 is_flag=is_flag,
-                show_default=default is not None and not is_flag,
+                show_default=default not in (None, "") and not is_flag,
                 metavar=option.metavar,
                 help=option.help,
             )

@@ -557,9 +557,8 @@ EXPERIMENT = Experiment(
     about="""Measure a conversation turn by turn, and what is read again.
 
     \b
-      lab turns
-      lab turns --system 4000 --turn 300+150 --turns 12 --break system@6,truncate@9
       lab turns --keep memory,disk,none
+      lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
       lab turns --url http://127.0.0.1:8080/v1
 
     Each turn's prompt holds all earlier turns. The command shows the tokens that the cache served and those computed
