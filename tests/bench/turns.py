@@ -2,8 +2,8 @@
 
     python3 -m uv run python -m tests.bench.turns FOLDER [MODEL...]    # some minutes
 
-In a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then the conversations, unless
-they are there. Prints the predicted and the measured TTFT of each turn, and the median error.
+In a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then the conversations,
+unless they are there. Prints the predicted and the measured TTFT of each turn, and the median error.
 """
 
 from __future__ import annotations
