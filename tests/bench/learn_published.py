@@ -54,7 +54,7 @@ START = {
         "cache": (1, 1),
         "layers": (50, 2),
     },
-    DECODE: {"weights": (1.7, 2), "cache": (1.7, 0.5), "layers": (50, 2)},
+    DECODE: {"weights": (1.7, 2), "cache": (1.3, 0.3), "layers": (50, 2)},
 }
 """A part's figure before any row was seen, and its standard deviation; of attention relative to arithmetic."""
 

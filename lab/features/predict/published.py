@@ -207,8 +207,8 @@ FACTORS = {
         "layers": ("layers",),
     },
     DECODE: {
-        "arithmetic": (*SHARED, "quantization", "flash"),
-        "weights": (*SHARED, "quantization", "flash"),
+        "arithmetic": (*SHARED, "quantization", "flash", "experts"),
+        "weights": (*SHARED, "quantization", "flash", "experts"),
         "attention": (),
         "cache": ("attention", "attention family", "attention flash", "other runtime"),
         "layers": ("layers",),
