@@ -1,6 +1,7 @@
 """lab quant: the arithmetic against scipy, planted differences, and the embedded model's requantizations."""
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -178,17 +179,13 @@ def test_a_model_without_that_vocabulary_is_refused(embedded: Path, mini: Path) 
 
 
 def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> None:
-    text = tmp_path / "short.txt"
-    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 80)
-    arguments = ("--cache-type", "f16,q4_0", "--text", text, "--blocks", 1, "-p", 16, "-n", 4)
-    status, out, err = run_lab("quant", embedded, *arguments, "--out", tmp_path, "--json", "--no-plot")
-    assert status == 0, err
-    first, second = json.loads(out)["quant"]
-    assert (first["label"], second["label"]) == ("f16 cache", "q4_0 cache")
-    assert 0 < second["kl"] < 5 and 0.3 < second["same"] <= 1 and second["n_chunks"] >= 2
-    (floor,) = json.loads(out)["quant_floor"]
-    assert floor < second["kl"]
-    short = tmp_path / "300.txt"
-    short.write_text("cat " * 300)
-    status, _, err = run_lab("quant", embedded, "--cache-type", "f16,q8_0", "--text", short, "--out", tmp_path)
-    assert status == 1 and "too few for two chunks" in err
+    text, path = tmp_path / "short.txt", tmp_path / "a.jsonl"
+    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 66)
+    with Worker() as worker:
+        made = comparing.plan(worker, [str(embedded)], "f16,q4_0", text=str(text), prompt_len=[16], gen=4, threads=1)
+    records = list(itertools.islice(comparing.execute(made, path, lambda status: None), 2))
+    ((_, found),) = figures.of_sessions(records)
+    row = found.rows.iloc[1]
+    assert 0 < row.kl < 5 and 0.3 < row.same <= 1 and row.n_chunks == 2
+    assert found.floor is not None and found.floor < row.kl
+    assert results.read([path]).traces == tuple(records)
