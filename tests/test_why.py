@@ -16,6 +16,7 @@ from lab.features.why import command, parts, pasted
 from lab.features.why.command import why
 from lab.features.why.parts import Answer
 from lab.process.wire import Outcome
+from lab.show import disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 
 pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
@@ -103,7 +104,9 @@ def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
     other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
     found = parts.answer(other, one)
     assert part(found, parts.COUNTED).factor == pytest.approx(2.63, rel=0.01)
-    assert "prefill rate" in part(found, parts.COUNTED).how and abs(found.rest.log) < found.rest.half
+    assert "prefill rate: range unknown" in part(found, parts.COUNTED).how
+    assert part(found, parts.COUNTED).range is None and found.rest.range is None
+    assert "range unknown" in command.conclusion(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
     found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", 488, n_threads=1), tmp_path)
     assert [one.name for one in found.causes] == ["threads", "depth"]
     assert part(found, "threads").factor == pytest.approx(2, rel=0.03)
-    assert abs(found.rest.log) < found.rest.half
+    assert found.rest.half is not None and abs(found.rest.log) < found.rest.half
     assert len({one.run.variant for one in found.records}) == 4  # two paths between the same ends
 
 
@@ -171,7 +174,7 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
     one, other = command._sides([a, b], False)[0]
     found = parts.answer(one, other, 0, others=third)
-    assert part(found, "depth").how == parts.FROM_RECORDS
+    assert part(found, "depth").how == "from the records, 95 % of 1 session"
     assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
 
 
@@ -199,3 +202,32 @@ def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
     (one,) = pasted.parse("| test | t/s |\n| pp512 | 900.00 |")
     with pytest.raises(LabError, match="no figure that both sides have"):
         why(one, "35 tokens/s", budget=0)
+
+
+@pytest.mark.parametrize(
+    ("n", "how", "half"),
+    [(1, "1 block: range unknown", None), (2, "range of 2 blocks", 0.05), (3, "95 % of 3 blocks", 0.2484)],
+)
+def test_the_range_of_few_blocks_is_said(n: int, how: str, half: float | None) -> None:
+    change = parts.Change("threads", {}, "")
+    names = {frozenset[int](): "A", frozenset({0}): "B"}
+    blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
+    (made,) = parts._factors([change], names, blocks).values()
+    assert made.how == f"measured here, {how}"
+    assert made.half == (half and pytest.approx(half, rel=1e-3))
+    fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))
+    rest = parts._rest(fast, slow, [made])
+    assert (rest.half is None) == (half is None) and ("not 95 %" in rest.words) == (n == 2)
+    assert parts._rest(dataclasses.replace(fast, spread=None), slow, []).half is None
+
+
+def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = command._sides([a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8)], False)[0]
+    assert parts._of_state(one, other, ("A", "B")).how == parts.EQUAL
+    busy = {id(record) for record in other.records[4:]}
+    monkeypatch.setattr(disturbances, "disturbances", lambda record: id(record) in busy)
+    found = parts._of_state(one, other, ("A", "B"))
+    assert found.factor == pytest.approx(1.002, abs=0.001) and found.half and found.half < 0.01
+    assert found.how.endswith("95 % by bootstrap") and found.words == "4 of 8 runs of B were disturbed"
+    busy |= {id(record) for record in other.records[2:]}
+    assert parts._of_state(one, other, ("A", "B")).half is None

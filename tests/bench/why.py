@@ -68,8 +68,12 @@ def case(name: str, blocks: int, budget: str, shared: dict[str, Any], folder: Pa
     found = lab.why(paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why")
     causes = [part.name for part in found.causes]
     rest = found.rest
-    shown = "; ".join(f"{p.name} {p.factor:.2f} ({p.low:.2f}-{p.high:.2f})" for p in found.parts if p.log or p.half)
-    is_open = abs(rest.log) > rest.half
+    shown = "; ".join(
+        f"{p.name} {p.factor:.2f} ({'{:.2f}-{:.2f}'.format(*p.range) if p.range else 'range unknown'})"
+        for p in found.parts
+        if p.log or p.half
+    )
+    is_open = rest.half is not None and abs(rest.log) > rest.half
     right = is_open if planted == {"not explained"} else set(causes[: len(planted)]) == planted
     print(f"{name:28} {'right' if right else 'WRONG':6} ratio {found.ratio:.2f}  {shown}", flush=True)
 

@@ -136,6 +136,7 @@ def _of_records(name: str) -> tuple[list[list[Setup]], list[Record]]:
                 values = [value for value in repeats[which] if value > 0]
                 compute = [value for value in repeats.decode_ms if value > 0] if "decode_ms" in repeats else []
                 logs = [math.log(value) for value in values]
+                known = spreads.get((spread.machine_of(repeats), figure)) or spread.default(first)
                 made.append(
                     pasted.Setup(
                         source="lab" if own else "server",
@@ -151,7 +152,8 @@ def _of_records(name: str) -> tuple[list[list[Setup]], list[Record]]:
                         spread=math.sqrt(math.pi / 2) * statistics.stdev(logs) / math.sqrt(len(logs))
                         if len(logs) > 1
                         else None,
-                        between=(spreads.get((spread.machine_of(repeats), figure)) or spread.default(first)).sd,
+                        between=known.sd,
+                        between_source=known.source,
                         n_runs=len(values),
                         compute_tps=1e3 / statistics.median(compute) if compute and not is_prefill else None,
                         records=own,
@@ -175,7 +177,7 @@ def sections(found: Answer) -> list[Section]:
     columns = (
         ("part", lambda part: part.name),
         ("factor", lambda part: "-" if part.how == "unknown" else f"{part.factor:.2f}x"),
-        ("95 % range", lambda part: f"{part.low:.2f}-{part.high:.2f}" if part.half else ""),
+        ("range", lambda part: "{:.2f}-{:.2f}".format(*part.range) if part.half else ""),
         ("how known", lambda part: part.how),
     )
     last, command = conclusion(found)
@@ -186,7 +188,11 @@ def sections(found: Answer) -> list[Section]:
             question="Why do these two figures differ?",
             words=lines,
             **tabled(columns, found.parts, keep_all=True),
-            notes=[*reasons, *found.notes, "Factors multiply to the ratio. Ranges are combined in quadrature."],
+            notes=[
+                *reasons,
+                *found.notes,
+                "Factors multiply to the ratio. The rest has the ranges of parts and figures, combined in quadrature.",
+            ],
             sentences=[last, *([f"Try: {command}"] if command else [])],
             pictures=[Picture("why", "The way from one rate to the other, part by part.", partial(draw, found), WIDE)],
             data=lambda: {"parts": [_as_dict(part) for part in found.parts]},
@@ -203,8 +209,8 @@ def _as_dict(part: Part) -> dict[str, Any]:
     return {
         "part": part.name,
         "factor": part.factor if is_known else None,
-        "low": part.low if is_known else None,
-        "high": part.high if is_known else None,
+        "low": part.range[0] if is_known and part.range else None,
+        "high": part.range[1] if is_known and part.range else None,
         "how": part.how,
         "why": part.words,
     }
@@ -216,19 +222,25 @@ def conclusion(found: Answer) -> tuple[str, str]:
 
     rest, slow, fast = found.rest, found.slow, found.fast
     letter = found.letters[1]
-    is_open = abs(rest.log) > rest.half and abs(rest.log) > math.log1p(parts.LEAST)
+    is_open = abs(rest.log) > math.log1p(parts.LEAST if rest.half is not None else parts.LEAST_ALONE)
+    is_open &= abs(rest.log) > (rest.half or 0.0)
     if not found.causes or (is_open and rest.log > found.causes[0].log):
         unknown = [part.name for part in found.parts if part.how == parts.NOT_KNOWN]
         if not is_open:
+            if rest.half is None:
+                return f"No cause of over {parts.LEAST_ALONE:.0%}; the figures do not say how much they vary.", ""
             return "No cause: the difference is within what sessions of a machine vary.", ""
         doubt = f" Unknown: {', '.join(unknown)}." if unknown else ""
         again = shell.lab("doctor") if not unknown else ""
-        return f"Most of it is not explained: {times(math.exp(abs(rest.log)))}.{doubt}", again
+        how_sure = "" if rest.range else " (range unknown)"
+        return f"Most of it is not explained: {times(math.exp(abs(rest.log)))}{how_sure}.{doubt}", again
     cause = found.causes[0]
-    words = f"Most of it: {cause.name} ({times(cause.factor)})."
+    words = f"Most of it: {cause.name} ({times(cause.factor)}{'' if cause.range else ', range unknown'})."
     if cause.name == parts.COUNTED:
         own = slow.tps * cause.factor
-        words = f"Most of it: {letter} {cause.words.partition(' ')[2]}. Its decode alone is {digits(own)} tokens/s."
+        how_sure = "" if cause.range else " (range unknown)"
+        words = f"Most of it: {letter} {cause.words.partition(' ')[2]}. "
+        words += f"Its decode alone is {digits(own)} tokens/s{how_sure}."
         n_prompt, n_gen = slow.n_prompt or fast.n_prompt, slow.n_gen or fast.n_gen
         lengths = ["-p", n_prompt, "-n", n_gen] if n_prompt and n_gen and n_gen < 10_000 else []
         return words, shell.lab("measure", *lengths)
@@ -263,7 +275,7 @@ def _command(name: str, fast: Setup, slow: Setup) -> str:
 
 
 def draw(found: Answer, figure: Figure) -> None:
-    """A waterfall from the faster rate to the slower one on a logarithmic axis; whiskers are 95 % ranges."""
+    """A waterfall from the faster rate to the slower one on a logarithmic axis; whiskers are the known ranges."""
     from lab.show import canvas
 
     ax = figure.subplots()
@@ -275,8 +287,8 @@ def draw(found: Answer, figure: Figure) -> None:
         is_rest = part is found.rest
         colour = canvas.GUIDE if is_rest else canvas.COLOURS[1] if part.log > 0 else canvas.COLOURS[2]
         ax.barh([i], [abs(rate - after)], left=[min(rate, after)], color=colour, alpha=0.8)
-        if part.half:
-            ends = [rate / part.low, rate / part.high]
+        if part.half and part.range:
+            ends = [rate / part.range[0], rate / part.range[1]]
             ax.plot(ends, [i, i], color=canvas.INK, lw=1.5, marker="|", ms=8)
         ax.text(1.01, i, f"{part.factor:.2f}x", transform=ax.get_yaxis_transform(), va="center", fontsize=9)
         rate = after

@@ -3,12 +3,14 @@
 All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Depth and settings
 come from a trial on this machine: variants on a path from the faster setup to the slower one, each changing one group
 more, and on the reverse path; a factor is the mean of both, so the order does not decide it. The rest is never spread
-over the others. Ranges are 95 %, combined in quadrature.
+over the others. A range is 95 %, or of two blocks that of the blocks; ranges are combined in quadrature. A factor
+without a known range has none, and then neither has the rest.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import Any
 
 from lab.core import phases, shell, stats
 from lab.core.asked_settings import defaults, table
+from lab.core.lists import plural
 from lab.core.record import DECODE, UNKNOWN_THREADS, Record
 from lab.errors import LabError, printable
 from lab.features.compare import side_by_side
@@ -56,19 +59,20 @@ GROUPS = {
 }
 """Settings that change together; any others are one group. The cheapest come first."""
 
-LEAST = 0.02
-"""Causes are named from this share, if their range excludes 1."""
+LEAST, LEAST_ALONE = 0.02, 0.1
+"""Causes are named from the first share if their range excludes 1, and from the second if their range is unknown."""
 
-GEN, MOST_BLOCKS, FEWEST_BLOCKS, MOST_GROUPS = 24, 30, 3, 6
+GEN, MOST_BLOCKS, FEWEST_BLOCKS, MOST_GROUPS, N_DRAWN = 24, 30, 3, 6, 400
+NO_RANGE, OF_2 = "range unknown", "range of 2 blocks"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A factor of the ratio: its logarithm, half of its 95 % range, how it is known, and in words why."""
+    """A factor of the ratio: its logarithm, half of its range (None: unknown), how both are known, and in words why."""
 
     name: str
     log: float
-    half: float
+    half: float | None
     how: str
     words: str = ""
 
@@ -77,19 +81,15 @@ class Part:
         return math.exp(self.log)
 
     @property
-    def low(self) -> float:
-        return math.exp(self.log - self.half)
-
-    @property
-    def high(self) -> float:
-        return math.exp(self.log + self.half)
+    def range(self) -> tuple[float, float] | None:
+        return None if self.half is None else (math.exp(self.log - self.half), math.exp(self.log + self.half))
 
     @property
     def is_cause(self) -> bool:
         """Whether it changes the ratio for certain, by at least LEAST."""
-        return self.how not in (NOT_KNOWN, REST, EQUAL) and abs(self.log) - self.half > math.log1p(LEAST) / 2 < abs(
-            self.log
-        )
+        if self.how in (NOT_KNOWN, REST, EQUAL) or self.half is None:
+            return self.half is None and self.how != REST and abs(self.log) > math.log1p(LEAST_ALONE)
+        return abs(self.log) - self.half > math.log1p(LEAST) / 2 < abs(self.log)
 
 
 @dataclass(frozen=True)
@@ -152,35 +152,49 @@ def answer(
         part = change.part or found.get(change.name)
         parts.append(part or Part(change.name, 0.0, 0.0, NOT_KNOWN, change.words))
     parts += known
-    total = math.log(fast.tps / slow.tps)
-    half = math.hypot(*(part.half for part in parts), _spread(fast, slow))
-    parts.append(Part(UNEXPLAINED, total - sum(part.log for part in parts), half, REST))
+    parts.append(_rest(fast, slow, parts))
     return Answer(fast, slow, letters, tuple(parts), tuple(notes), tuple(records), file)
 
 
-def _spread(fast: Setup, slow: Setup) -> float:
-    """Half of the 95 % range of the logarithm of the ratio: that of both figures, and between their sessions."""
+def _rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
+    """What the parts leave of the ratio. Its range has that of the parts, of both figures, and between sessions."""
     sessions = [{record.session for record in one.records} for one in (fast, slow)]
-    is_together = bool(sessions[0] & sessions[1])
-    squares = [(one.spread or 0.0) ** 2 + (0.0 if is_together else one.between**2) for one in (fast, slow)]
-    return 1.96 * math.sqrt(sum(squares))
+    log = math.log(fast.tps / slow.tps) - sum(part.log for part in parts)
+    lacking = [part.name for part in parts if part.half is None]
+    squares = [part.half**2 for part in parts if part.half is not None]
+    for one in (fast, slow):
+        between = 0.0 if sessions[0] & sessions[1] else one.between
+        if one.spread is None or between is None:
+            lacking.append(f"the figure of {one.source}")
+        else:
+            squares.append(1.96**2 * (one.spread**2 + between**2))
+    if lacking:
+        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}: so is that of {', '.join(dict.fromkeys(lacking))}")
+    assumed = (
+        {one.between_source for one in (fast, slow) if one.between_source} if not sessions[0] & sessions[1] else ()
+    )
+    words = [f"spread between sessions {source}" for source in sorted(assumed)]
+    words += (
+        ["its range contains one of 2 blocks, so it is not 95 %"] if any(OF_2 in part.how for part in parts) else []
+    )
+    return Part(UNEXPLAINED, log, math.sqrt(sum(squares)), REST, "; ".join(words))
 
 
 def _counted(fast: Setup, slow: Setup, letters: tuple[str, str]) -> tuple[Part | None, list[str]]:
     """The part of what the two rates count, and notes."""
-    logs, halves, words, notes = [], [], [], list[str]()
+    logs, is_borrowed, words, notes = [], False, [], list[str]()
     for one, other, letter in ((fast, slow, letters[0]), (slow, fast, letters[1])):
-        log, half, why = _to_steps(one, other)
+        log, borrows, why = _to_steps(one, other)
         logs.append(log)
-        halves.append(half)
+        is_borrowed |= borrows
         words += [f"{letter} {why}"] if why else []
         if one.counts in (pasted.UNKNOWN, pasted.WINDOW, pasted.MIXED):
             notes.append(f"{letter}: {_unknown(one)}")
     if not words:
         is_known = not notes
         return (Part(COUNTED, 0.0, 0.0, EQUAL if is_known else NOT_KNOWN, "" if is_known else "see below"), notes)
-    how = ARITHMETIC if not any(halves) else f"{ARITHMETIC}, with the other's prefill rate"
-    return Part(COUNTED, logs[1] - logs[0], math.hypot(*halves), how, "; ".join(words)), notes
+    how = f"{ARITHMETIC}, with the other's prefill rate: {NO_RANGE}" if is_borrowed else ARITHMETIC
+    return Part(COUNTED, logs[1] - logs[0], None if is_borrowed else 0.0, how, "; ".join(words)), notes
 
 
 def _unknown(one: Setup) -> str:
@@ -191,33 +205,29 @@ def _unknown(one: Setup) -> str:
     return "the rate mixes prompt and generated tokens, or several lengths."
 
 
-def _to_steps(one: Setup, other: Setup) -> tuple[float, float, str]:
-    """The logarithm of (steps per second of decode / the given rate), half of its range, and why they differ."""
+def _to_steps(one: Setup, other: Setup) -> tuple[float, bool, str]:
+    """The logarithm of (steps per second of decode / the given rate), whether it needs the other's, and why."""
     if one.counts == pasted.WHOLE and one.n_gen:
-        prefill_s, total, half = one.prefill_s, one.total_s, 0.0
+        prefill_s, total, is_borrowed = one.prefill_s, one.total_s, False
         decode_s = one.decode_s
         if decode_s is None and total:
             if prefill_s is None and one.n_prompt and other.n_prompt and other.prefill_s:
-                prefill_s, half = one.n_prompt * other.prefill_s / other.n_prompt, 0.1
+                prefill_s, is_borrowed = one.n_prompt * other.prefill_s / other.n_prompt, True
             if prefill_s is None or prefill_s >= total:
-                return 0.0, 0.0, ""
+                return 0.0, False, ""
             decode_s = total - prefill_s
         if decode_s:
             total = total or decode_s + (prefill_s or 0.0)
             pure = max(1, one.n_gen - 1) / decode_s
             why = f"divides by prefill too: {seconds(total - decode_s)} of {seconds(total)}"
-            return (
-                math.log(pure / one.tps),
-                half * (total - decode_s) / decode_s,
-                f"{why} (decode {digits(pure)} tokens/s)",
-            )
+            return math.log(pure / one.tps), is_borrowed, f"{why} (decode {digits(pure)} tokens/s)"
     if one.counts == pasted.DECODE and one.n_steps and one.decode_s:
         log = math.log(one.n_steps / one.decode_s / one.tps)
         if abs(log) > 0.001:
-            return log, 0.0, "counts the first token, but not its time"
+            return log, False, "counts the first token, but not its time"
     if one.compute_tps and other.compute_tps and other.tps == other.compute_tps and one.compute_tps > 1.001 * one.tps:
-        return math.log(one.compute_tps / one.tps), 0.0, "includes choosing each token"
-    return 0.0, 0.0, ""
+        return math.log(one.compute_tps / one.tps), False, "includes choosing each token"
+    return 0.0, False, ""
 
 
 @dataclass(frozen=True)
@@ -318,20 +328,30 @@ def _of_machine(fast: Setup, slow: Setup, letters: tuple[str, str]) -> list[Part
             for key in differ
         )
         made.append(Part(name, 0.0, 0.0, NOT_KNOWN if differ else EQUAL, words[:200]))
-    log, said = 0.0, list[str]()
+    return [*made, _of_state(fast, slow, letters)]
+
+
+def _of_state(fast: Setup, slow: Setup, letters: tuple[str, str]) -> Part:
+    """The part of disturbed runs: medians of all runs over those of quiet ones, with a bootstrapped range."""
+    said, is_certain, chance = list[str](), True, random.Random(0)
+    drawn = [0.0] * (N_DRAWN + 1)  # the first is of the runs themselves
     for one, letter, sign in ((fast, letters[0], -1), (slow, letters[1], 1)):
-        timed = [
-            (_figure(record.run, one.is_prefill), bool(disturbances.disturbances(record))) for record in one.records
-        ]
-        all_of = [value for value, _ in timed if value]
-        quiet = [value for value, is_disturbed in timed if value and not is_disturbed]
-        if len(quiet) < len(all_of):
-            said.append(f"{len(all_of) - len(quiet)} of {len(all_of)} runs of {letter} were disturbed")
-            if quiet:
-                log += sign * math.log(statistics.median(all_of) / statistics.median(quiet))
-    how = FROM_RECORDS if log else NOT_KNOWN if said else EQUAL
-    made.append(Part(STATE, log, abs(log) / 2, how, "; ".join(said)))
-    return made
+        timed = [(_figure(run.run, one.is_prefill), not disturbances.disturbances(run)) for run in one.records]
+        logs = [(math.log(value), is_quiet) for value, is_quiet in timed if value]
+        n_quiet = sum(is_quiet for _, is_quiet in logs)
+        if n_quiet == len(logs):
+            continue
+        said.append(f"{len(logs) - n_quiet} of {len(logs)} runs of {letter} were disturbed")
+        is_certain &= n_quiet >= FEWEST_BLOCKS
+        for i in range(N_DRAWN + 1) if n_quiet else ():
+            own = chance.choices(logs, k=len(logs)) if i else logs
+            quiet = [value for value, is_quiet in own if is_quiet]
+            drawn[i] += sign * (statistics.median(value for value, _ in own) - statistics.median(quiet)) if quiet else 0
+    if not said or not any(drawn):
+        return Part(STATE, 0.0, 0.0, NOT_KNOWN if said else EQUAL, "; ".join(said))
+    half = 1.96 * statistics.pstdev(drawn[1:], drawn[0]) if is_certain else None
+    how = f"{FROM_RECORDS}, {NO_RANGE if half is None else '95 % by bootstrap'}"
+    return Part(STATE, drawn[0], half, how, "; ".join(said))
 
 
 def _figure(run: Any, is_prefill: bool) -> float | None:
@@ -344,28 +364,31 @@ def _figure(run: Any, is_prefill: bool) -> float | None:
 
 def _law(fast: Setup, slow: Setup, at: Sequence[float], others: Sequence[Record], words: str) -> Part | None:
     """Depth from steps of one setup and session that has both positions; None without such a session."""
-    logs = list[float]()
+    logs, halves = list[float](), list[float | None]()
     for sessions in (fast.records, slow.records, others):
-        by_session: dict[Any, dict[int, list[float]]] = {}
+        by_session: dict[Any, tuple[list[float], list[float]]] = {}  # a run's median at both positions
         for record in sessions:
-            steps = record.run.steps
-            own = by_session.setdefault(
-                (record.session, record.settings, record.model.name, record.model.quantization), {}
-            )
-            itls = phases.itl_ns(record.run)
+            steps, itls = record.run.steps, phases.itl_ns(record.run)
+            setup = record.session, record.settings, record.model.name, record.model.quantization
             decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
-            for past, itl in zip(decoding[-len(itls) :], itls, strict=False):
-                own.setdefault(past, []).append(itl)
-        for own in by_session.values():
-            near = []
-            for place in at:
-                within = max(16, 0.05 * place)
-                near.append([value for past, values in own.items() if abs(past - place) <= within for value in values])
-            if all(len(values) >= 3 for values in near):
-                logs.append(math.log(statistics.median(near[1]) / statistics.median(near[0])))
+            timed = list(zip(decoding[-len(itls) :], itls, strict=False))
+            for place, own in zip(at, by_session.setdefault(setup, ([], [])), strict=True):
+                near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
+                own += [math.log(statistics.median(near))] if len(near) >= 3 else []
+        for ends in by_session.values():
+            if all(ends):
+                logs.append(statistics.fmean(ends[1]) - statistics.fmean(ends[0]))
+                is_certain = min(map(len, ends)) >= FEWEST_BLOCKS
+                half = math.hypot(*(stats.mean_half_width(own, stats.CONFIDENCE) for own in ends))
+                halves.append(half if is_certain else None)
         if logs:
-            half = max(0.02, stats.mean_half_width(logs, stats.CONFIDENCE))
-            return Part(DEPTH, statistics.fmean(logs), half, FROM_RECORDS, words)
+            known = [half for half in halves if half is not None]
+            half_of_all = math.hypot(*known) / len(known) if len(known) == len(logs) else None
+            if len(logs) >= FEWEST_BLOCKS:
+                half_of_all = stats.mean_half_width(logs, stats.CONFIDENCE)
+            of_all = NO_RANGE if half_of_all is None else f"95 % of {plural(len(logs), 'session')}"
+            how = f"{FROM_RECORDS}, {of_all}"
+            return Part(DEPTH, statistics.fmean(logs), half_of_all, how, words)
     return None
 
 
@@ -463,9 +486,11 @@ def _factors(
         words = change.words
         if abs(first - last) > 0.05:
             words += f"; changed first {times(math.exp(first))}, changed last {times(math.exp(last))}"
-        few = len(logs) < FEWEST_BLOCKS
-        half = max(0.1, abs(statistics.fmean(logs)) / 2) if few else stats.mean_half_width(logs, stats.CONFIDENCE)
-        made[change.name] = Part(change.name, statistics.fmean(logs), half, f"{MEASURED}, {len(logs)} blocks", words)
+        half = stats.mean_half_width(logs, stats.CONFIDENCE) if len(logs) >= FEWEST_BLOCKS else None
+        how = f"1 block: {NO_RANGE}" if half is None else f"95 % of {len(logs)} blocks"
+        if len(logs) == 2:
+            half, how = (max(logs) - min(logs)) / 2, OF_2
+        made[change.name] = Part(change.name, statistics.fmean(logs), half, f"{MEASURED}, {how}", words)
     return made
 
 

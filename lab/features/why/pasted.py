@@ -37,7 +37,7 @@ class Setup:
 
     `n_steps` are the decode steps within `decode_s`; a rate that counts `n_gen` tokens over fewer steps looks faster.
     `settings` are keywords of AskedSettings. `records` are those of the lab. `spread` is the standard deviation of the
-    figure's logarithm, `between` that between sessions.
+    figure's logarithm, `between` that between sessions, and `between_source` says how that is known.
     """
 
     source: str
@@ -54,7 +54,8 @@ class Setup:
     quantization: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     spread: float | None = None
-    between: float = 0.08
+    between: float | None = None
+    between_source: str = ""
     n_runs: int | None = None
     compute_tps: float | None = None  # of decode steps without sampling, where that is known
     records: tuple[Record, ...] = ()
