@@ -231,3 +231,23 @@ def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeyp
     assert found.how.endswith("95 % by bootstrap") and found.words == "4 of 8 runs of B were disturbed"
     busy |= {id(record) for record in other.records[2:]}
     assert parts._of_state(one, other, ("A", "B")).half is None
+
+
+def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run takes a second per 100 tokens: threads fit, a depth of 4,000 does not, and the time is kept."""
+    now = [0.0]
+    monkeypatch.setattr(parts.time, "monotonic", lambda: now[0])
+
+    class Slow(Planted):
+        def run(self, script: Script, watch: Any) -> Outcome:
+            outcome = super().run(script, watch)
+            now[0] += sum(outcome.steps.n_tokens) / 100
+            return outcome
+
+    one, other = command._sides([a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1)], False)[0]
+    found = parts.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 40
+    assert part(found, "depth").how == parts.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
+    now[0] = 0.0
+    found = parts.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    assert not found.records and part(found, "threads").how == parts.NOT_KNOWN

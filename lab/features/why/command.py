@@ -354,8 +354,8 @@ def command(
     file with two setups is enough; without arguments the newest results in --out are used. The command takes the ratio
     apart into factors: what the figures count, depth of the context, settings, model, machine, and what is not
     explained. It measures depth and settings on this machine, from A's setup to B's and back, in blocks with fresh
-    engines, until --budget is spent; three blocks may take twice that. What is unknown stays in the part that is not
-    explained.
+    engines, until --budget is spent. What three blocks, or at least one, of it would exceed is not measured. What is
+    unknown stays in the part that is not explained.
     """
     from lab.features import known
     from lab.show import console

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lab.core import phases, shell, stats
@@ -29,6 +30,7 @@ from lab.features.why.pasted import Setup
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import as_options
+from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import new_results_file
 from lab.show import disturbances
@@ -423,13 +425,62 @@ def measured(
     out: Path,
     watch: ShowStatus,
     new_worker: Callable[[], Any] = Worker,
-) -> tuple[list[Record], Path, dict[str, Part]]:
-    """Measure the variants on the path and on its reverse, block by block, until the budget is spent.
+) -> tuple[list[Record], Path | None, dict[str, Part]]:
+    """Measure the variants on the path and on its reverse, block by block, as far as the budget goes.
 
-    Each block runs every variant once, in random order and with fresh engines. A factor is the mean over both paths.
+    One run of the cheapest variant tells what a block will take. The path has as many changes, the cheapest first, as
+    three blocks fit, or else one. Each block runs every variant once, in random order and with fresh engines.
     """
-    began = time.monotonic()
-    todo = todo[:MOST_GROUPS]
+    began, gen = time.monotonic(), 1 if is_prefill else GEN
+    todo = sorted(todo[:MOST_GROUPS], key=lambda change: ("prompt_len" in change.settings, "model" in change.settings))
+    ends = [start["prompt_len"], *(one.settings["prompt_len"] for one in todo if "prompt_len" in one.settings)]
+    short = {**start, "prompt_len": min(ends)}
+    first = dict(list(_plans(short, todo[:1], gen, new_worker)[1].items())[:1])
+    with TemporaryDirectory() as folder:
+        list(side_by_side.execute(first, 1, Path(folder) / "first.jsonl", watch, new_worker, n_turns=1))
+    run_s = time.monotonic() - began
+    needs = list[float]()  # seconds of a block with the first change, the first two and so on
+    for n in range(1, len(todo) + 1):
+        n_variants, is_long = max(2, 2 * n), "prompt_len" in todo[n - 1].settings
+        factor = sum(end + gen for end in ends) / 2 / (min(ends) + gen) if is_long else 1.0
+        needs.append(run_s * n_variants * factor)
+    left_s = budget_s - run_s
+    fitting = [sum(n_blocks * need <= left_s for need in needs) for n_blocks in (FEWEST_BLOCKS, 1)]
+    n = fitting[0] or fitting[1]
+    found = {}
+    for change, need in zip(todo[n:], needs[n:], strict=True):
+        why = f"not measured: needs about {seconds(run_s + FEWEST_BLOCKS * need)} (--budget)"
+        found[change.name] = Part(change.name, 0.0, 0.0, NOT_KNOWN, f"{change.words}; {why}")
+    if not n:
+        return [], None, found
+    is_deep = any("prompt_len" in change.settings for change in todo[:n])
+    names, plans = _plans(start if is_deep else short, todo[:n], gen, new_worker)
+    path, records, by_block = (
+        new_results_file(next(iter(plans.values())), out),
+        list[Record](),
+        list[dict[str, float]](),
+    )
+    turned = time.monotonic()
+    runs = side_by_side.execute(plans, MOST_BLOCKS, path, watch, new_worker, n_turns=1)
+    for record in runs:
+        records.append(record)
+        value = _figure(record.run, is_prefill) if record.run.is_timed else None
+        if value and record.run.variant is not None:
+            if not by_block or len(by_block[-1]) == len(plans):
+                by_block.append({})
+            by_block[-1][record.run.variant] = value
+        now, is_whole = time.monotonic(), bool(by_block) and len(by_block[-1]) == len(plans)
+        next_s = (now - turned) / len(by_block) if is_whole else -0.2 * budget_s - needs[n - 1]
+        if now - began + next_s > budget_s:
+            runs.close()  # type: ignore[attr-defined]
+            break
+    return records, path, found | _factors(todo[:n], names, [own for own in by_block if len(own) == len(plans)])
+
+
+def _plans(
+    start: Mapping[str, Any], todo: Sequence[Change], gen: int, new_worker: Callable[[], Any]
+) -> tuple[dict[frozenset[int], str], dict[str, Plan]]:
+    """The plans of the variants on the path and on its reverse, by name, and the name of each set of changes."""
     n = len(todo)
     sets = [frozenset(range(i)) for i in range(n + 1)] + [frozenset(range(i, n)) for i in range(1, n)]
     variants = []
@@ -441,30 +492,8 @@ def measured(
         words = [word for name, value in shown.items() for word in as_options.option(name, value)]
         variants.append((shell.join(*words), shown))
     with new_worker() as worker:
-        gen = 1 if is_prefill else GEN
         plans = side_by_side.plan(worker, variants, MOST_BLOCKS, gen=gen)
-    names = dict(zip(sets, plans, strict=True))
-    path = new_results_file(next(iter(plans.values())), out)
-    records, by_block = list[Record](), dict[int, dict[str, float]]()
-    runs = side_by_side.execute(plans, MOST_BLOCKS, path, watch, new_worker, n_turns=1)
-    for record in runs:
-        records.append(record)
-        value = _figure(record.run, is_prefill) if record.run.is_timed else None
-        if value and record.run.block is not None and record.run.variant is not None:
-            by_block.setdefault(record.run.block, {})[record.run.variant] = value
-            n_done = sum(len(own) == len(plans) for own in by_block.values())
-            spent = time.monotonic() - began
-            is_whole = len(by_block[record.run.block]) == len(plans)
-            enough = (
-                spent * (1 + 1 / n_done) > budget_s and (n_done >= FEWEST_BLOCKS or spent > 2 * budget_s)
-                if n_done
-                else False
-            )
-            if is_whole and enough:
-                runs.close()  # type: ignore[attr-defined]
-                break
-    blocks = [own for own in by_block.values() if len(own) == len(plans)]
-    return records, path, _factors(todo, names, blocks)
+    return dict(zip(sets, plans, strict=True)), plans
 
 
 def _factors(
