@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,7 @@ def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeyp
 def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run takes a second per 100 tokens: threads fit, a depth of 4,000 does not, and the time is kept."""
     now = [0.0]
-    monkeypatch.setattr(parts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     class Slow(Planted):
         def run(self, script: Script, watch: Any) -> Outcome:
