@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lab.features.page import report as report
     from lab.features.predict.prediction import predict as predict
     from lab.features.predict.text_predict import plot_requests as plot_requests
-    from lab.features.prefix import prefix as prefix
     from lab.features.quant.comparing import quant as quant
     from lab.features.quant.figures import quant_table as quant_table
     from lab.features.serve.load_figures import arms as arms

@@ -7,18 +7,16 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.core import script as scripts
-from lab.core.levers import LOOKUP, Batch, Prefix, Speculation
+from lab.core.levers import LOOKUP, Batch, Speculation
 from lab.core.record import FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching
-from lab.features import prefix as prefix_cache
 from lab.features import stall as stalls
 from lab.features.claims.figures import CLAIMS, LONGEST
 from lab.features.claims.judging import (
@@ -67,14 +65,13 @@ class Planted:
     kept_close: float = 1.0  # the factor by which a run reads faster than a kernel alone
     each_reads: float = 0.0  # of a step with several sequences: so many times the step of one, for each
     mixed_ms: float = 0.0  # more for a step of a prompt and other sequences
-    move_us: float = 1.0  # a position of the cache, copied
     n_right: int = 3  # drafted tokens that are right
     noise: float = 0.003
 
     def step_ns(self, shape: Shape, settings: Settings, kind: str) -> float:
         """The time of a step."""
         if not shape.n_tokens:
-            return 1e3 * self.move_us * shape.n_past
+            return 1e3 * shape.n_past
         half = settings.n_threads == 1
         bandwidth = self.gbps * self.kept_close * (self.half_reads if half else 1)
         traffic = WEIGHTS * BYTES_PER_WEIGHT[kind] / bandwidth
@@ -108,7 +105,7 @@ class Planted:
             "every": case.every,
             "accepted": accepted or None,
         }
-        levers = {Batch: "batch", Prefix: "prefix", Speculation: "speculation"}
+        levers = {Batch: "batch", Speculation: "speculation"}
         if case.lever:
             named[levers.get(type(case.lever), "stall")] = case.lever
         usual: dict[str, Any] = {
@@ -172,9 +169,6 @@ def work() -> Iterator[Work]:
         yield "quantizations", kind, Case(64, 64), measured_run, USUAL, kind
     for n in (1, 2, 4, 8, 16):
         yield "batch", None, Case(64, 16, lever=Batch(n, False), sequences=(80,) * n), batching.write, USUAL, "Q4_0"
-    for n in (64, 256, 1024):
-        write = lambda *given: prefix_cache.write(*given, folder=Path("states"))  # noqa: E731
-        yield "prefix", None, Case(n + 64, 1, lever=Prefix(n, 64)), write, USUAL, "Q4_0"
     unified = dataclasses.replace(USUAL, kv_unified=True)
     for chunk in (None, 256, 64):
         yield "stall", None, stalls.case(512, 2, chunk), stalls.write, unified, "Q4_0"
@@ -222,8 +216,6 @@ PLANTED: list[tuple[int, str, Planted]] = [
     (17, HOLDS_NOT, Planted(pair_ns=400, q8_cache=1.4)),
     (18, HOLDS, Planted()),
     (18, HOLDS_NOT, Planted(n_right=0)),
-    (19, HOLDS, Planted()),
-    (19, HOLDS_NOT, Planted(move_us=300)),
     (20, HOLDS, Planted(pair_ns=10_000)),
     (20, HOLDS_NOT, Planted()),
     (21, HOLDS, Planted()),

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lab import main
-from lab.core import cost
 from lab.core.record import Ceilings, Record
 from lab.features.limits import advice, roofline, step_kernels, text_why
 from lab.process.wire import ATTENTION, MUL_MAT
@@ -41,15 +40,14 @@ def tried(best: Ceilings, record: Record | None = None, ram_bytes: int = 10**12,
 
 def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> None:
     levers = tried(SHARED)
-    batch, prefix, guessing = levers["batch"], levers["prefix"], levers["speculate"]
+    batch, cache, guessing = levers["batch"], levers["turns"], levers["speculate"]
     assert batch.n_seq == 16 and (batch.total_gain, batch.user_share) == pytest.approx((16, 1), rel=1e-6)
     (row,) = [row for row in roofline.explain(timed(1.1), SHARED) if row.phase == "prefill"]
     first, rest = (step_kernels.total(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1)))
-    moved = cost.move(BIG, 15)
-    assert first and rest and moved
-    saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s) - moved.n_bytes / 20e9
-    assert (prefix.n_prefix, prefix.n_suffix, prefix.ttft_s) == (15, 5, row.measured_s)
-    assert (prefix.saved_s, prefix.gain) == pytest.approx((saved_s, row.measured_s / (row.measured_s - saved_s)))
+    assert first and rest
+    saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s)
+    assert (cache.n_cached, cache.n_new, cache.ttft_s) == (15, 5, row.measured_s)
+    assert (cache.saved_s, cache.gain) == pytest.approx((saved_s, row.measured_s / (row.measured_s - saved_s)))
     assert guessing.least_acceptance == pytest.approx(0, abs=1e-6)
     assert (guessing.best_n_draft, guessing.gain) == (
         3,
@@ -57,13 +55,13 @@ def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> N
     )  # of 5 tokens
     sizes = "--prompt-len 20 --gen 5"
     assert batch.command.startswith(f"lab batch --sequences 1,16 {sizes} ")
-    assert prefix.command.startswith("lab prefix --prefix-len 15 --suffix-len 5 ")
+    assert cache.command.startswith("lab turns --system 8 --turn 5+2 --turns 2 ")
     assert guessing.command.startswith("lab speculate --draft lookup --draft-len ")
     assert f"3 {sizes} " in guessing.command
 
 
 def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> None:
-    assert tried(PROPORTIONAL).keys() == {"prefix"}  # and no sentence on guesses of which all would have to be right
+    assert tried(PROPORTIONAL).keys() == {"turns"}  # and no sentence on guesses of which all would have to be right
 
 
 def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() -> None:
@@ -79,8 +77,8 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab pre",
-        sentences["prefix"],
+        r"Predicted for 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
+        sentences["turns"],
     )
     assert sentences["speculate"].startswith(
         "Predicted for drafts of 1 token: faster if more than 50 % are accepted; at 80 %, 1.20x as fast (without the "
@@ -97,8 +95,8 @@ def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
     assert code == 0, err
     (document,) = json.loads(out)
     by_name = {lever["experiment"]: lever for lever in document["experiments"]}
-    assert list(by_name) == ["batch", "prefix", "speculate"]
-    assert by_name["prefix"]["n_prefix"] == 1000 - 64  # 10,000 are more than the model was trained for
+    assert list(by_name) == ["batch", "turns", "speculate"]
+    assert by_name["turns"]["n_cached"] == 1000 - 64  # 10,000 are more than the model was trained for
     for name in by_name.keys() & main.lab.commands.keys():
         lab_, command, *words = shlex.split(by_name[name]["command"])
         assert (lab_, command) == ("lab", name)

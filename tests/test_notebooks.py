@@ -27,7 +27,7 @@ NAMES = (
 )
 SHORT = "00-ten-minutes"  # it has no guesses and no exercises
 ALL = (SHORT, *NAMES)
-MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|load|tune)\("
+MEASURES = r"\blab\.(measure|ab|ceilings|batch|turns|stall|speculate|load|tune)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "00": [],
     "01": [

@@ -79,8 +79,8 @@ def test_a_state_that_is_not_cleared_would_show_in_the_tokens(worker: Worker, tm
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])
 def test_experiments_that_take_positions_back_are_refused_for_them(tmp_path: Path, arch: str) -> None:
     path = odd_models.write(arch, tmp_path / f"{arch}.gguf")
-    asked = ("-m", path, "--prefix-len", "32", "-r", "1", *ASKED, "-o", tmp_path / "out")
-    code, _, err = run_lab("prefix", *asked)
+    asked = ("-m", path, "--prompt-len", "32", "--chunk", "16", "-r", "1", *ASKED, "-o", tmp_path / "out")
+    code, _, err = run_lab("stall", *asked)
     assert code == 1 and f"The cache of {arch} cannot be copied and cut" in err
 
 

@@ -27,7 +27,6 @@ from tests.test_batch import session as batches
 from tests.test_doubt import repeats
 from tests.test_explain import FAST, timed
 from tests.test_load_shown import levels, pictures
-from tests.test_prefix import records as prefixes
 from tests.test_requests_shown import session as served
 from tests.test_stall import stall_record
 from tests.test_table_and_plots import session
@@ -82,7 +81,6 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "tune": (lambda: text_tune.sections(tuned())[0].pictures[0].draw, (10, 4.6)),
     "roofline": (lambda: roof(timed(1.5)), (8, 5)),
     "batch": (lambda: of_levers(batches((1, 2, 8)), "batch"), (11, 5)),
-    "prefix": (lambda: of_levers(prefixes(4, 8, 40), "prefix"), (11, 5)),
     "stall": (lambda: of_levers(stalled(), "stall"), (11, 5)),
     "load": (lambda: pictures(*levels(1, 4, 8, 16))["load"], (11, 5)),
     "throughput": (lambda: pictures(*levels(1, 4, 8, 16))["throughput"], (11, 5)),
@@ -178,11 +176,10 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "prefill"
 
 
-@pytest.mark.parametrize("name", ["batch", "prefix", "stall"])
+@pytest.mark.parametrize("name", ["batch", "stall"])
 def test_experiments_draw_disturbed_runs_hollow(name: str) -> None:
     made: dict[str, Callable[[], list[Record]]] = {
         "batch": partial(batches, (1, 2)),
-        "prefix": partial(prefixes, 4, 8, 40, 4, 8, 40),
         "stall": stalled,
     }
     records = made[name]()

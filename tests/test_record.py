@@ -120,6 +120,24 @@ def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_of_an_experiment_that_is_gone_is_no_plain_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    results.append(path, make_record(), make_record(make_run(repeat=1)))
+    plain, of_prefix = path.read_text().splitlines()
+    old = (
+        plain.replace('"run":{', '"run":{"prefix":null,'),
+        of_prefix.replace('"run":{', '"run":{"prefix":{"n_prefix":4,"n_suffix":6},'),
+    )
+    path.write_text("".join(f"{line}\n" for line in old))
+    reading = results.read([path])
+    assert reading.records == (make_record(),)
+    (sentence,) = reading.skipped
+    assert sentence.startswith(
+        "a.jsonl line 2 skipped: it is a run of lab prefix, which this version of the lab no longer"
+    )
+    assert "lab turns" in sentence
+
+
 def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
     record = make_record(make_run(noise=Noise(READING, READING)))
     lean = json.loads(to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)})

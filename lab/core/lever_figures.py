@@ -1,7 +1,6 @@
 """The figures by which runs of an experiment are compared, from the times of their steps.
 
 - batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
-- prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
 - speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting
 - turns: `turns_s`, the whole conversation
 - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT (gaps.py)
@@ -11,15 +10,11 @@ from __future__ import annotations
 
 import statistics
 
-from lab.core import gaps, prefix_times
-from lab.core.levers import Batch, Prefix, Speculation, Stall, Turns
+from lab.core import gaps
+from lab.core.levers import Batch, Speculation, Stall, Turns
 from lab.core.record import DECODE, OK, PREFILL, Run
 
 NAMES = {
-    "cold_s": "TTFT, nothing cached",
-    "cached_s": "TTFT, prefix cached",
-    "ram_s": "TTFT, prefix from RAM",
-    "disk_s": "TTFT, prefix from disk",
     "gap_ms": "longest gap",
     "newcomer_s": "TTFT of the newcomer",
     "turns_s": "whole conversation",
@@ -72,7 +67,6 @@ def turns(run: Run) -> dict[str, float]:
 
 FIGURES = {
     Batch: batch,
-    Prefix: prefix_times.figures,
     Stall: gaps.compared,
     Speculation: speculation,
     Turns: turns,

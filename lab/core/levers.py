@@ -27,19 +27,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was reused."""
-
-    kv_unified: ClassVar[str | None] = "on"
-    n_prefix: int
-    n_suffix: int
-
-    @property
-    def words(self) -> str:
-        return f"prefix of {self.n_prefix:,}"
-
-
-@dataclass(frozen=True)
 class Stall:
     """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
 
@@ -98,7 +85,7 @@ def in_chunks(chunk: int | None) -> str:
     return "all at once" if chunk is None else f"in chunks of {chunk:,}"
 
 
-Lever = Batch | Prefix | Stall | Speculation | Turns
+Lever = Batch | Stall | Speculation | Turns
 
 LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}
 """By the field of a run."""

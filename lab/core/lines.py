@@ -1,6 +1,7 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type checked.
 
-A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it). Files may come from
+A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it), unless it says that
+the run is of an experiment that is gone: read without it, it would be a plain run. Files may come from
 anyone: reading removes control characters from every string.
 """
 
@@ -77,6 +78,11 @@ def parse_line(line: bytes) -> Line:
     else:
         cls, name = Record, "record"
     parsed: Line = _decode(cls, line, name)
+    if cls is Record and b'"prefix"' in line and _decode(_WithGone, line, name).run.prefix is not None:
+        raise ValueError(
+            "it is a run of lab prefix, which this version of the lab no longer has: measure again with lab turns, or "
+            "read it with the version that wrote it"
+        )
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
     check(parsed, name)
@@ -104,7 +110,7 @@ def _unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
             name = printable(f"{place}.{key}" if place else key)
             if key in known:
                 yield from _unknown(known[key], part, name)
-            else:
+            elif part is not None:  # an unknown null says nothing that could be lost
                 yield name
     elif isinstance(value, (dict, list)):
         parts = value if typing.get_origin(hint) is tuple else [value]
@@ -147,6 +153,18 @@ class _Head:
     schema: Any = None
     rates: Any = None
     endpoint: Any = None
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """The experiments of a run that are gone."""
+
+    prefix: Any = None
+
+
+@dataclass(frozen=True)
+class _WithGone:
+    run: _Gone
 
 
 class _WrongType(ValueError):

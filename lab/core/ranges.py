@@ -15,7 +15,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
-    ("n_prompt.*|n_gen|n_ctx.*|n_prefix|n_suffix|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
+    ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
     ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
     ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
     ("rows|columns", 0, 10**11),

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, Turns, name_of
+from lab.core.levers import LEVERS, Batch, Lever, Speculation, Stall, Turns, name_of
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.quality import Quality
@@ -241,7 +241,6 @@ class Run:
     totals: Totals | None = None  # imported, without steps
     engine: int | None = None  # number of the engine's start in its session; None if unknown
     batch: Batch | None = None
-    prefix: Prefix | None = None
     stall: Stall | None = None
     speculation: Speculation | None = None
     turns: Turns | None = None

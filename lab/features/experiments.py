@@ -9,7 +9,6 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
 from lab.features import batch as batching
-from lab.features import prefix as prefix_cache
 from lab.features import stall as stalls
 from lab.features.experiment import Experiment, planning
 from lab.features.running import Output, carry_out, collect
@@ -19,7 +18,6 @@ from lab.features.turns import conversation
 
 EXPERIMENTS = (
     batching.EXPERIMENT,
-    prefix_cache.EXPERIMENT,
     conversation.EXPERIMENT,
     stalls.EXPERIMENT,
     speculation.EXPERIMENT,
@@ -33,7 +31,7 @@ def _command(experiment: Experiment) -> click.Command:
         default = experiment.default(option)
         flag = option.flag or option.name.replace("_", "-")
         names = [option.name, f"--{flag}", *([f"-{option.short}"] if option.short else [])]
-        is_flag, is_tokens = default is False, option.name in ("gen", "suffix_len")
+        is_flag, is_tokens = default is False, option.name in ("gen",)
         own.append(
             click.option(
                 *names,

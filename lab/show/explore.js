@@ -302,7 +302,7 @@ function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
       : "Assumed: a step of several users reaches the same share of the datasheet's figures as a step of one.");
   }
   if (prefill && cached) {
-    notes.push((prefill.low === null ? "Prefill has no range. " : "") + "The runs behind it had nothing cached. Measure it: lab prefix.");
+    notes.push((prefill.low === null ? "Prefill has no range. " : "") + "The runs behind it had nothing cached. Measure it: lab turns.");
   }
   if (device.memory && memory.total > device.memory) {
     notes.push(`This does not fit: it needs ${gigabytes(memory.total)} of ${gigabytes(device.memory)}.`);

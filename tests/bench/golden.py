@@ -28,7 +28,7 @@ REFUSED = (
     "measure --max-minutes 1",
     "measure --url http://127.0.0.1:9 -p 10",
     "batch -s 0",
-    "prefix --prefix-len 10,10",
+    "turns --turn 100",
     "stall --chunk 0",
     "speculate --draft nothing",
     "ab",

@@ -38,7 +38,6 @@ def claims(only: str | None, **asked: Any) -> None:
     from lab.features import known
     from lab.features.claims import judging, session
     from lab.features.claims import views as claim_views
-    from lab.features.common import folder_in
     from lab.features.limits import probing
     from lab.process.worker import Worker
     from lab.runner.progress import duration
@@ -49,10 +48,10 @@ def claims(only: str | None, **asked: Any) -> None:
     folder = output.folder
     chosen = session.choose(only)
     err = console.console(stderr=True)
-    with Worker() as worker, folder_in(folder) as states:
+    with Worker() as worker:
         with console.transfer(err) as transferring:
             asked["watch"] = None if dry_run else transferring
-            planned = session.plan(worker, chosen, states, folder, **asked)
+            planned = session.plan(worker, chosen, folder, **asked)
         introduce([planned.base], err, err, planned.warnings)
         size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
         err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")

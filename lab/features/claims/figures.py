@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from lab.core import cost, lever_figures, phases, prefix_times, stats
+from lab.core import cost, lever_figures, phases, stats
 from lab.core.levers import in_chunks
 from lab.core.lists import grouped
 from lab.core.record import PREFILL, Record, Run
@@ -212,22 +212,6 @@ def speed_up(evidence: Evidence) -> Figures:
     blocks = grouped((key for key in drafted if key in plain), lambda key: key[0]).values()
     gains = [statistics.median(plain[key] / drafted[key] for key in own) for own in blocks]
     return [figure("speed-up of the median text", gains)]
-
-
-def by_prefix(evidence: Evidence) -> dict[int, list[Record]]:
-    """The runs of the part `prefix` by the length of the prefix."""
-    return evidence.by(lambda record: record.run.prefix and record.run.prefix.n_prefix, "prefix")
-
-
-def cached_shares(evidence: Evidence) -> Figures:
-    """The share of the cold TTFT that a cached prefix leaves, over that of the next shorter prefix."""
-
-    def left(run: Run) -> float | None:
-        taken = prefix_times.figures(run)
-        return ratio(taken.get("cached_s"), taken.get("cold_s"))
-
-    pairs = itertools.pairwise(by_prefix(evidence).items())
-    return [figure(f"share left of {n:,} over {few:,}", over(base, own, left)) for (few, base), (n, own) in pairs]
 
 
 def gaps(evidence: Evidence) -> Figures:

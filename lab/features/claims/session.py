@@ -21,12 +21,11 @@ from lab.core.levers import LOOKUP
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import batch as batching
-from lab.features import prefix as prefix_cache
 from lab.features import stall as stalls
 from lab.features.claims import judging
 from lab.features.claims.figures import CLAIMS, LONGEST
 from lab.features.claims.judging import CEILINGS, Claim, Verdicts
-from lab.features.common import folder_in, numbers
+from lab.features.common import numbers
 from lab.features.compare import side_by_side
 from lab.features.limits import probing, where
 from lab.features.speculate import speculation
@@ -44,7 +43,6 @@ PARTS = {
     "settings": ("half the threads, no flash attention, a q8_0 cache", 60),
     "quantizations": ("the same model in several quantizations", 20),
     "batch": ("sequences decoded together", 30),
-    "prefix": ("a prefix cold, cached and restored", 25),
     "stall": ("a long prompt beside running answers, in chunks and all at once", 30),
     "speculation": ("tokens drafted by lookup and verified together", 40),
 }
@@ -102,8 +100,8 @@ def claims(
     """
     chosen, folder = choose(only), Path(out)
     if records is None:
-        with Worker() as worker, progress.in_notebook() as watching, folder_in(folder) as states:
-            planned = plan(worker, chosen, states, folder, model=model, **settings)
+        with Worker() as worker, progress.in_notebook() as watching:
+            planned = plan(worker, chosen, folder, model=model, **settings)
             path, show = session.new_results_file(planned.base, folder), watch or watching
             records = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
         failed = (f"{name}: {text}" for name, text in judging.failures(records).items())
@@ -125,10 +123,10 @@ def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     return tuple(known[number] for number in wanted)
 
 
-def plan(worker: Worker, chosen: Sequence[Claim], states: Path, folder: Path, **settings: Any) -> Session:
+def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> Session:
     """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all.
 
-    `states` is a folder for saved states, `folder` that of the results, where ceilings may be kept.
+    `folder` is that of the results, where ceilings may be kept.
     """
     base = make_plan(worker, [1], 1, 1, **settings)
     needed = {part for claim in chosen for part in claim.parts}
@@ -136,7 +134,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], states: Path, folder: Path, **
     problems: dict[str, LabError] = {}
     for part in (name for name in PARTS if name in needed):
         try:
-            made = plans_of(part, worker, base, states, settings)
+            made = plans_of(part, worker, base, settings)
             planned[part] = {name: dataclasses.replace(one, part=part) for name, one in made.items()}
             if len(made) > 1:
                 side_by_side.check(planned[part])
@@ -151,7 +149,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], states: Path, folder: Path, **
     return Session(tuple(chosen), base, planned, problems, tuple(todo))
 
 
-def plans_of(part: str, worker: Worker, base: Plan, states: Path, settings: dict[str, Any]) -> dict[str, Plan]:
+def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
 
     def plain(lengths: int | str, gen: int, **changes: Any) -> Plan:
@@ -183,8 +181,6 @@ def plans_of(part: str, worker: Worker, base: Plan, states: Path, settings: dict
         case "batch":
             sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
             return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **settings)}
-        case "prefix":
-            return {"": prefix_cache.plan(worker, [64, 256, 1024], repeat=N_REPEAT, folder=states, **settings)}
         case "stall":
             return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **settings)}
         case _:

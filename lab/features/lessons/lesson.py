@@ -63,7 +63,7 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
     """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
     parts = known.experiments_of(_timed(records))
     if not parts:
-        raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.prefix() or lab.stall()")
+        raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.turns() or lab.stall()")
     return tuple(parts[0].rows)
 
 

@@ -4,10 +4,10 @@ A lever replaces one part of a phase by another with a known ceiling (weights of
 threads, other attention) and keeps everything else, including overhead, as measured. Its gain is a prediction, and each
 lever has the command that tries it.
 
-`experiments` predicts the gains of batch, prefix and speculate on this machine. They need steps that the explained runs
-do not have: one token of each of several sequences, the rest of a prompt, several positions of one sequence. The times
-of such steps are predicted from the kernels' ceilings and the explained runs (step_prediction.py). An experiment is
-listed only if it is predicted to gain and all its kernels have a ceiling.
+`experiments` predicts the gains of batches, cached prompts and speculation on this machine. They need steps that the
+explained runs do not have: one token of each of several sequences, the rest of a prompt, several positions of one
+sequence. The times of such steps are predicted from the kernels' ceilings and the explained runs (step_prediction.py).
+An experiment is listed only if it is predicted to gain and all its kernels have a ceiling.
 """
 
 from __future__ import annotations
@@ -200,10 +200,14 @@ def _with_type(model: Model, known: Sequence[Matrix], old: str, new: str) -> Mod
 
 
 SEQUENCES = (2, 4, 8, 16)
-SUFFIX = 64
-"""Most tokens after the prefix: the default of `lab prefix`."""
+NEW = 64
+"""Most tokens of a new message after the cached ones."""
+ANSWER = 2
+"""Tokens of an answer in the command: the fewest of `lab turns`."""
 
 DRAFT_LENGTHS = range(1, 9)
+NOT_OF_TURNS = (("--kv-unified", "on"),)
+"""Options that `lab turns` does not get: it has one sequence."""
 NOT_OF_SPECULATE = (("--kv-unified", "on"), ("--prompt", "random"))
 """Options that `lab speculate` does not get: it has one sequence, and uses the lab's texts instead of random tokens."""
 
@@ -225,19 +229,19 @@ class BatchLever:
 
 
 @dataclass(frozen=True)
-class PrefixLever:
-    """The first n_prefix tokens of a prompt cached: TTFT in seconds without the cache, and the seconds saved.
+class CacheLever:
+    """The first n_cached tokens of a prompt cached: TTFT in seconds without the cache, and the seconds saved.
 
-    The saving is the prefix's share of the measured prefill, minus a copy at the memory's best rate.
+    The saving is the share that these tokens have of the measured prefill.
     """
 
-    n_prefix: int
-    n_suffix: int
+    n_cached: int
+    n_new: int
     ttft_s: float
     saved_s: float
     gain: float
     command: str
-    experiment: str = "prefix"
+    experiment: str = "turns"
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ class SpeculationLever:
     experiment: str = "speculate"
 
 
-ExperimentLever = BatchLever | PrefixLever | SpeculationLever
+ExperimentLever = BatchLever | CacheLever | SpeculationLever
 
 
 def experiments(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[ExperimentLever]:
@@ -269,7 +273,7 @@ def experiments(rows: Sequence[Explained], records: Sequence[Record], ceilings: 
     if not plain or not rows:
         return []
     prediction = taught_by(plain, plain[0], ceilings)
-    tried = [lever(rows, plain[0], prediction) for lever in (_batch, _prefix, _speculation)]
+    tried = [lever(rows, plain[0], prediction) for lever in (_batch, _cache, _speculation)]
     return [lever for lever in tried if lever]
 
 
@@ -290,25 +294,25 @@ def _batch(rows: Sequence[Explained], record: Record, prediction: StepPrediction
     return BatchLever(n_best, best, best / n_best, row.n_prompt, row.n_gen, _experiment_command("batch", sizes, record))
 
 
-def _prefix(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> PrefixLever | None:
-    """The gain for the longest prompt within the trained context, which `lab prefix` needs."""
+def _cache(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> CacheLever | None:
+    """The gain for the longest prompt that is the second turn of a conversation within the trained context."""
     trained = record.model.n_ctx_train
-    known = [row for row in rows if row.phase == "prefill" and (trained is None or row.n_prompt < trained)]
+    known = [row for row in rows if row.phase == "prefill" and (trained is None or row.n_prompt + ANSWER <= trained)]
     row = max(known, key=lambda row: row.n_prompt, default=None)
-    if row is None or row.n_prompt < 2 or _forgets(record):
+    if row is None or row.n_prompt < 8 or _forgets(record):
         return None
-    n_suffix = max(1, min(SUFFIX, row.n_prompt // 4))
-    n_prefix = row.n_prompt - n_suffix
-    prefix_s, suffix_s = prediction.prefill(n_prefix, 0, 0), prediction.prefill(n_suffix, n_prefix)
-    moved_s = prediction.move(n_prefix)
-    if prefix_s is None or suffix_s is None or moved_s is None:
+    n_new = min(NEW, row.n_prompt // 4)
+    n_cached = row.n_prompt - n_new
+    cached_s, new_s = prediction.prefill(n_cached, 0, 0), prediction.prefill(n_new, n_cached)
+    if cached_s is None or new_s is None:
         return None
-    saved_s = row.measured_s * prefix_s / (prefix_s + suffix_s) - moved_s
+    saved_s = row.measured_s * cached_s / (cached_s + new_s)
     gain = row.measured_s / (row.measured_s - saved_s)
     if gain < LEAST_GAIN:
         return None
-    sizes = {"--prefix-len": n_prefix, "--suffix-len": n_suffix}
-    return PrefixLever(n_prefix, n_suffix, row.measured_s, saved_s, gain, _experiment_command("prefix", sizes, record))
+    sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
+    command = _experiment_command("turns", sizes, record, but=NOT_OF_TURNS)
+    return CacheLever(n_cached, n_new, row.measured_s, saved_s, gain, command)
 
 
 def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> SpeculationLever | None:

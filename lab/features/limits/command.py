@@ -123,7 +123,7 @@ def explain(
       lab explain results/ --details
 
     Shows how far each phase was from its ceiling. Names the changes of settings with the largest predicted gains, and
-    the gains of batching, a cached prefix and speculative decoding, each with the command to try it.
+    the gains of batching, a cached prompt and speculative decoding, each with the command to try it.
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """

@@ -11,7 +11,7 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Rate, Record
 from lab.features.doctor import BROKEN, LOOK, Checkup
 from lab.features.limits import plain_read, plot_why, probing, roofline, where
-from lab.features.limits.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
+from lab.features.limits.advice import BatchLever, CacheLever, ExperimentLever, Lever, SpeculationLever
 from lab.features.limits.roofline import Explained
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.show import text_setup, wording
@@ -248,10 +248,10 @@ def _gains_of(lever: Lever | ExperimentLever) -> str:
             f"{lever.n_seq} sequences decoded together: {wording.digits(lever.total_gain)}x the tokens/s in total, "
             f"{wording.digits(lever.user_share)}x per user, after prompts of {lever.n_prompt:,} tokens"
         )
-    if isinstance(lever, PrefixLever):
+    if isinstance(lever, CacheLever):
         saved, of = wording.seconds(lever.saved_s), wording.seconds(lever.ttft_s)
         return (
-            f"{lever.n_prefix:,} of {lever.n_prefix + lever.n_suffix:,} prompt tokens cached: first token "
+            f"{lever.n_cached:,} of {lever.n_cached + lever.n_new:,} prompt tokens cached: first token "
             f"{wording.digits(lever.gain)}x as fast (saves {saved} of {of})"
         )
     if isinstance(lever, SpeculationLever):
