@@ -195,8 +195,8 @@ def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
     both.write_text(a.read_text() + b.read_text())
     assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
-    with pytest.raises(LabError, match="only one setup"):
-        why(a, budget=0)
+    with pytest.raises(LabError, match="have not been measured"):
+        why(a, budget=0, out=tmp_path)
 
 
 def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_the_range_of_few_blocks_is_said(n: int, how: str, half: float | None) -
     assert made.how == f"measured here, {how}"
     assert made.half == (half and pytest.approx(half, rel=1e-3))
     fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))
-    rest = parts._rest(fast, slow, [made])
+    rest = parts.rest(fast, slow, [made])
     assert (rest.half is None) == (half is None) and ("not 95 %" in rest.words) == (n == 2)
-    assert parts._rest(dataclasses.replace(fast, spread=None), slow, []).half is None
+    assert parts.rest(dataclasses.replace(fast, spread=None), slow, []).half is None
 
 
 def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,3 +252,15 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
     now[0] = 0.0
     found = parts.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
     assert not found.records and part(found, "threads").how == parts.NOT_KNOWN
+
+
+def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path) -> None:
+    sample = "results/sample-smollm2-135m-amd-epyc.jsonl"
+    found = why(sample, budget=0, out=tmp_path)
+    assert found.letters == ("best", "A") and found.ratio > 1
+    assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
+    beyond = part(found, "beyond its kernels")
+    assert beyond.range is None and found.rest.range is None and found.rest.factor == pytest.approx(1, abs=0.05)
+    code, out, err = run_lab("why", sample, "--no-plot", "-o", tmp_path)
+    assert code == 0, err
+    assert "slow as best" in out and "beyond its kernels" in out

@@ -45,12 +45,20 @@ def why(
         lab.why("35 tokens/s", "289 tokens/s", budget=0)
 
     A side is a results file, a text that another program printed, or a figure in words. Without `b`, the two setups of
-    `a` are compared. `budget=0` measures nothing. LabError for a text that no known program printed.
+    `a` are compared, or its only one with the best that this machine can do. `budget=0` measures nothing. LabError for
+    a text that no known program printed.
     """
     from lab.features.tune.tuning import seconds_of
-    from lab.features.why import parts
+    from lab.features.why import best, parts
+    from lab.features.why.pasted import Setup
 
-    sides, known = _sides([one for one in (a, b) if one is not None], prefill)
+    given = [one for one in (a, b) if one is not None]
+    if len(given) == 1 and not isinstance(a, Setup):
+        groups, _ = _given(str(a))
+        alone = [one for one in groups[0] if one.is_prefill == prefill]
+        if len(groups) == 1 and alone:
+            return best.answer(alone[-1], str(a), str(out))
+    sides, known = _sides(given, prefill)
     budget_s = 0.0 if str(budget).strip() in ("0", "0s", "0.0") else seconds_of(budget)
     return parts.answer(*sides, budget_s, model=model, out=Path(out), watch=watch, others=known)
 
@@ -246,9 +254,9 @@ def conclusion(found: Answer) -> tuple[str, str]:
         return words, shell.lab("measure", *lengths)
     if cause.name == parts.DEPTH:
         return words, shell.lab("sweep", "--max-len", max(512, round(parts.position(slow) or 0)))
-    if cause.name in (parts.STATE, parts.MACHINE):
+    if cause.name in (parts.STATE, parts.MACHINE) and not found.command:
         return words, shell.lab("doctor")
-    return words, _command(cause.name, fast, slow)
+    return words, found.command or _command(cause.name, fast, slow)
 
 
 def _command(name: str, fast: Setup, slow: Setup) -> str:
@@ -351,7 +359,8 @@ def command(
       lab why "289 tokens/s" - --budget 0      # paste the other one, then Ctrl-D
 
     A and B are results files, texts that other programs printed (- for stdin), or figures such as "35 tokens/s". One
-    file with two setups is enough; without arguments the newest results in --out are used. The command takes the ratio
+    file with two setups is enough. A file with one is compared with the best that this machine can do, by the ceilings
+    of its folder (lab ceilings). Without arguments the newest results in --out are used. The command takes the ratio
     apart into factors: what the figures count, depth of the context, settings, model, machine, and what is not
     explained. It measures depth and settings on this machine, from A's setup to B's and back, in blocks with fresh
     engines, until --budget is spent. What three blocks, or at least one, of it would exceed is not measured. What is

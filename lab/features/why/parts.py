@@ -105,6 +105,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()  # of the trial
     path: Path | None = None
+    command: str = ""  # that tries the largest change, where it is known already
 
     @property
     def ratio(self) -> float:
@@ -154,11 +155,11 @@ def answer(
         part = change.part or found.get(change.name)
         parts.append(part or Part(change.name, 0.0, 0.0, NOT_KNOWN, change.words))
     parts += known
-    parts.append(_rest(fast, slow, parts))
+    parts.append(rest(fast, slow, parts))
     return Answer(fast, slow, letters, tuple(parts), tuple(notes), tuple(records), file)
 
 
-def _rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
+def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
     """What the parts leave of the ratio. Its range has that of the parts, of both figures, and between sessions."""
     sessions = [{record.session for record in one.records} for one in (fast, slow)]
     log = math.log(fast.tps / slow.tps) - sum(part.log for part in parts)
@@ -171,7 +172,7 @@ def _rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
         else:
             squares.append(1.96**2 * (one.spread**2 + between**2))
     if lacking:
-        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}: so is that of {', '.join(dict.fromkeys(lacking))}")
+        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}, as of {', '.join(dict.fromkeys(lacking))}")
     assumed = (
         {one.between_source for one in (fast, slow) if one.between_source} if not sessions[0] & sessions[1] else ()
     )
