@@ -28,7 +28,7 @@ def chunk(kl: float, same: int = 200, nll: float = 2.1, reference: float = 2.0) 
 
 
 def quality_record(variant: str, chunks: list[Divergence], is_floor: bool = False, **changes: Any) -> Record:
-    found = Quality("A: F16", "", ("prose", "code") * (len(chunks) // 2), tuple(chunks), is_floor)
+    found = Quality("A: F16", "", ("prose", "code") * (len(chunks) // 2), tuple(chunks), is_floor, 90.0, 0.02)
     run = make_run(512, 0, variant=variant, part=QUANT, quality=found)
     return make_record(dataclasses.replace(run, steps=Steps(), token_ids=()), **changes)
 
@@ -129,7 +129,8 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
     contents = results.read([path])
-    assert (known.commands([*contents.records, *contents.traces])[0]).startswith("lab quant ")
+    (again,) = known.commands([*contents.records, *contents.traces])
+    assert again.startswith("lab quant ") and "--budget 90s" in again and "--until 0.02" in again
 
 
 def test_damaged_figures_of_a_stranger_are_refused() -> None:

@@ -34,7 +34,11 @@ class Quality:
     texts: tuple[str, ...]
     chunks: tuple[Divergence, ...]
     is_floor: bool = False  # the reference itself, with other settings
+    budget_s: float | None = None  # the options --budget and --until; None: from before these were kept
+    until: float | None = None
 
     def __post_init__(self) -> None:
         if not self.chunks or len(self.texts) != len(self.chunks):
             raise ValueError("a quality needs chunks, and the kind of text of each")
+        if not 10 <= (self.budget_s or 10) <= 86400 or not 0.001 <= (self.until or 0.001) < 1:
+            raise ValueError("a budget is 10 s to 24 h, and --until is a share")

@@ -115,14 +115,17 @@ def trace(records: Sequence[Record]) -> str:
 
 
 def quant(records: Sequence[Record]) -> str:
-    """A session of `lab quant`; the budget is not known, so it gets its default."""
+    """A session of `lab quant`."""
     timed = [one for one in records if one.run.is_timed]
     kept = [(one, one.run.quality) for one in records if one.run.quality]
     of_variant = {one.run.variant or "": one for one in (*timed, *(one for one, of in kept if not of.is_floor))}
     firsts = [of_variant[name] for name in sorted(of_variant)]
     blocks = 1 + max((one.run.block or 0 for one in timed), default=0)
-    text = next((quality.text for _, quality in kept), "")
-    given: dict[str, object] = {"text": text, "blocks": blocks if timed else None}
+    asked = next((quality for _, quality in kept), None)
+    given: dict[str, object] = {"blocks": blocks if timed else None}
+    if asked:
+        budget = None if asked.budget_s is None else f"{asked.budget_s:g}s"
+        given |= {"text": asked.text, "budget": budget, "until": asked.until}
     given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen} if timed else {}
     specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
     shared = [words for words in _shared(firsts) if words[0] not in ("--model", "--prompt")]

@@ -33,6 +33,7 @@ FIGURES = {
     "kl": (r"Mean\s+KLD:\s+(\S+)", 1, 0.01),
     "same": (r"Same top p:\s+(\S+)", 100, 0.005),
     "perplexity": (r"Mean PPL\(Q\)\s+:\s+(\S+)", 1, 0.001),
+    "kl_99": (r"99\.0%\s+KLD:\s+(\S+)", 1, 0.02),
     "kl_max": (r"Maximum KLD:\s+(\S+)", 1, 0.05),
 }
 """For each figure its line in the output of llama-perplexity, its scale, and by which share it may differ."""
@@ -52,25 +53,29 @@ def order() -> bool:
 
 def perplexity() -> bool:
     program, is_right = str(llama_bench.program("llama-perplexity")), True
+    kinds, text = ("F16", "Q8_0", "Q4_0"), Path("prompts/code.txt")
     with tempfile.TemporaryDirectory() as name, Worker() as worker:
-        folder = Path(name)
-        paths = [obtain.obtain(catalog.parse(f"{catalog.DEFAULT}:{kind}"), worker).path for kind in ("F16", "Q4_0")]
-        text = Path("prompts/code.txt")
-        base = ["-f", str(text), "-c", "512", "--kl-divergence-base", str(folder / "base")]
-        environment = llama_bench.environment()
-        subprocess.run([program, "-m", paths[0], *base], env=environment, check=True, capture_output=True)
-        told = subprocess.run(
-            [program, "-m", paths[1], *base, "--kl-divergence"], env=environment, check=True, capture_output=True
-        ).stdout.decode()
-        records = lab.quant(*map(str, paths), text=str(text), until=0.001, budget="20min", out=folder, **QUICK)
-        row = lab.quant_table(records).iloc[1]
+        paths = [obtain.obtain(catalog.parse(f"{catalog.DEFAULT}:{kind}"), worker).path for kind in kinds]
+        base = ["-f", str(text), "-c", "512", "-t", "2", "--kl-divergence-base", str(Path(name) / "base")]
+
+        def told(path: Path, *options: str) -> str:
+            command = [program, "-m", str(path), *base, *options]
+            return subprocess.run(
+                command, env=llama_bench.environment(), check=True, capture_output=True, text=True
+            ).stdout
+
+        told(paths[0])
+        answers = {kind: told(path, "--kl-divergence") for kind, path in zip(kinds[1:], paths[1:], strict=True)}
+        records = lab.quant(*map(str, paths), text=str(text), until=0.001, budget="20min", out=name, threads=2, **QUICK)
+    for kind, row in zip(answers, lab.quant_table(records).iloc[1:].to_dict("records"), strict=True):
+        print(f"{kind}, {row['n_chunks']} chunks of {text}")
         for figure, (pattern, scale, share) in FIGURES.items():
-            match = re.search(pattern, told)
+            match = re.search(pattern, answers[kind])
             theirs = float(match[1]) if match else math.nan
             ours = scale * row[figure]
             is_near = abs(ours / theirs - 1) <= share
             is_right = is_right and is_near
-            print(f"{figure:10} lab {ours:.6f}, llama-perplexity {theirs:.6f}{'' if is_near else '  OFF'}")
+            print(f"  {figure:10} lab {ours:.6f}, llama-perplexity {theirs:.6f}{'' if is_near else '  OFF'}")
     return is_right
 
 

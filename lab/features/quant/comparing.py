@@ -180,7 +180,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
     def kept(key: str) -> Record:
         is_floor, own = key == FLOOR, found[key]
         of = made.plans[name if is_floor else key]
-        quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor)
+        quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor, made.budget_s, made.until)
         run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
         used = elsewhere(settings[name]) if is_floor else settings[key]
         record = Record(path.stem, of.machine, of.model, used, run)
