@@ -116,7 +116,7 @@ def _of_kinds(found: Found) -> Columns:
 
 
 def sentences(records: Sequence[Record], found: Found) -> list[str]:
-    """The answer in words, then what it rests on."""
+    """The answer in words, then what it is based on."""
     rows = list(found.rows.itertuples())
     first, others = rows[0], rows[1:]
     lines, known = list[str](), [row for row in others if row.decode == row.decode]
