@@ -172,7 +172,7 @@ def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
         else:
             squares.append(1.96**2 * (one.spread**2 + between**2))
     if lacking:
-        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}, as of {', '.join(dict.fromkeys(lacking))}")
+        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {', '.join(dict.fromkeys(lacking))}")
     assumed = (
         {one.between_source for one in (fast, slow) if one.between_source} if not sessions[0] & sessions[1] else ()
     )
