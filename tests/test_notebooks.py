@@ -124,7 +124,7 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
 def beyond_the_interface(source: str) -> list[str]:
     """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and every private name."""
     found = []
-    allowed = {"import lab", "from lab.features import lesson"}
+    allowed = {"import lab", "from lab.features.lessons import lesson"}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) not in allowed:
             package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
