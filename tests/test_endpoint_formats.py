@@ -27,6 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
+from lab.core.request_times import figures
 from lab.features.serve.formats import Piece, Stream, StreamReader
 
 
@@ -99,7 +100,7 @@ def test_openai() -> None:
     assert stream.events.arrive_ns == (10, 20, 30, 40, 50, 60)
     assert (stream.text, stream.finish_reason, stream.tokens_by) == ("Hello!", "stop", None)
     assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 0)
-    assert times.n_first(as_request(stream)) == 1  # as many events as tokens
+    assert figures(as_request(stream)).n_first == 1  # as many events as tokens
 
 
 # vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the role with content ""
@@ -123,7 +124,7 @@ def test_vllm() -> None:
     assert stream.usage and stream.usage.completion_tokens == 6
     assert stream.usage.cached_tokens is None  # without --enable-prompt-tokens-details
     request = as_request(stream)
-    assert (times.ttft_ns(request), times.tpot_ns(request)) == (20, 20 / 5)
+    assert (figures(request).ttft_ns, figures(request).tpot_ns) == (20, 20 / 5)
     assert times.itl_ns(request) == [10, 0, 10, 0]
 
 
@@ -169,7 +170,7 @@ def test_ollama() -> None:
     )
     whole(stream)
     assert stream.events.kind == (REASONING, TEXT, TOOL, OTHER, USAGE, DONE)
-    assert times.ttft_ns(as_request(stream)) == 10
+    assert figures(as_request(stream)).ttft_ns == 10
 
 
 def timings(n: int, n_cached: int = 0) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def test_llama_cpp_server() -> None:
     whole(stream)
     assert stream.events.kind == (PING, ROLE, TEXT, OTHER, DONE)
     assert stream.usage is None
-    assert times.n_first(as_request(stream)) is None
+    assert figures(as_request(stream)).n_first is None
 
 
 # https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6: comments, other fields, data of several lines

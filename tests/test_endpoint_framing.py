@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
+from lab.core.request_times import figures
 from lab.features.serve.access import access
 from lab.features.serve.client import Client
 from lab.features.serve.send_plan import Ask, SendPlan
@@ -100,7 +100,7 @@ def test_events_and_stamps_are_the_same(framing: str) -> None:
     assert request.events.kind == ("text", "text", "other", "done")
     assert request.events.n_bytes == tuple(map(len, EVENTS))
     assert request.events.arrive_ns[-1] > request.events.arrive_ns[0]  # though all were read at the end
-    assert (times.ttft_ns(request) or 0) >= PAUSE_S * 1e9
+    assert (figures(request).ttft_ns or 0) >= PAUSE_S * 1e9
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
     assert request.ended_ns is not None and request.ended_ns >= request.events.arrive_ns[-1]
 

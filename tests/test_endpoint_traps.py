@@ -136,17 +136,17 @@ def test_trap_1_tokens_that_came_together_are_counted_apart(client: Client) -> N
     indices = times.generated(request)
     assert request.tokens_by == "usage"
     assert [request.events.n_tokens[i] for i in indices] == [4, 3, 3]  # type: ignore[index]
-    assert times.n_first(request) == 4
+    assert figures(request).n_first == 4
     assert len(times.itl_ns(request) or ()) == 9
     assert (times.itl_ns(request) or ()).count(0) >= 7
-    assert times.tpot_ns(request) == sum(times.chunk_gaps_ns(request)) / 6
+    assert figures(request).tpot_ns == sum(times.chunk_gaps_ns(request)) / 6
 
 
 def test_trap_1_uncounted_chunks_give_no_itl(client: Client) -> None:
     request = send(client, "bundled, uncounted", 10)
     assert (request.tokens_by, request.events.n_tokens, times.itl_ns(request)) == (None, None, None)
     assert len(times.chunk_gaps_ns(request)) == 2
-    low, high = times.tpot_bounds_ns(request) or (0, 0)
+    low, high = figures(request).tpot_bounds_ns or (0, 0)
     assert low <= sum(times.chunk_gaps_ns(request)) / 6 <= high
 
 
@@ -164,14 +164,14 @@ def test_trap_1_tokens_are_known_by_ids_or_running_counts(client: Client, model:
 def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     request = send(client, "role at accept")
     assert request.events.kind[0] == ROLE
-    assert (times.ttft_ns(request) or 0) >= 60 * MS
-    assert (times.ttft_ns(request) or 0) >= request.events.arrive_ns[0]
+    assert (figures(request).ttft_ns or 0) >= 60 * MS
+    assert (figures(request).ttft_ns or 0) >= request.events.arrive_ns[0]
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
 
 
 def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
     request = send(client, "pausing", 6)
-    assert (times.e2e_ns(request) or 0) >= (4 + 5 + 80) * MS
+    assert (figures(request).e2e_ns or 0) >= (4 + 5 + 80) * MS
     assert request.events.arrive_ns[times.generated(request)[3]] >= (4 + 3 + 80) * MS  # it comes after three tokens
 
 
@@ -235,8 +235,8 @@ def test_trap_6_reasoning_is_the_first_token_and_not_the_first_output(client: Cl
     assert request.events.kind.count(REASONING) == 2
     assert times.n_generated(request) == 5
     if model == "reasoning":
-        assert (times.first_output_ns(request) or 0) >= 44 * MS  # 4 ms and two gaps of 20 after the request
-        assert request.events.arrive_ns[times.generated(request)[0]] == times.ttft_ns(request)
+        assert (figures(request).first_output_ns or 0) >= 44 * MS  # 4 ms and two gaps of 20 after the request
+        assert request.events.arrive_ns[times.generated(request)[0]] == figures(request).ttft_ns
 
 
 # 7: prompts of exactly n tokens
@@ -271,7 +271,7 @@ def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Cl
     replies = sorted(client.run(plan), key=lambda reply: reply.index)
     requests = [reply.request for reply in replies]
     assert [request.scheduled_ns for request in requests] == [0, 10 * MS, 20 * MS]
-    delays = [times.dispatch_delay_ns(request) or 0 for request in requests]
+    delays = [figures(request).delay_ns or 0 for request in requests]
     assert delays[0] >= 0 and delays[1] >= 70 * MS and delays[2] >= 140 * MS  # each answer lasts 81 ms
     assert (figures(requests[2]).ttft_due_ns or 0) >= 220 * MS
 
@@ -304,7 +304,7 @@ def test_trap_10_what_came_before_a_failure_is_kept(client: Client) -> None:
     request = send(client, "late error")
     assert request.error == "out of memory"
     assert request.http_status == 200
-    assert times.ttft_ns(request) is not None
+    assert figures(request).ttft_ns is not None
 
 
 def test_trap_10_a_refused_connection_is_a_class() -> None:
@@ -318,7 +318,7 @@ def test_trap_10_a_refused_connection_is_a_class() -> None:
 def test_trap_10_pings_are_no_content(client: Client) -> None:
     request = send(client, "pinging")
     assert request.events.kind[0] == PING
-    assert (times.ttft_ns(request) or 0) >= 30 * MS
+    assert (figures(request).ttft_ns or 0) >= 30 * MS
 
 
 # 11: concurrency over the slots is queueing

@@ -190,7 +190,7 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
 def test_llama_servers_own_times_lie_within_ours(reached: dict[tuple[str, str], Server], api: str) -> None:
     request = send(reached[LLAMA, api], ask_of(reached[LLAMA, api], 64, 10))
-    timings, ttft_ns, e2e_ns = request.timings, times.ttft_ns(request), times.e2e_ns(request)
+    timings, ttft_ns, e2e_ns = request.timings, figures(request).ttft_ns, figures(request).e2e_ns
     assert timings is not None and timings.prompt_ms and timings.gen_ms and ttft_ns and e2e_ns
     assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
     assert timings.prompt_ms * 1e6 <= ttft_ns
@@ -324,8 +324,9 @@ def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
     assert all(one.timings is not None and figures(one).n_cached == 0 for one in requests)
     shares = {load["load"]: load for load in json.loads(out)["arms"]}
     assert shares["1 user"]["share_by"] == load_shares.BY_SERVER
-    for load in (shares["1 user"], shares["3 users"]):
-        assert 0 < load["share_prefill"] < 1 and 0 < load["share_decode"] < 1
+    assert 0 < shares["1 user"]["share_prefill"] < 1 and 0 < shares["1 user"]["share_decode"] < 1
+    for load in (shares["1 user"], shares["3 users"]):  # of three, one may always be in prefill
+        assert 0 < load["share_prefill"] <= 1 and 0 <= load["share_decode"] < 1
         assert load["share_prefill"] + load["share_decode"] + load["share_idle"] == pytest.approx(1)
 
 
@@ -333,7 +334,8 @@ def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
 
 
 def test_a_notebooks_server_ends_with_its_process() -> None:
-    code = "import os; from lab.features import lesson; print(lesson.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
+    code = "import os; from lab.features.lessons import lesson_server as own; "
+    code += "print(own.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     deadline = time.monotonic() + 30

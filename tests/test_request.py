@@ -74,13 +74,13 @@ def make_request_record(request: Request | None = None) -> RequestRecord:
 
 def test_times_of_planted_events() -> None:
     request = make_request()
-    assert times.ttft_ns(request) == 100  # not 5: the role is no token
-    assert times.first_output_ns(request) == 100
-    assert times.e2e_ns(request) == 190  # not 192: what follows is no content
-    assert times.tpot_ns(request) == (190 - 100) / (6 - 2)
-    assert times.tpot_bounds_ns(request) == (22.5, 22.5)
+    assert figures(request).ttft_ns == 100  # not 5: the role is no token
+    assert figures(request).first_output_ns == 100
+    assert figures(request).e2e_ns == 190  # not 192: what follows is no content
+    assert figures(request).tpot_ns == (190 - 100) / (6 - 2)
+    assert figures(request).tpot_bounds_ns == (22.5, 22.5)
     assert times.chunk_gaps_ns(request) == [30, 60]
-    assert times.longest_stall_ns(request) == 60
+    assert figures(request).longest_stall_ns == 60
     assert times.itl_ns(request) == [0, 30, 60, 0, 0]
     assert sum(times.itl_ns(request) or ()) == 190 - 100
 
@@ -88,37 +88,37 @@ def test_times_of_planted_events() -> None:
 def test_reasoning_counts_as_tokens_but_is_not_output() -> None:
     kinds = (ROLE, REASONING, REASONING, TOOL, OTHER, USAGE, DONE)
     request = make_request(events=dataclasses.replace(make_request().events, kind=kinds))
-    assert times.ttft_ns(request) == 100
-    assert times.first_output_ns(request) == 190
-    assert times.tpot_ns(request) == 22.5
+    assert figures(request).ttft_ns == 100
+    assert figures(request).first_output_ns == 190
+    assert figures(request).tpot_ns == 22.5
 
 
 def test_without_tokens_per_event_there_is_no_itl_and_tpot_is_between_bounds() -> None:
     request = without_tokens()
     assert times.itl_ns(request) is None
-    assert times.tpot_ns(request) is None
-    assert times.tpot_bounds_ns(request) == (90 / 5, 90 / 2)  # k1 is 1 to 4
+    assert figures(request).tpot_ns is None
+    assert figures(request).tpot_bounds_ns == (90 / 5, 90 / 2)  # k1 is 1 to 4
     assert times.chunk_gaps_ns(request) == [30, 60]
 
 
 @pytest.mark.parametrize("n", [None, 2])
 def test_tpot_needs_a_count_that_can_be_true(n: int | None) -> None:
     request = without_tokens(usage=Usage(completion_tokens=n))
-    assert times.tpot_ns(request) is None
-    assert times.tpot_bounds_ns(request) is None
+    assert figures(request).tpot_ns is None
+    assert figures(request).tpot_bounds_ns is None
 
 
 def test_nothing_generated_has_no_times() -> None:
     events = Events((5, 9), (1, 1), (ROLE, DONE))
     request = make_request(events=events, usage=Usage(completion_tokens=0))
     assert [
-        times.ttft_ns(request),
-        times.first_output_ns(request),
-        times.e2e_ns(request),
-        times.tpot_ns(request),
-        times.tpot_bounds_ns(request),
-        times.longest_stall_ns(request),
-        times.n_first(request),
+        figures(request).ttft_ns,
+        figures(request).first_output_ns,
+        figures(request).e2e_ns,
+        figures(request).tpot_ns,
+        figures(request).tpot_bounds_ns,
+        figures(request).longest_stall_ns,
+        figures(request).n_first,
     ] == [None] * 7
     assert times.chunk_gaps_ns(request) == []
 
@@ -131,10 +131,10 @@ def test_a_request_is_warm_when_tokens_came_from_a_cache(cached: int | None, war
 
 def test_lateness_counts_in_an_open_loop() -> None:
     late = make_request(scheduled_ns=400)
-    assert times.dispatch_delay_ns(late) == 600
+    assert figures(late).delay_ns == 600
     assert figures(late).ttft_due_ns == 700
-    assert times.dispatch_delay_ns(make_request()) is None
-    assert figures(make_request()).ttft_due_ns == times.ttft_ns(make_request())
+    assert figures(make_request()).delay_ns is None
+    assert figures(make_request()).ttft_due_ns == figures(make_request()).ttft_ns
     assert figures(make_request()).meets(Slo(ttft_s=500e-9))
     assert not figures(late).meets(Slo(ttft_s=500e-9))  # sent 600 ns late, it has no 500 ns left
     assert not figures(late).meets(Slo(e2e_s=700e-9))

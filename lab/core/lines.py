@@ -1,7 +1,6 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type checked.
 
-A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it), unless it says that
-the run is of an experiment that is gone: read without it, it would be a plain run. Files may come from
+A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it). Files may come from
 anyone: reading removes control characters from every string.
 """
 
@@ -70,16 +69,10 @@ def parse_line(line: bytes) -> Line:
             f"it was written by an older version of the lab (schema {head.schema}, this version reads {SCHEMA}): "
             "measure again, or read it with that version"
         )
-    cls: type[Line]
-    if head.rates is not None:
-        cls, name = Ceilings, "ceilings"
-    elif head.endpoint is not None:
-        cls, name = RequestRecord, "request"
-    else:
-        cls, name = Record, "record"
+    cls, name = _kind(head.rates, head.endpoint)
     parsed: Line = _decode(cls, line, name)
-    if cls is Record and b'"prefix"' in line and _decode(_WithGone, line, name).run.prefix is not None:
-        raise ValueError(
+    if cls is Record and b'"prefix"' in line and json.loads(line)["run"].get("prefix") is not None:
+        raise ValueError(  # read without that field, it would be a plain run
             "it is a run of lab prefix, which this version of the lab no longer has: measure again with lab turns, or "
             "read it with the version that wrote it"
         )
@@ -89,34 +82,36 @@ def parse_line(line: bytes) -> Line:
     return parsed
 
 
-def unknown_fields(line: bytes) -> list[str]:
-    """The unknown fields of a readable line, such as run.colour.
+def _kind(rates: Any, endpoint: Any) -> tuple[type[Line], str]:
+    """The dataclass of a line, and what messages call it."""
+    if rates is not None:
+        return Ceilings, "ceilings"
+    return (Record, "record") if endpoint is None else (RequestRecord, "request")
 
-    Reading ignores them, so a renamed field would silently get its default.
-    """
+
+def unknown_fields(line: bytes) -> list[str]:
+    """The unknown fields of a readable line, such as run.colour: a renamed field would silently get its default."""
+
+    def unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            known = _hints(hint)
+            for key, part in value.items():
+                name = printable(f"{place}.{key}" if place else key)
+                if key in known:
+                    yield from unknown(known[key], part, name)
+                elif part is not None:  # an unknown null says nothing that could be lost
+                    yield name
+        elif isinstance(value, (dict, list)):
+            parts = value if typing.get_origin(hint) is tuple else [value]
+            for inside in typing.get_args(hint):
+                for part in parts:
+                    yield from unknown(inside, part, place)
+
     try:
         parsed = json.loads(line)
     except RecursionError:  # an unknown field that is nested deeply
         return []
-    cls = Ceilings if parsed.get("rates") is not None else RequestRecord if parsed.get("endpoint") else Record
-    return sorted(set(_unknown(cls, parsed)))
-
-
-def _unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
-    """The keys in a JSON value that are not fields of the type hint's dataclasses."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        known = _hints(hint)
-        for key, part in value.items():
-            name = printable(f"{place}.{key}" if place else key)
-            if key in known:
-                yield from _unknown(known[key], part, name)
-            elif part is not None:  # an unknown null says nothing that could be lost
-                yield name
-    elif isinstance(value, (dict, list)):
-        parts = value if typing.get_origin(hint) is tuple else [value]
-        for inside in typing.get_args(hint):
-            for part in parts:
-                yield from _unknown(inside, part, place)
+    return sorted(set(unknown(_kind(parsed.get("rates"), parsed.get("endpoint"))[0], parsed)))
 
 
 @cache
@@ -155,18 +150,6 @@ class _Head:
     endpoint: Any = None
 
 
-@dataclass(frozen=True)
-class _Gone:
-    """The experiments of a run that are gone."""
-
-    prefix: Any = None
-
-
-@dataclass(frozen=True)
-class _WithGone:
-    run: _Gone
-
-
 class _WrongType(ValueError):
     """JSON of the wrong type."""
 
@@ -178,28 +161,23 @@ def _decoder(cls: Any) -> Decoder[Any]:
     return Decoder(cls)
 
 
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
+
+
 def _decode(cls: Any, text: bytes, name: str) -> Any:
     """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value `name`."""
     import msgspec
 
     try:
         return _decoder(cls).decode(text)
-    except msgspec.ValidationError as problem:
-        raise _WrongType(_in_words(str(problem), name)) from None
+    except msgspec.ValidationError as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
+        problem, _, path = str(error).partition(" - at `$")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("it is not JSON") from None
-
-
-_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
-
-
-def _in_words(problem: str, name: str) -> str:
-    """msgspec's error, such as "Expected `int`, got `str` - at `$.run.n_prompt`", in plain words."""
-    problem, _, path = problem.partition(" - at `$")
     place = name + path.removesuffix("`")
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        return f"{place}.{missing[1]} is missing"
+        raise _WrongType(f"{place}.{missing[1]} is missing")
     if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
         expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
-        return f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}"
-    return f"{place}: {problem[0].lower()}{problem[1:]}"
+        raise _WrongType(f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}")
+    raise _WrongType(f"{place}: {problem[0].lower()}{problem[1:]}")

@@ -36,48 +36,14 @@ def n_generated(request: Request) -> int | None:
 
 def came_at_once(request: Request) -> bool:
     """Whether the whole answer arrived at once, because a server or proxy buffered it."""
-    n = len(generated(request))
-    return n >= AT_ONCE_EVENTS and _decode_ns(request) < AT_ONCE_NS * (n - 1)
-
-
-def ttft_ns(request: Request) -> int | None:
-    """t_first - the sending of the request. None if the answer came at once."""
-    indices = generated(request)
-    return request.events.arrive_ns[indices[0]] if indices and not came_at_once(request) else None
+    at = [request.events.arrive_ns[i] for i in generated(request)]
+    return len(at) >= AT_ONCE_EVENTS and at[-1] - at[0] < AT_ONCE_NS * (len(at) - 1)
 
 
 def first_output_ns(request: Request) -> int | None:
     """Time to first output: t_out - the sending of the request. None if the answer came at once."""
-    if came_at_once(request):
-        return None
-    indices = (i for i in generated(request) if request.events.kind[i] != REASONING)
-    return next((request.events.arrive_ns[i] for i in indices), None)
-
-
-def e2e_ns(request: Request) -> int | None:
-    """t_last - the sending of the request."""
-    indices = generated(request)
-    return request.events.arrive_ns[indices[-1]] if indices else None
-
-
-def is_truncated(request: Request) -> bool:
-    """Whether the answer ended by length (not by the model) with fewer tokens than requested: the context was full.
-
-    False if the tokens are not counted.
-    """
-    n = n_generated(request)
-    if n is None or request.usage is None or (request.status, request.finish_reason) != (OK, "length"):
-        return False
-    if request.usage.counted_by == "tokenize":
-        return max(n, len(generated(request))) < JOINED * request.asked.n_gen
-    return n < request.asked.n_gen
-
-
-def dispatch_delay_ns(request: Request) -> int | None:
-    """How much later than planned the request was sent. None in a closed loop."""
-    if request.sent_ns is None or request.scheduled_ns is None:
-        return None
-    return request.sent_ns - request.scheduled_ns
+    output = [i for i in generated(request) if request.events.kind[i] != REASONING]
+    return request.events.arrive_ns[output[0]] if output and not came_at_once(request) else None
 
 
 def chunk_gaps_ns(request: Request) -> list[int]:
@@ -85,11 +51,6 @@ def chunk_gaps_ns(request: Request) -> list[int]:
     if came_at_once(request):
         return []
     return [b - a for a, b in pairwise(request.events.arrive_ns[i] for i in generated(request))]
-
-
-def longest_stall_ns(request: Request) -> int | None:
-    """The longest inter-chunk latency. None with fewer than two events."""
-    return max(chunk_gaps_ns(request), default=None)
 
 
 def itl_ns(request: Request) -> list[int] | None:
@@ -102,46 +63,6 @@ def itl_ns(request: Request) -> list[int] | None:
         return None
     arrivals = [request.events.arrive_ns[i] for i in generated(request) for _ in range(n_tokens[i])]
     return [b - a for a, b in pairwise(arrivals)]
-
-
-def n_first(request: Request) -> int | None:
-    """k1: tokens in the first event with generated content.
-
-    If the server does not say, k1 is 1 if there are as many such events as tokens, otherwise None.
-    """
-    indices = generated(request)
-    if not indices:
-        return None
-    if request.events.n_tokens is not None:
-        return request.events.n_tokens[indices[0]]
-    return 1 if n_generated(request) == len(indices) else None
-
-
-def tpot_ns(request: Request) -> float | None:
-    """(t_last - t_first) / (n - k1). None if n or k1 is unknown, there is only one event, or all came at once."""
-    indices, n, k1 = generated(request), n_generated(request), n_first(request)
-    if n is None or k1 is None or len(indices) < 2 or n <= k1 or came_at_once(request):
-        return None
-    return _decode_ns(request) / (n - k1)
-
-
-def tpot_bounds_ns(request: Request) -> tuple[float, float] | None:
-    """The lower and upper bound of TPOT; equal if k1 is known, which otherwise is between 1 and n - (later events).
-
-    None if n is unknown or smaller than the number of events, or all came at once.
-    """
-    indices, n = generated(request), n_generated(request)
-    exact = tpot_ns(request)
-    if exact is not None:
-        return exact, exact
-    if n is None or len(indices) < 2 or n < len(indices) or came_at_once(request):
-        return None
-    return _decode_ns(request) / (n - 1), _decode_ns(request) / (len(indices) - 1)
-
-
-def _decode_ns(request: Request) -> int:
-    indices = generated(request)
-    return request.events.arrive_ns[indices[-1]] - request.events.arrive_ns[indices[0]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +85,12 @@ class Figures:
     ttft_ns: int | None
     first_output_ns: int | None
     e2e_ns: int | None
-    tpot_ns: float | None
-    tpot_bounds_ns: tuple[float, float] | None
+    tpot_ns: float | None  # (t_last - t_first) / (n - k1)
+    tpot_bounds_ns: tuple[float, float] | None  # equal if k1 is known, which otherwise is 1 to n - (later events)
     longest_stall_ns: int | None
     is_truncated: bool  # ended by a limit of the server before it had all requested tokens
     n_events: int  # with generated content
+    n_first: int | None  # k1; if the server does not say, 1 if there are as many events as tokens
     n_generated: int | None
     n_prompt: int | None  # counted by the server
     n_cached: int | None
@@ -207,10 +129,8 @@ class Figures:
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
         tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s
         figures_ns = (slo.ttft_s, self.ttft_due_ns), (tpot_limit_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
-        return max(
-            (math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None),
-            default=0.0,
-        )
+        ratios = [math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None]
+        return max(ratios, default=0.0)
 
     def meets(self, slo: Slo) -> bool:
         """Whether the request got its whole answer within every limit."""
@@ -218,40 +138,55 @@ class Figures:
 
 
 def figures(request: Request) -> Figures:
-    usage = request.usage
+    """All figures of a request."""
+    usage, sent_ns, asked, events = request.usage, request.sent_ns, request.asked, request.events
+    indices, n, at_once = generated(request), n_generated(request), came_at_once(request)
+    n_events, at = len(indices), [events.arrive_ns[i] for i in indices]
+    n_first = None
+    if at:
+        n_first = events.n_tokens[indices[0]] if events.n_tokens else 1 if n == n_events else None
+    tpot_ns = bounds_ns = contradiction = None
+    if n is not None and n_events > 1 and not at_once:
+        decode_ns = at[-1] - at[0]
+        if n_first is not None and n > n_first:
+            tpot_ns = decode_ns / (n - n_first)
+            bounds_ns = tpot_ns, tpot_ns
+        elif n >= n_events:
+            bounds_ns = decode_ns / (n - 1), decode_ns / (n_events - 1)
+    is_truncated = False
+    if n is not None and usage is not None:
+        is_joined = usage.counted_by == "tokenize"
+        n_least, n_known = (JOINED * asked.n_gen, max(n, n_events)) if is_joined else (asked.n_gen, n)
+        is_truncated = (request.status, request.finish_reason) == (OK, "length") and n_known < n_least
+        if usage.counted_by == "usage" and n > asked.n_gen:  # a tokenizer is not judged: it may join tokens
+            contradiction = f"{n:,} tokens, but only {asked.n_gen:,} were requested"
+        elif usage.counted_by == "usage" and n < n_events:
+            contradiction = f"{n:,} tokens, but {n_events:,} events had content"
+    is_planned = sent_ns is not None and request.scheduled_ns is not None
     return Figures(
-        asked=request.asked,
+        asked=asked,
         status=request.status,
         failure=request.failure,
         error=request.error,
         started_at=request.started_at,
         finish_reason=request.finish_reason,
         scheduled_ns=request.scheduled_ns,
-        sent_ns=request.sent_ns,
-        delay_ns=dispatch_delay_ns(request),
+        sent_ns=sent_ns,
+        delay_ns=(sent_ns or 0) - (request.scheduled_ns or 0) if is_planned else None,
         ended_ns=request.ended_ns if request.failed_ns is None else request.failed_ns,
-        ttft_ns=ttft_ns(request),
+        ttft_ns=at[0] if at and not at_once else None,
         first_output_ns=first_output_ns(request),
-        e2e_ns=e2e_ns(request),
-        tpot_ns=tpot_ns(request),
-        tpot_bounds_ns=tpot_bounds_ns(request),
-        longest_stall_ns=longest_stall_ns(request),
-        is_truncated=is_truncated(request),
-        n_events=len(generated(request)),
-        n_generated=n_generated(request),
+        e2e_ns=at[-1] if at else None,
+        tpot_ns=tpot_ns,
+        tpot_bounds_ns=bounds_ns,
+        longest_stall_ns=max(chunk_gaps_ns(request), default=None),
+        is_truncated=is_truncated,
+        n_events=n_events,
+        n_first=n_first,
+        n_generated=n,
         n_prompt=usage.prompt_tokens if usage else None,
         n_cached=usage.cached_tokens if usage else None,
-        came_at_once=came_at_once(request),
-        contradiction=_contradiction(request),
+        came_at_once=at_once,
+        contradiction=contradiction,
         timings=request.timings,
     )
-
-
-def _contradiction(request: Request) -> str | None:
-    """Why the server's token count is wrong, if it is. Counts by its tokenizer are not judged: it may join tokens."""
-    n, n_events, n_asked = n_generated(request), len(generated(request)), request.asked.n_gen
-    if n is None or request.usage is None or request.usage.counted_by != "usage":
-        return None
-    if n > n_asked:
-        return f"{n:,} tokens, but only {n_asked:,} were requested"
-    return f"{n:,} tokens, but {n_events:,} events had content" if n < n_events else None

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lab.core import request_times as times
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
 from lab.core.request import Request
+from lab.core.request_times import figures
 from lab.process.wire import Progress
 from lab.runner.cases import Case
 
@@ -112,10 +112,10 @@ class Reporter:
 
     def learn_request(self, case: Case, request: Request) -> None:
         """As `learn`, from a request."""
-        ttft, e2e = times.ttft_ns(request), times.e2e_ns(request)
-        if ttft is not None and e2e is not None:
+        own = figures(request)
+        if own.ttft_ns is not None and own.e2e_ns is not None:
             self._n_learned += 1
-            self._learn(case, ttft, e2e - ttft, request.asked.n_gen)
+            self._learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, request.asked.n_gen)
 
     def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
         n_prefilled = self._n_tokens(case)[0]

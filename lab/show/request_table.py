@@ -53,10 +53,8 @@ def went_well(record: RequestRecord) -> bool:
 
 def is_measured(record: RequestRecord) -> bool:
     """Whether a request is a repeat of the others: successful, not known to be warm, with a full answer."""
-    if not went_well(record):
-        return False
     one = figures(record.request)
-    return one.is_warm is not True and one.is_short is not True
+    return went_well(record) and one.is_warm is not True and one.is_short is not True
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:

@@ -20,9 +20,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
+from lab.core.request_times import figures
 from lab.features.serve.send_plan import SendPlan
 from lab.features.serve.servers import Server, connect
 from lab.models import catalog
@@ -108,9 +108,10 @@ def of_lab(server: Server, n_users: int, asks: tuple[Any, ...]) -> list[Row]:
     rows: list[Row] = []
     for reply in server.client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_users)):
         request = reply.request
-        figures = times.ttft_ns(request), times.tpot_ns(request), times.e2e_ns(request)
-        assert request.status == OK and None not in figures, request.error
-        rows.append(tuple((ns or 0) / 1e6 for ns in figures))  # type: ignore[arg-type]
+        one = figures(request)
+        own = one.ttft_ns, one.tpot_ns, one.e2e_ns
+        assert request.status == OK and None not in own, request.error
+        rows.append(tuple((ns or 0) / 1e6 for ns in own))  # type: ignore[arg-type]
     return rows
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 from scipy import stats
 
-from lab.core import request_times as times
 from lab.core import results
 from lab.core.request import CHAT, Asked
+from lab.core.request_times import figures
 from lab.features.serve import loading, loads
 from lab.features.serve.access import access, ask
 from lab.features.serve.client import Client
@@ -92,7 +92,7 @@ def truth_of_open_loops(seconds: float) -> None:
         sent_s = sorted(request.sent_ns / 1e9 for request in requests)
         gaps = [b - a for a, b in zip([0.0, *sent_s], sent_s, strict=False)]
         p = stats.kstest(gaps, "expon", args=(0, 1 / rate)).pvalue
-        late_us = sorted(times.dispatch_delay_ns(request) / 1e3 for request in requests)  # type: ignore[operator]
+        late_us = sorted(figures(request).delay_ns / 1e3 for request in requests)  # type: ignore[operator]
         late = f"{late_us[len(late_us) // 2]:.0f} us in the median, {late_us[int(0.99 * len(late_us))]:.0f} in 99 %"
         tokens = sum(loads.sample(request).n_in_window or 0 for request in requests)
         print(

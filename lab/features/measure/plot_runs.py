@@ -258,7 +258,7 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     good = [record for record in request_table.alone(records) if request_table.went_well(record)]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    has_ttft = any(times.ttft_ns(one.request) and request_table.run_row(one, 0)["n_prompt"] for one in good)
+    has_ttft = any(times.figures(one.request).ttft_ns and request_table.run_row(one, 0)["n_prompt"] for one in good)
     trials = plot_trial.sessions(request_table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import request_times as times
 from lab.core import results
 from lab.core.levers import Turns
 from lab.core.lists import grouped, plural
 from lab.core.record import OK
 from lab.core.request import CHAT, RequestRecord, Turn, short_name
+from lab.core.request_times import figures as request_figures
 from lab.features.common import cell
 from lab.features.serve import formats
 from lab.features.serve.prompts import Prompt
@@ -109,7 +109,8 @@ def figures(records: Sequence[RequestRecord]) -> pd.DataFrame:
     rows = []
     for record in records:
         one, turn = record.request, record.request.asked.turn
-        ttft, e2e = times.ttft_ns(one), times.e2e_ns(one)
+        own = request_figures(one)
+        ttft, e2e = own.ttft_ns, own.e2e_ns
         if turn is None or one.status != OK or ttft is None or e2e is None:
             continue
         timings, usage = one.timings, one.usage
@@ -120,7 +121,7 @@ def figures(records: Sequence[RequestRecord]) -> pd.DataFrame:
             n_prompt = usage.prompt_tokens
         elif timings and timings.n_prompt is not None and timings.n_cached is not None:
             n_prompt = timings.n_prompt + timings.n_cached
-        n_gen = times.n_generated(one)
+        n_gen = own.n_generated
         kinds = conversation.parse_breaks(turn.of.breaks, len(turn.of.messages))
         values = {"n_prompt": n_prompt, "n_cached": n_cached, "n_gen": n_gen or math.nan}
         spans = {"ttft_s": ttft / 1e9, "decode_s": (e2e - ttft) / 1e9, "turn_s": e2e / 1e9}
