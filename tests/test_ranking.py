@@ -119,7 +119,7 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     assert table["keeps\nlimits"][:3] == ("yes", "50 %", "no") and table["price"][:2] == ("500", "-")
     assert table["note"][4] == "needs 9 GB of 8" and len(shown.cells) == 6
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in shown.sentences
-    assert shown.sentences[0] == "Fastest: sure, 2.00 s to 3.00 s for the whole request."
+    assert shown.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
     few = text_predict.ranking(rows, most=2)
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
     words = "Not shown: 1 slower, 1 with too little memory, 1 without a known prefill. To see them: --all"

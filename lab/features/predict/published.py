@@ -374,5 +374,6 @@ def _cited(own: list[Row]) -> list[str]:
         figures = f"{rates[0]:,g}" + (f" to {rates[-1]:,g}" if len(rates) > 1 else "")
         of = f" of {n_prompt:,} tokens" if n_prompt else ""
         doubt = "; faster than this device can read its weights" if is_doubted else ""
-        parts.append(f"{quantization} {phase}{of} {figures} tokens/s ({source}, {backend} in {runtime}, {date}{doubt})")
+        cited = ", ".join(filter(None, [source, f"{backend} in {runtime}", date]))
+        parts.append(f"{quantization} {phase}{of} {figures} tokens/s ({cited}{doubt})")
     return parts

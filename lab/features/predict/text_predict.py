@@ -47,12 +47,11 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         ("note", _note),
     )
     known = [row for row in rows if row.is_known]
-    sentences = [] if known else ["No device here can run this."]
+    answer, sentences = "No device here can run this.", []
     if known:
         best = known[0]
         name = f"{best.name} with {_model(best)}" if len(models) > 1 else best.name
-        words = " to ".join(dict.fromkeys(map(wording.seconds, best.e2e_s)))
-        sentences.append(f"Fastest: {name}, {words} for the whole request.")
+        answer = f"The fastest is {name}: {_times(best)} for the whole request."
     if slo is not None:
         n = sum((row.chance or 0.0) >= CERTAIN for row in known)
         sentences.append(f"{n} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
@@ -75,6 +74,7 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
     return Section(
         models[0] if len(models) == 1 else "Several models",
         f"{first.n_prompt:,} tokens in, {first.n_gen:,} out{users}",
+        words=[answer],
         **tabled(columns, kept),
         sentences=sentences,
     )
@@ -89,23 +89,27 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     first = rows[0]
     columns: Columns = (
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        (
-            "prefill s\nlimit",
-            time(lambda row: UNKNOWN if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s)),
-        ),
         ("prefill s\nexpected", time(lambda row: _span(row.prefill_s))),
-        ("TPOT ms\nlimit", time(lambda row: wording.digits(1e3 * row.tpot_limit_s))),
         ("TPOT ms\nexpected", time(lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1])))),
         ("tokens/s\nexpected", time(lambda row: _span(row.tps))),
         ("E2E s\nexpected", time(lambda row: _span(row.e2e_s))),
+        ("prefill s\nlimit", time(lambda row: _known(row.prefill_limit_s))),
+        ("TPOT ms\nlimit", time(lambda row: _known(1e3 * row.tpot_limit_s))),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
         *(column for column in ASKED if any(column[1](row) != UNKNOWN for row in rows)),
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
     users = f", {first.users} users at once" if first.users > 1 else ""
+    longest = rows[-1]
+    request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
+    answer = f"{request} does not fit: {longest.misfit}." if longest.misfit else ""
+    if longest.is_known:
+        share = longest.prefill_s[0] * longest.prefill_s[1] / (longest.e2e_s[0] * longest.e2e_s[1])
+        answer = f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{users}",
-        **tabled(columns, rows, keep_all=True),
+        words=[answer] if answer else [],
+        **tabled(columns, rows),
         sentences=[
             *(f"{row.n_prompt:,} tokens: {sentence}." for row in rows for sentence in row.beyond),
             *([f"keeps limits: the probability of {slo.label}."] if slo else []),
@@ -131,6 +135,15 @@ ASKED: Columns = (
 
 def _model(row: Prediction) -> str:
     return f"{row.model.name} {row.model.quantization or ''}".strip()
+
+
+def _known(value: float | None) -> str:
+    return UNKNOWN if value is None else wording.digits(value)
+
+
+def _times(row: Prediction) -> str:
+    """The time of the whole request in words."""
+    return " to ".join(dict.fromkeys(map(wording.seconds, row.e2e_s)))
 
 
 def _span(ends: Span) -> str:
