@@ -83,3 +83,24 @@ def test_details_shows_what_a_command_leaves_out() -> None:
     short, whole = (run_lab("show", str(path), *option)[1] for option in ([], ["--details"]))
     assert "more line: add --details" in short and "more line" not in whole
     assert all(line in whole.splitlines() for line in short.splitlines() if "more line" not in line)
+
+
+def test_no_summary_of_a_command_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    _usage, *lines = shown(("--help",), 80, monkeypatch).splitlines()
+    assert [line for line in lines if line.endswith("...")] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show", "results/sample-smollm2-135m-amd-epyc.jsonl"),
+        ("predict", "-m", "llama-3.2-3b", "-p", "32000"),
+        ("predict", "-m", "llama-3.2-3b", "-p", "32000", "-d", "rtx-4090"),
+    ],
+    ids=" ".join,
+)
+def test_the_time_of_the_whole_request_is_never_left_out(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shown(command, 80, monkeypatch)
+    assert re.search(r"^.*\bE2E\b.*$", out, re.M) and not re.search(r"left out .*E2E", out)

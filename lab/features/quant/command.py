@@ -36,7 +36,7 @@ from lab.features.running import Output, collect, introduce
     *OUTPUT,
 )
 def quant(files: tuple[str, ...], cache_type: str, prompt_len: int, **asked: Any) -> None:
-    """Show what quantizations cost in quality, and what they gain in speed here.
+    """Show what quantizations cost in quality and gain in speed.
 
     \b
       lab quant                                  # the embedded model, requantized

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     DRY_RUN,
 )
 def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
-    """Find the fastest settings for your requests, and prove the gain.
+    """Find the fastest settings for your requests, and prove it.
 
     \b
       lab tune -p 2000 -n 300
