@@ -162,7 +162,6 @@ def _of_records(name: str) -> tuple[list[list[Setup]], list[Record]]:
                         else None,
                         between=known.sd,
                         between_source=known.source,
-                        n_runs=len(values),
                         compute_tps=1e3 / statistics.median(compute) if compute and not is_prefill else None,
                         records=own,
                         about="" if len(groups) == 0 and part.run.nunique() == rows.run.nunique() else label,

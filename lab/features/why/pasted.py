@@ -13,12 +13,14 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 from lab.features.exchange.llama_bench_format import HEADS, STDIN
 
@@ -36,8 +38,8 @@ class Setup:
     """One figure, what it counts, and what is known of its setup. None: unknown.
 
     `n_steps` are the decode steps within `decode_s`; a rate that counts `n_gen` tokens over fewer steps looks faster.
-    `settings` are keywords of AskedSettings. `records` are those of the lab. `spread` is the standard deviation of the
-    figure's logarithm, `between` that between sessions, and `between_source` says how that is known.
+    `settings` are keywords of AskedSettings. `records` and `requests` are those of the lab. `spread` is the standard
+    deviation of the figure's logarithm, `between` that between sessions, and `between_source` its source.
     """
 
     source: str
@@ -52,13 +54,14 @@ class Setup:
     total_s: float | None = None
     model: str | None = None
     quantization: str | None = None
+    device: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     spread: float | None = None
     between: float | None = None
     between_source: str = ""
-    n_runs: int | None = None
     compute_tps: float | None = None  # of decode steps without sampling, where that is known
     records: tuple[Record, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
     about: str = ""
 
     @property
@@ -68,53 +71,44 @@ class Setup:
     @property
     def label(self) -> str:
         """What the figure counts, in words."""
-        n_gen = "unknown" if self.n_gen is None else f"{self.n_gen:,}"
         before = None if self.n_prompt is None and self.n_depth is None else (self.n_prompt or 0) + (self.n_depth or 0)
         if self.is_prefill:
             what = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
             what += f" after {self.n_depth:,}" if self.n_depth else ""
         else:
             what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
-            what += "tokens" if self.n_gen is None else f"{n_gen} tokens"
+            what += "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
             what += "" if before is None else f" after {before:,}"
         is_named = self.quantization and self.quantization in (self.model or "")
         model = " ".join(filter(None, (self.model, None if is_named else self.quantization)))
-        return printable(", ".join(filter(None, (self.source, model, self.about, what))))
+        return printable(", ".join(filter(None, (self.source, model, self.device, self.about, what))))
 
 
 def read(name: str) -> list[Setup]:
     """The figures of a file, of stdin (`-`), or in words such as `35 tokens/s`. LabError where none is recognized."""
-    if bare := _bare(name):
+    if bare := list(_bare(name)):
         return bare
-    path = Path(name)
     try:
-        if name != STDIN and path.is_dir():
-            raise LabError(f"{name} is a folder.", "Name a file.")
         if name == STDIN:
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
-            with path.open("rb") as file:
+            with Path(name).open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
-        text = data.decode(
-            "utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig", "replace"
-        )
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
-        raise LabError(
-            f"{name!r} is neither a readable file nor a figure: {reason}.",
-            'Give a file, - for stdin, or "35 tokens/s".',
-        ) from None
-    what = "The pasted text" if name == STDIN else name
-    if len(data) > MOST_BYTES:
-        raise LabError(f"{what} has over {MOST_BYTES:,} bytes.", "Give only the lines with the figures.")
-    return parse(text, what)
+        what = f"{name[:100]!r} is neither a figure such as 35 tokens/s nor a readable file: {reason}."
+        raise LabError(what, f"Give a figure, - for stdin, or a file. {KNOWN}") from None
+    is_wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return parse(
+        data.decode("utf-16" if is_wide else "utf-8-sig", "replace"), "The pasted text" if name == STDIN else name
+    )
 
 
 def parse(text: str, name: str = "The text") -> list[Setup]:
     """The figures of a text. LabError if no format of FORMATS is recognized, or the figures contradict each other."""
     if len(text) > MOST_BYTES or text.count("\n") > MOST_LINES:
         raise LabError(
-            f"{name} has over {MOST_LINES:,} lines or {MOST_BYTES:,} bytes.", "Give the lines with the figures."
+            f"{name} has over {MOST_LINES:,} lines or {MOST_BYTES:,} bytes.", "Give only the lines with the figures."
         )
     for old, new in (("\\_", "_"), ("\u00a0", " "), ("**", ""), ("\u00c2\u00b1", "\u00b1"), ("\r\n", "\n"), ("`", "")):
         text = text.replace(old, new)
@@ -131,12 +125,7 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
             return found
         problems.append(f"{form.name}: its figures are incomplete")
     why = f" It looks like {'; '.join(problems[:3])}." if problems else ""
-    raise LabError(f"{name} has no figure that the lab can read.{printable(why)}", f"Known formats: {names()}.")
-
-
-def names() -> str:
-    """The names of all formats."""
-    return ", ".join(form.name for form in FORMATS)
+    raise LabError(f"{name} has no figure that the lab can read.{printable(why)}", KNOWN)
 
 
 def number(text: str) -> float:
@@ -160,238 +149,184 @@ def count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def _agree(printed: float, computed: float, what: str, rounding: float = 0.0) -> float:
-    """The printed rate. ValueError if it differs from the computed one by more than rounding explains."""
+def _agree(printed: float, computed: float, what: str, rounding: float = 0.006) -> None:
+    """ValueError if a printed figure differs from the computed one by more than rounding explains."""
     if abs(printed - computed) > AGREE * computed + rounding:
         raise ValueError(f"{what} is {printed:g}, but its tokens and time give {computed:.4g}")
-    return printed
 
 
-def _bare(text: str) -> list[Setup]:
-    """A figure in words, such as 35 tokens/s."""
-    match = re.fullmatch(
-        r"\s*~?\s*([\d.,]{1,20})\s*(?:tokens?|tok|t)\s*(?:/|per|p)\s*s(?:ec(?:ond)?)?\.?\s*", text, re.I
-    )
-    match = match or re.fullmatch(r"\s*([\d.,]{1,20})\s*tps\s*", text, re.I)
-    if not match:
-        return []
-    try:
-        return [Setup(source="a bare figure", tps=number(match[1]), counts=UNKNOWN)]
-    except ValueError as problem:
-        raise LabError(f"{text.strip()!r} is ambiguous: {problem}.", "Write it with a decimal point.") from None
+Phase = tuple[Any, Any, Any]
+"""Tokens, time and printed rate of a phase, as texts or numbers; None: unknown."""
+
+
+def _answer(
+    source: str, prefill: Phase, decode: Phase, unit_s: float = 1.0, rounds_s: float = 0.0, **more: Any
+) -> Iterable[Setup]:
+    """The decode and the prefill figure of an answer. Times are in units of `unit_s`, printed to `rounds_s` seconds."""
+    phases = []
+    for given in (decode, prefill):
+        tokens, time, rate = (one if one else None for one in given)
+        n = count(tokens) if isinstance(tokens, str) else tokens
+        seconds, rate = (number(one) if isinstance(one, str) else one for one in (time, rate))
+        phases.append((n, seconds * unit_s if seconds else None, rate))
+    (n_gen, decode_s, _), (n_prompt, prefill_s, _) = phases
+    about = {"n_prompt": n_prompt, "n_gen": n_gen, "prefill_s": prefill_s, "decode_s": decode_s, **more}
+    for counts, (n, seconds, rate) in zip((DECODE, PREFILL), phases, strict=True):
+        computed = n / seconds if n and seconds else None
+        if rate and computed and seconds:
+            _agree(rate, computed, f"the {counts} rate", 0.006 + rounds_s * computed / seconds)
+        if tps := rate or computed:
+            yield Setup(source=source, counts=counts, tps=tps, **about)
 
 
 NUMBER = r"(\d[\d.,]*\d|\d)"
-GO = r"((?:\d+(?:\.\d+)?(?:h|ms|m|\u00b5s|\u03bcs|us|ns|s))+)(?![\w.])"
+GO_UNITS = {"h": 3600, "ms": 1e-3, "m": 60, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9, "s": 1}
+GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
 
 
-def _go_seconds(text: str) -> float:
-    """The seconds of a duration as Go prints it, such as 3m24.6s."""
-    units = {"h": 3600, "m": 60, "s": 1, "ms": 1e-3, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9}
-    return sum(
-        float(n) * units[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|\u00b5s|\u03bcs|us|ns|s)", text)
-    )
-
-
-def _ollama(text: str) -> Iterable[Setup]:
-    parts = re.split(r"(?=total duration:)", text)
-    for part in [one for one in parts if "eval" in one]:
-
-        def value(label: str, pattern: str, part: str = part) -> str | None:
-            own = "" if label.startswith("prompt") else "(?<!prompt )"
-            match = re.search(rf"{own}\b{label}:\s*{pattern}", part, re.I)
-            return match[1] if match else None
-
-        n, s, rate = (
-            value("eval count", rf"{NUMBER}\s*token"),
-            value("eval duration", GO),
-            value("eval rate", f"{NUMBER} *tok"),
-        )
-        n_in, s_in = value("prompt eval count", rf"{NUMBER}\s*token"), value("prompt eval duration", GO)
-        rate_in = value("prompt eval rate", f"{NUMBER} *tok")
-        yield from _two(
-            "Ollama",
-            (n_in and count(n_in), s_in and _go_seconds(s_in), rate_in and number(rate_in)),
-            (n and count(n), s and _go_seconds(s), rate and number(rate)),
-        )
-
-
-def _two(
-    source: str, prefill: Sequence[Any], decode: Sequence[Any], n_depth: int | None = None, **more: Any
-) -> Iterable[Setup]:
-    """The decode and prefill figures of an answer, each from tokens, seconds and printed rate, falsy if unknown."""
-    (n_in, s_in, _), (n, s, _) = ([one or None for one in each] for each in (prefill, decode))
-    about = {"n_prompt": n_in, "n_gen": n, "prefill_s": s_in, "decode_s": s, "n_depth": n_depth, **more}
-    for counts, (tokens, seconds, rate) in ((DECODE, decode), (PREFILL, prefill)):
-        computed = tokens / seconds if tokens and seconds else None
-        if tps := rate or computed:
-            if rate and computed:
-                _agree(rate, computed, f"the {counts} rate", 0.006)
-            yield Setup(source=source, counts=counts, tps=tps, **about)
+def _bare(text: str) -> Iterable[Setup]:
+    """A figure in words, such as 35 tokens/s."""
+    if match := re.fullmatch(BARE, text):
+        try:
+            yield Setup(source="a bare figure", tps=number(match[1]), counts=UNKNOWN)
+        except ValueError as problem:
+            raise LabError(f"{text.strip()!r} is ambiguous: {problem}.", "Write it with a decimal point.") from None
 
 
 def _fields(text: str, keys: str) -> list[dict[str, str]]:
     """Values of JSON-like fields, in objects: a key that comes again begins the next one."""
     found = [dict[str, str]()]
-    alternatives = "|".join(keys.split())
-    pattern = (
-        rf'(?<!\w)"?({alternatives})"?\s*[:=]\s*(?:"([^"\n]{{0,200}})"|([-\d.eE+]{{1,40}}|true|false)(?=\s*[,}}\]\n]))'
-    )
-    for match in re.finditer(pattern, text):
+    value = r'(?:"([^"\n]{0,200})"|([-\d.eE+]{1,40}|true|false)(?=\s*[,}\]\n]))'
+    for match in re.finditer(rf'(?<!\w)"?({"|".join(keys.split())})"?\s*[:=]\s*{value}', text):
         if match[1] in found[-1]:
             found.append({})
         found[-1][match[1]] = match[2] if match[2] is not None else match[3]
     return found
 
 
+def _ollama(text: str) -> Iterable[Setup]:
+    for part in re.split(r"(?=total duration:)", text):
+
+        def phase(label: str, part: str = part) -> Phase:
+            tokens, duration, rate = (
+                re.search(rf"(?<!prompt )\b{label} {name}:\s*{value}", part, re.I)
+                for name, value in (
+                    ("count", rf"{NUMBER}\s*token"),
+                    ("duration", rf"((?:{GO})+)(?![\w.])"),
+                    ("rate", rf"{NUMBER} *tok"),
+                )
+            )
+            units = re.findall(GO, duration[1]) if duration else []
+            seconds = sum(float(n) * GO_UNITS[unit] for n, unit in units)
+            return tokens and tokens[1], seconds, rate and rate[1]
+
+        yield from _answer("Ollama", phase("prompt eval"), phase("eval"))
+
+
 def _ollama_api(text: str) -> Iterable[Setup]:
-    for one in _fields(
-        text, "total_duration load_duration prompt_eval_count prompt_eval_duration eval_count eval_duration"
-    ):
-        n, ns = one.get("eval_count"), one.get("eval_duration")
-        n_in, ns_in = one.get("prompt_eval_count"), one.get("prompt_eval_duration")
-        total = one.get("total_duration")
-        if total and ns and number(ns) > 1.001 * number(total):
+    for one in _fields(text, "total_duration prompt_eval_count prompt_eval_duration eval_count eval_duration"):
+        if number(one.get("eval_duration", "0")) > 1.001 * number(one.get("total_duration", "1e99")):
             raise ValueError("decode took longer than everything")
-        yield from _two(
-            "Ollama API",
-            (n_in and count(n_in), ns_in and number(ns_in) / 1e9, None),
-            (n and count(n), ns and number(ns) / 1e9, None),
+        prompt, answer = (
+            (one.get(f"{name}_count"), one.get(f"{name}_duration"), None) for name in ("prompt_eval", "eval")
         )
+        yield from _answer("Ollama API", prompt, answer, 1e-9)
 
 
 def _logs(text: str) -> Iterable[Setup]:
     """Timings that llama.cpp and its relatives print, of a server or of llama-cli."""
     line = rf"(prompt |generation )?eval time\s*=\s*{NUMBER} ms\s*/\s*(\d{{1,12}}) (tokens?|runs?)"
     line += rf"(?:\s*\(\s*{NUMBER} ms per tok(?:en)?(?:,\s*{NUMBER} tokens per second)?)?"
-    is_cli, prompt = bool(re.search(r"llama_(perf_context_)?print(_timings)?:", text)), None
-    for match in re.finditer(line, text):
-        ms, n = number(match[2]), count(match[3])
-        per_token = match[5] and number(match[5])
-        if match[1] == "prompt ":
+    source = "llama-cli" if re.search(r"llama_(perf_context_)?print(_timings)?:", text) else "llama-server"
+    nothing: Phase = (None, None, None)
+    prompt = nothing
+    lines = list(re.finditer(line, text))
+    for match, after in zip(lines, [*lines[1:], None], strict=True):
+        kind, ms, n, per_token = match[1], number(match[2]), count(match[3]), match[5] and number(match[5])
+        if kind == "prompt ":
             if per_token:
-                _agree(per_token, ms / n, "ms per token of the prompt", 0.006)
-            prompt = (n, ms / 1e3)
-            if ms:
-                yield Setup(
-                    source="llama-cli" if is_cli else "llama-server",
-                    counts=PREFILL,
-                    tps=1e3 * n / ms,
-                    n_prompt=n,
-                    prefill_s=ms / 1e3,
-                )
+                _agree(per_token, ms / n, "ms per token of the prompt")
+            prompt = n, ms, None
+            if after is None or after[1] == "prompt ":
+                yield from _answer(source, prompt, nothing, 1e-3)
             continue
+        before, prompt = prompt, nothing
         if not ms or not n:
-            prompt = None
+            yield from _answer(source, before, nothing, 1e-3)
             continue
         if not per_token:
             raise ValueError("the line of the decode time is cut off")
-        is_runs = match[4].startswith("run") and match[1] is None
-        n_steps = n if is_runs else n - 1
+        is_runs = match[4].startswith("run") and kind is None
         is_new = not is_runs and n > 1 and abs(per_token - ms / (n - 1)) < abs(per_token - ms / n)
         counted = n - 1 if is_new else n
-        _agree(per_token, ms / counted, "ms per token", 0.006)
+        _agree(per_token, ms / counted, "ms per token")
         if match[6]:
-            _agree(number(match[6]), 1e3 * counted / ms, "the decode rate", 0.006)
-        yield Setup(
-            source="llama-cli" if is_runs else "ik_llama.cpp" if match[1] else "llama-server",
-            counts=DECODE,
-            tps=1e3 * counted / ms,
-            n_prompt=prompt and prompt[0],
-            prefill_s=prompt and prompt[1],
-            n_gen=n + 1 if is_runs else n,
-            decode_s=ms / 1e3,
-            n_steps=n_steps or None,
-        )
-        prompt = None
+            _agree(number(match[6]), 1e3 * counted / ms, "the decode rate")
+        own = "llama-cli" if is_runs else "ik_llama.cpp" if kind else "llama-server"
+        steps: dict[str, Any] = {"n_gen": n + 1 if is_runs else n, "n_steps": (n if is_runs else n - 1) or None}
+        yield from _answer(own, before, (counted, ms, None), 1e-3, **steps)
 
 
 def _timings(text: str) -> Iterable[Setup]:
     keys = "cache_n prompt_n prompt_ms prompt_per_second predicted_n predicted_ms predicted_per_second draft_n"
     for one in _fields(text, keys):
         n, ms, rate = (one.get(f"predicted_{name}") for name in ("n", "ms", "per_second"))
-        n_in, ms_in, rate_in = (one.get(f"prompt_{name}") for name in ("n", "ms", "per_second"))
-        about: dict[str, Any] = {"about": "speculative decoding"} if one.get("draft_n", "0") != "0" else {}
-        depth = count(one["cache_n"]) if "cache_n" in one else None
-        if n_in and ms_in and rate_in:
-            _agree(number(rate_in), 1e3 * count(n_in) / number(ms_in), "the prompt rate")
-        n_steps = None
+        about = "" if one.get("draft_n", "0") == "0" else "speculative decoding"
+        more: dict[str, Any] = {"n_depth": count(one["cache_n"]) if "cache_n" in one else None, "about": about}
         if n and ms and rate:
-            tokens, steps = count(n), number(rate) * number(ms) / 1e3
-            n_steps = tokens - 1
+            tokens, steps = (
+                count(n),
+                number(rate) * number(ms) / 1e3,
+            )  # old rates count the first token, new ones do not
             if min(abs(steps - tokens), abs(steps - tokens + 1)) > AGREE * tokens / 2 + 0.01:
                 raise ValueError("the decode rate contradicts its tokens and time")
-        both = list(
-            _two(
-                "llama-server",
-                (
-                    n_in and count(n_in),
-                    ms_in and number(ms_in) / 1e3,
-                    None if n_in and ms_in else rate_in and number(rate_in),
-                ),
-                (n and count(n), None, rate and number(rate)),
-                depth,
-                **about,
-            )
-        )
-        seconds = number(ms) / 1e3 if ms else None
-        yield from (dataclasses.replace(each, decode_s=seconds, n_steps=n_steps or None) for each in both)
+            more |= {"n_steps": tokens - 1 or None, "decode_s": number(ms) / 1e3}
+        prompt = one.get("prompt_n"), one.get("prompt_ms"), one.get("prompt_per_second")
+        yield from _answer("llama-server", prompt, (n, None, rate), 1e-3, **more)
 
 
 def _lm_studio(text: str) -> Iterable[Setup]:
     keys = "prompt_tokens completion_tokens tokens_per_second time_to_first_token generation_time arch quant"
     for one in _fields(text, keys):
-        if "tokens_per_second" in one:
-            n_in, n = (count(one[key]) if one.get(key) else None for key in ("prompt_tokens", "completion_tokens"))
-            yield Setup(
-                source="LM Studio",
-                counts=DECODE,
-                tps=number(one["tokens_per_second"]),
-                n_prompt=n_in,
-                n_gen=n,
-                prefill_s=number(one["time_to_first_token"]) if "time_to_first_token" in one else None,
-                decode_s=number(one["generation_time"]) if "generation_time" in one else None,
-                model=one.get("arch"),
-                quantization=one.get("quant"),
+        if "tokens_per_second" in one:  # of decode; its time to the first token may be that of a cached prompt
+            prompt = one.get("prompt_tokens"), one.get("time_to_first_token"), None
+            more: dict[str, Any] = {"model": one.get("arch"), "quantization": one.get("quant")}
+            if "generation_time" in one:
+                more["decode_s"] = number(one["generation_time"])
+            answer = _answer(
+                "LM Studio", prompt, (one.get("completion_tokens"), None, one["tokens_per_second"]), **more
             )
+            yield from (each for each in answer if each.counts == DECODE)
     rates = list(re.finditer(rf"(?<![\d.,]){NUMBER}\s*tok/sec", text))
-    for i, rate in enumerate(rates):
-        part = text[rate.end() : rates[i + 1].start() if i + 1 < len(rates) else None]
+    for rate, after in zip(rates, [*rates[1:], None], strict=True):
+        part = text[rate.end() : after.start() if after else None]
         tokens = re.search(rf"(?<![\d.,]){NUMBER}\s*tokens?\b", part)
         first = re.search(rf"(?<![\d.,]){NUMBER}\s*s(?:ec)?\s*to first", part)
-        yield Setup(
-            source="LM Studio",
-            counts=DECODE,
-            tps=number(rate[1]),
-            n_gen=count(tokens[1]) if tokens else None,
-            prefill_s=number(first[1]) if first else None,
-        )
+        yield from _answer("LM Studio", (None, first and first[1], None), (tokens and tokens[1], None, rate[1]))
 
 
 def _kobold(text: str) -> Iterable[Setup]:
-    def timed(part: str, name: str) -> tuple[float | None, float | None]:
-        match = re.search(rf"{name}:\s*{NUMBER}\s*s\s*\((?:{NUMBER}\s*ms/T\s*=\s*)?{NUMBER}\s*T/s\)", part)
-        return (number(match[1]), number(match[3])) if match else (None, None)
-
     for part in re.split(r"(?=(?:CtxLimit|ContextLimit)\s*:)", text):
-        prefill, decode, total = (timed(part, name) for name in ("Process(?:ing)?", "Generat(?:e|ion)", "Total"))
+        timed = []
+        for name in ("Process(?:ing)?", "Generat(?:e|ion)", "Total"):
+            pattern = rf"{name}:\s*{NUMBER}\s*s\s*\((?:{NUMBER}\s*ms/T\s*=\s*)?{NUMBER}\s*T/s\)"
+            match = re.search(pattern, part)
+            timed.append((number(match[1]), number(match[3])) if match else (None, None))
+        (prompt_s, rate_in), (s, rate), (total_s, of_all) = timed
         amount, limit = re.search(r"Am(?:oun)?t:\s*(\d{1,9})/", part), re.search(r"Limit:\s*(\d{1,9})/", part)
         n = count(amount[1]) if amount else None
-        n_all = count(limit[1]) if limit else None
-        if n and decode[0] and decode[1]:
-            _agree(decode[1], n / decode[0], "Generate's rate", 0.006 * n / decode[0] ** 2)
-        n_in = round(prefill[0] * prefill[1]) if prefill[0] and prefill[1] else None
-        n_depth = n_all - n - n_in if n_all and n and n_in and n_all >= n + n_in else None
-        about = {"n_prompt": n_in, "n_gen": n, "prefill_s": prefill[0], "decode_s": decode[0], "total_s": total[0]}
-        for counts, (_, rate) in ((DECODE, decode), (PREFILL, prefill), (WHOLE, total)):
-            if rate:
-                yield Setup(source="KoboldCpp", counts=counts, tps=rate, n_depth=n_depth, **about)  # type: ignore[arg-type]
+        n_in = round(prompt_s * rate_in) if prompt_s and rate_in else None  # only what was processed
+        n_depth = count(limit[1]) - n - n_in if limit and n and n_in else None
+        more: dict[str, Any] = {"n_depth": n_depth if n_depth is None or n_depth >= 0 else None, "total_s": total_s}
+        yield from _answer("KoboldCpp", (n_in, prompt_s, rate_in), (n, s, rate), rounds_s=0.006, **more)
+        if of_all:
+            about: dict[str, Any] = {"n_prompt": n_in, "n_gen": n, "prefill_s": prompt_s, "decode_s": s, **more}
+            yield Setup(source="KoboldCpp", counts=WHOLE, tps=of_all, **about)
 
 
 def _vllm(text: str) -> Iterable[Setup]:
     pattern = rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: {NUMBER} tokens/s"
-    pattern += r"(?:, Running: (\d{1,6}) reqs)?"
-    for match in re.finditer(pattern, text):
+    for match in re.finditer(rf"{pattern}(?:, Running: (\d{{1,6}}) reqs)?", text):
         about = f"{match[3]} requests at once" if match[3] and match[3] != "1" else ""
         yield Setup(source="vLLM", counts=WINDOW, tps=number(match[2]), about=about)
 
@@ -401,45 +336,31 @@ def _mlx(text: str) -> Iterable[Setup]:
     prompts, answers = re.findall(rf"Prompt: {rate}", text), re.findall(rf"Generation: {rate}", text)
     if prompts and answers and len(prompts) != len(answers):
         raise ValueError("prompts and answers differ in number")
-    sizes = re.search(r"prompt_tokens=(\d{1,9}), generation_tokens=(\d{1,9})", text)
-    for n_trial in _fields(text, "prompt_tps generation_tps"):
-        if {"prompt_tps", "generation_tps"} <= n_trial.keys():
-            prompts.append((sizes[1] if sizes else "", n_trial["prompt_tps"]))
-            answers.append((sizes[2] if sizes else "", n_trial["generation_tps"]))
-    for i in range(max(len(prompts), len(answers))):
-        n_in, rate_in = prompts[i] if prompts else ("", "")
-        n, tps = answers[i] if answers else ("", "")
-        n_prompt = count(n_in) if n_in else None
-        first_s = n_prompt / number(rate_in) if n_prompt and number(rate_in) else None
-        n_gen = count(n) if n else None
-        steps = n_gen - 1 if n_gen and n_gen > 1 else None
-        more: dict[str, Any] = {"n_prompt": n_prompt, "n_gen": n_gen, "prefill_s": first_s, "n_steps": steps}
-        if tps and number(tps):
-            more["decode_s"] = n_gen / number(tps) if n_gen else None
-            yield Setup(source="mlx_lm", counts=DECODE, tps=number(tps), **more)
-        if rate_in:
-            yield Setup(source="mlx_lm", counts=PREFILL, tps=number(rate_in), **more)
+    sizes = re.search(r"prompt_tokens=(\d{1,9}), generation_tokens=(\d{1,9})", text) or ("", "", "")
+    for trial in _fields(text, "prompt_tps generation_tps"):
+        if len(trial) == 2:
+            prompts.append((sizes[1], trial["prompt_tps"]))
+            answers.append((sizes[2], trial["generation_tps"]))
+    for (n_in, rate_in), (n, tps) in zip_longest(prompts, answers, fillvalue=("", "")):
+        steps: dict[str, Any] = {"n_steps": count(n) - 1 or None, "decode_s": count(n) / number(tps)} if n else {}
+        prefill_s = count(n_in) / number(rate_in) if n_in else None
+        yield from _answer("mlx_lm", (n_in, prefill_s, rate_in), (n, None, tps), **steps)
 
 
 def _webui(text: str) -> Iterable[Setup]:
     pattern = rf"Output generated in {NUMBER} seconds \({NUMBER} tokens/s, (\d{{1,9}}) tokens(?:, context (\d{{1,9}}))?"
     for match in re.finditer(pattern, text):
-        seconds, n = number(match[1]), count(match[3])
-        tps = _agree(number(match[2]), n / seconds, "the rate", 0.006)
+        seconds, n, tps = number(match[1]), count(match[3]), number(match[2])
+        _agree(tps, n / seconds, "the rate")
         n_in = count(match[4]) if match[4] else None
         yield Setup(source="text-generation-webui", counts=WHOLE, tps=tps, n_gen=n, n_prompt=n_in, total_s=seconds)
 
 
 def _localscore(text: str) -> Iterable[Setup]:
-    for one in _fields(text, "avg_prompt_tps avg_gen_tps prompt_tps gen_tps"):
-        for key, counts in (
-            ("gen_tps", DECODE),
-            ("avg_gen_tps", MIXED),
-            ("prompt_tps", PREFILL),
-            ("avg_prompt_tps", MIXED),
-        ):
-            if key in one:
-                yield Setup(source="LocalScore", counts=counts, tps=number(one[key]), about=key)
+    kinds = {"gen_tps": DECODE, "avg_gen_tps": MIXED, "prompt_tps": PREFILL, "avg_prompt_tps": MIXED}
+    for one in _fields(text, " ".join(reversed(kinds))):
+        for key in kinds.keys() & one.keys():
+            yield Setup(source="LocalScore", counts=kinds[key], tps=number(one[key]), about=key)
 
 
 def _tables(text: str) -> Iterable[dict[str, str]]:
@@ -458,103 +379,82 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
             raise ValueError("a row of the table has another number of columns than its head")
 
 
-SETTINGS = {
-    "n_batch": "batch",
-    "n_ubatch": "ubatch",
-    "n_threads": "threads",
-    "type_k": "cache_type_k",
-    "type_v": "cache_type_v",
-}
-SETTINGS |= {"n_gpu_layers": "n_gpu_layers", "flash_attn": "flash_attn"}
+SETTINGS = {"n_batch": "batch", "n_ubatch": "ubatch", "n_threads": "threads", "n_gpu_layers": "n_gpu_layers"}
+SETTINGS |= {"type_k": "cache_type_k", "type_v": "cache_type_v", "flash_attn": "flash_attn"}
+"""llama-bench's columns, and the settings that they are."""
+
+FLASH_ATTN = {"0": "off", "false": "off", "1": "on", "true": "on"}
 QUANTIZATION = r"\b((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)\b"
 
 
-def _bench_setup(
-    row: Mapping[str, Any], test: tuple[int, int, int], tps: float, spread: float | None, source: str
-) -> Setup:
+def _bench_setup(row: Mapping[str, Any], test: Iterable[int], tps: str, spread: str | None) -> Setup:
     """A test of llama-bench; `row` has llama-bench's columns, with default values left out in Markdown."""
-    n_prompt, n_gen, n_depth = test
+    (n_prompt, n_gen, n_depth), rate = test, number(tps)
     settings: dict[str, Any] = {}
     for name, own in SETTINGS.items():
-        value = str(row.get(name) if row.get(name) is not None else "").strip().lower()
+        value = str(row.get(name) or "").strip().lower()
         if name == "flash_attn" and value:
-            settings[own] = {"0": "off", "false": "off", "1": "on", "true": "on"}.get(value, "auto")
-        elif value and (re.fullmatch(r"-?\d{1,6}", value) or name.startswith("type_")):
-            settings[own] = value if name.startswith("type_") else int(value)
-    model = str(row.get("model_type") or row.get("Model") or "")
+            settings[own] = FLASH_ATTN.get(value, "auto")
+        elif name.startswith("type_") and value:
+            settings[own] = value
+        elif re.fullmatch(r"-?\d{1,6}", value):
+            settings[own] = int(value)
+    model = str(row.get("model_type") or row.get("Model") or "")[:100]
     quantization = re.search(QUANTIZATION, model)
     counts = MIXED if n_prompt and n_gen else PREFILL if n_prompt else DECODE
     return Setup(
-        source=source,
+        source="llama-bench",
         counts=counts,
-        tps=tps,
+        tps=rate,
         n_prompt=n_prompt,
         n_gen=n_gen or None,
         n_depth=n_depth,
         n_steps=n_gen or None,
-        compute_tps=tps if counts == DECODE else None,
-        model=model[:100] or None,
+        compute_tps=rate if counts == DECODE else None,
+        model=model or None,
         quantization=quantization[1] if quantization else None,
+        device=row.get("GPU") or row.get("gpu_info") or None,
         settings=settings,
-        spread=spread / tps if spread and tps else None,
+        spread=number(spread) / rate if spread and rate else None,
     )
 
 
 def _bench(text: str) -> Iterable[Setup]:
     test = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
     for cells in _tables(text):
-        named = {HEADS.get(head, head): cell for head, cell in cells.items()}
-        named |= {"n_ubatch": cells["Microbatch size"]} if "Microbatch size" in cells else {}
-        match = re.fullmatch(test, cells.get("test", cells.get("Test", "-")))
-        if not match or not (match[1] or match[2]):
-            continue
-        sizes = (int(match[1] or 0), int(match[2] or 0), int(match[3] or 0))
+        row = {HEADS.get(head, {"Microbatch size": "n_ubatch"}.get(head, head)): cell for head, cell in cells.items()}
+        sizes = re.fullmatch(test, cells.get("test", cells.get("Test", "-")))
         for head, cell in cells.items():
-            if not head.startswith("t/s"):
-                continue
-            rate = re.fullmatch(rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?", cell)
-            if not rate:
-                raise ValueError(f"{cell[:40]!r} is not a rate")
-            made = _bench_setup(named, sizes, number(rate[1]), number(rate[2]) if rate[2] else None, "llama-bench")
-            yield (
-                made if head == "t/s" else dataclasses.replace(made, about=f"build {head.removeprefix('t/s').strip()}")
-            )
+            if head.startswith("t/s") and sizes and (sizes[1] or sizes[2]):
+                rate = re.fullmatch(rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?", cell)
+                if not rate:
+                    raise ValueError(f"{cell[:40]!r} is not a rate")
+                made = _bench_setup(row, (int(size or 0) for size in sizes.groups()), rate[1], rate[2])
+                yield dataclasses.replace(made, about=head.replace("t/s", "build") if head != "t/s" else "")
 
 
 def _bench_rows(text: str) -> Iterable[Setup]:
-    keys = f"model_type {' '.join(SETTINGS)} n_prompt n_gen n_depth avg_ts stddev_ts"
+    keys = f"model_type gpu_info {' '.join(SETTINGS)} n_prompt n_gen n_depth avg_ts stddev_ts"
     rows: Iterable[Mapping[str, Any]] = _fields(text, keys)
     if "build_commit," in text.replace('"', ""):
         rows = csv.DictReader(io.StringIO(text))
     for row in rows:
         if row.get("avg_ts") and (row.get("n_prompt") or row.get("n_gen")):
-            n_prompt, n_gen, n_depth = (count(str(row.get(key) or "0")) for key in ("n_prompt", "n_gen", "n_depth"))
-            sizes = n_prompt, n_gen, n_depth
-            spread = row.get("stddev_ts")
-            yield _bench_setup(
-                row, sizes, number(str(row["avg_ts"])), number(str(spread)) if spread else None, "llama-bench"
-            )
+            sizes = [count(str(row.get(key) or "0")) for key in ("n_prompt", "n_gen", "n_depth")]
+            yield _bench_setup(row, sizes, str(row["avg_ts"]), row.get("stddev_ts"))
 
 
 def _batched(text: str) -> Iterable[Setup]:
     for cells in _tables(text):
-        if "S_TG t/s" not in cells:
-            continue
-        n_in, n, n_kv = (count(cells.get(head, "")) for head in ("PP", "TG", "N_KV"))
-        n_seq, is_sweep = count(cells.get("B", "1")), "B" not in cells
-        s_in, rate_in, s, rate = (
-            number(cells.get(f"{head}", "")) for head in ("T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s")
-        )
-        source = "llama-sweep-bench" if is_sweep else "llama-batched-bench"
-        about = f"{n_seq} sequences" if n_seq > 1 else ""
-        for counts, tokens, seconds, tps in ((DECODE, n * n_seq, s, rate), (PREFILL, n_in * n_seq, s_in, rate_in)):
-            if tokens and seconds:
-                _agree(tps, tokens / seconds, "the rate", 0.0006 * tokens / seconds**2)
-                depth = n_kv if is_sweep else 0
-                yield Setup(
-                    source=source, counts=counts, tps=tps, n_prompt=n_in, n_gen=n, n_depth=depth, prefill_s=s_in,
-                    decode_s=s, n_steps=n, about=about,
-                )  # fmt: skip
+        if "S_TG t/s" in cells:
+            n_in, n, n_kv, n_seq = (count(cells.get(head, "1" * (head == "B"))) for head in ("PP", "TG", "N_KV", "B"))
+            is_sweep = "B" not in cells
+            source = "llama-sweep-bench" if is_sweep else "llama-batched-bench"
+            more: dict[str, Any] = {"n_prompt": n_in, "n_gen": n, "n_steps": n, "n_depth": n_kv if is_sweep else 0}
+            prompt, answer = ((cells.get(f"T_{name} s", ""), cells.get(f"S_{name} t/s", "")) for name in ("PP", "TG"))
+            about = f"{n_seq} sequences" if n_seq > 1 else ""
+            both = (n_in * n_seq, *prompt), (n * n_seq, *answer)
+            yield from _answer(source, *both, rounds_s=0.0006, about=about, **more)
 
 
 @dataclass(frozen=True)
@@ -566,6 +466,8 @@ class Format:
     parse: Callable[[str], Iterable[Setup]]
 
 
+PER_S = r"(?:\s*(?:tokens?|tok|t)\s*(?:/|per|p)\s*s(?:ec(?:ond)?)?\.?|\s*tps)"
+BARE = rf"(?i)\s*~?\s*([\d.,]{{1,20}}){PER_S}\s*"
 FORMATS = (
     Format("llama-bench (JSON, CSV)", r"avg_ts", _bench_rows),
     Format("llama-bench (Markdown)", r"\|\s*[Tt]est\s*\|\s*t/s", _bench),
@@ -580,5 +482,6 @@ FORMATS = (
     Format("mlx_lm", r"tokens-per-sec\b|\bgeneration_tps\b", _mlx),
     Format("text-generation-webui", r"Output generated in", _webui),
     Format("LocalScore", r"\b(?:avg_)?gen_tps\b", _localscore),
-    Format("a bare figure", r"\A.{1,60}\s*\Z", _bare),
+    Format("a bare figure", rf"\A{BARE[4:]}\Z", _bare),
 )
+KNOWN = f"Known formats: {', '.join(form.name for form in FORMATS)}."
