@@ -247,5 +247,5 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 def test_a_name_that_is_no_file_is_refused_with_examples(tmp_path: object) -> None:
-    with pytest.raises(LabError, match="35 tokens/s.*\n.*Known formats: llama-bench"):
+    with pytest.raises(LabError, match=r"35 tokens/s.*\n.*Known formats: llama-bench"):
         pasted.read("no-such-file.txt")

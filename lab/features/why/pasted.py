@@ -241,7 +241,7 @@ def _logs(text: str) -> Iterable[Setup]:
     nothing: Phase = (None, None, None)
     prompt = nothing
     lines = list(re.finditer(line, text))
-    for match, after in zip(lines, [*lines[1:], None], strict=True):
+    for match, after in zip(lines, [*lines[1:], None], strict=False):
         kind, ms, n, per_token = match[1], number(match[2]), count(match[3]), match[5] and number(match[5])
         if kind == "prompt ":
             if per_token:
@@ -298,7 +298,7 @@ def _lm_studio(text: str) -> Iterable[Setup]:
             )
             yield from (each for each in answer if each.counts == DECODE)
     rates = list(re.finditer(rf"(?<![\d.,]){NUMBER}\s*tok/sec", text))
-    for rate, after in zip(rates, [*rates[1:], None], strict=True):
+    for rate, after in zip(rates, [*rates[1:], None], strict=False):
         part = text[rate.end() : after.start() if after else None]
         tokens = re.search(rf"(?<![\d.,]){NUMBER}\s*tokens?\b", part)
         first = re.search(rf"(?<![\d.,]){NUMBER}\s*s(?:ec)?\s*to first", part)
