@@ -21,6 +21,7 @@ from lab.core.record import Record
 from lab.features.limits import probing
 from lab.features.measure import sweep_laws
 from tests.conftest import run_lab
+from tests.bench import pictures
 from tests.test_prediction import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
@@ -284,3 +285,19 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
     assert f"| {share(long)} at the limits" in page and f"{share(long, token=empty)} if that is left out" in page
     ridge = 312e12 / 2.039e12
     assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
+
+
+@pytest.mark.parametrize("sample", sorted({path.stem.rpartition("-")[0] for path in pictures.committed()}))
+def test_a_committed_picture_is_what_the_code_draws(sample: str, tmp_path: Path) -> None:
+    """With the matplotlib that drew it to a few pixels, with another one nearly."""
+    import matplotlib
+    import numpy as np
+    from PIL import Image
+
+    old = [path for path in pictures.committed() if path.stem.rpartition("-")[0] == sample]
+    for path, drawn in zip(old, pictures.draw(tmp_path, old), strict=True):
+        before, after = Image.open(path), Image.open(drawn)
+        assert before.size == after.size, path
+        changed = np.abs(np.asarray(before, float) - np.asarray(after, float)).max(axis=2) > 25
+        is_same = matplotlib.__version__ in before.info["Software"]
+        assert changed.mean() < (3e-5 if is_same else 0.05), f"draw {path.name} anew: python -m tests.bench.pictures"
