@@ -20,8 +20,8 @@ from lab import main
 from lab.core.record import Record
 from lab.features.limits import probing
 from lab.features.measure import sweep_laws
-from tests.conftest import run_lab
 from tests.bench import pictures
+from tests.conftest import run_lab
 from tests.test_prediction import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
