@@ -267,3 +267,20 @@ def test_a_failed_measurement_is_a_sentence() -> None:
     with pytest.raises(LabError, match="belong to no experiment"):
         lesson.rows([make_record(make_run())])
     assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
+
+
+NAMES_AN_OUTPUT = re.compile(r"stored here|table above|last column")
+"""Words with which a sentence says that its numbers are those of an output of the same notebook."""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_that_the_text_takes_from_the_outputs_are_there(name: str) -> None:
+    cells = stored(name).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    printed = " ".join(str(one.get("text", "")) + str(one.get("data", {}).get("text/plain", "")) for one in outputs)
+    shown = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", printed)}
+    text = " ".join(" ".join(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    for sentence in re.split(r"(?<=[.:?]) ", text):
+        for number in re.findall(r"\d[\d,]*(?:\.\d+)?", sentence) if NAMES_AN_OUTPUT.search(sentence) else ():
+            value, n_decimals = float(number.replace(",", "")), len(number.partition(".")[2])
+            assert value in {round(one, n_decimals) for one in shown}, sentence
