@@ -21,11 +21,11 @@ from lab.features import running
 from lab.features.claims.command import claims
 from lab.features.compare.command import compare, export, import_
 from lab.features.experiments import COMMANDS, EXPERIMENTS
+from lab.features.lend.command import rpc_server
 from lab.features.limits.command import ceilings, doctor, explain, predict, words
 from lab.features.measure.command import ab, measure, sweep
 from lab.features.quant.command import quant
 from lab.features.serve.command import load, server
-from lab.features.serve.lend_command import rpc_server
 from lab.features.trace.command import trace
 from lab.features.tune.command import tune
 from lab.features.why.command import command as why

@@ -56,7 +56,7 @@ def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
     entry = miniature.entry(arch, 9, width)
     base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
     synthetic.write(entry.shape, "Q8_0", base)
-    for kind in ("Q4_K_M",) if arch == "qwen3moe" else quantization.TYPES.keys() - NEED_IMPORTANCES:
+    for kind in ("Q4_K_M",) if arch == "qwen3moe" else quantization.table("types").keys() - NEED_IMPORTANCES:
         worker.quantize(base, mixed, kind, lambda done: None)
         expected = shapes.model_of(entry, kind).tensor_bytes
         assert worker.read_model(mixed, "m", "file").tensor_bytes == expected, kind

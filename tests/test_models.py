@@ -15,7 +15,7 @@ from lab.core import results
 from lab.errors import LabError
 from lab.models import catalog, obtain, shapes, synthetic
 from lab.models.catalog import Shape
-from lab.models.quantization import TYPES
+from lab.models.quantization import table
 from lab.process.worker import Worker
 from tests import loopback_hub
 from tests.conftest import run_lab, run_process, start_lab
@@ -277,7 +277,7 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
         spec = shapes.parse(text)
         assert spec.entry is not None
         model = shapes.model_of(spec.entry, spec.quantization or "")
-        assert model.n_bytes and model.quantization in TYPES
+        assert model.n_bytes and model.quantization in table("types")
     sizes = {("llama-3.1-8b", "Q3_K_S"): 3.66e9, ("llama-3.1-8b", "Q2_K"): 3.18e9, ("gpt-oss-120b", "MXFP4"): 63.4e9}
     for (name, kind), n_bytes in sizes.items():  # of files on the hub
         assert shapes.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)

@@ -12,7 +12,7 @@ from lab.cli.options import parse_variant
 from lab.core.placement import CPU, Tensor
 from lab.core.record import Device, Placement, Settings
 from lab.errors import LabError
-from lab.process.rpc_server import RpcServer
+from lab.features.lend.server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner.as_options import options

@@ -11,8 +11,8 @@ from lab.core import placement
 from lab.core.placement import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
 from lab.engine.model_params import read_log
+from lab.features.lend.server import RpcServer
 from lab.models import synthetic
-from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import machine

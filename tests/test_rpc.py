@@ -20,8 +20,8 @@ from lab.core import script as scripts
 from lab.core.results import read as read_results
 from lab.engine import native
 from lab.errors import LabError
-from lab.process import rpc, rpc_server
-from lab.process.rpc_server import RpcServer
+from lab.features.lend.server import RpcServer
+from lab.process import rpc
 from lab.process.wire import Backend
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.progress import Status
@@ -84,7 +84,7 @@ def test_what_cannot_be_a_server_is_refused(text: str) -> None:
 
 
 def test_a_server_says_what_it_has(server: RpcServer) -> None:
-    answer = rpc.probe(server.endpoint, rpc_server.own_version())
+    answer = rpc.probe(server.endpoint, rpc.own_version())
     (free, total), *others = answer.memories
     assert not others
     assert (answer.endpoint, total) == (server.endpoint, server.devices[0].memory_bytes)
@@ -120,8 +120,8 @@ def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer
         first.sendall(struct.pack("<BQ", rpc.HELLO, 24) + bytes(24))
         first.recv(36, socket.MSG_WAITALL)  # from here on it is this client's
         with pytest.raises(rpc.Unavailable, match="busy"):
-            rpc.probe(server.endpoint, rpc_server.own_version(), timeout_s=0.3)
-    assert rpc.probe(server.endpoint, rpc_server.own_version()).memories
+            rpc.probe(server.endpoint, rpc.own_version(), timeout_s=0.3)
+    assert rpc.probe(server.endpoint, rpc.own_version()).memories
 
 
 # Our own, as a command
@@ -212,7 +212,7 @@ def test_a_vanished_peer_is_noticed() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.process.rpc_server.SILENCE_S", 0.5)
+    monkeypatch.setattr("lab.process.rpc.SILENCE_S", 0.5)
     with RpcServer("127.0.0.1", 0, n_threads=1) as hanging, Worker() as worker:
         worker.use(Backend(rpc=(hanging.endpoint,)))
         worker.load(embedded, OVER_RPC)
@@ -259,7 +259,7 @@ def test_a_server_that_dies_costs_a_run_and_not_the_session(tmp_path: Path) -> N
 def test_a_server_that_stays_away_ends_the_session_and_keeps_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
+    monkeypatch.setattr("lab.process.rpc.PATIENCE_S", 0)
     dying = Dying(repeat=1, returns=False)
     with pytest.raises(rpc.Unavailable, match=dying.endpoint):
         lab.measure([16], 120, 2, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)

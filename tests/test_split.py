@@ -11,9 +11,9 @@ from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
+from lab.features.lend.server import RpcServer
 from lab.features.limits import plot_why, probe_plan, probing, roofline, step_kernels, text_why, where
 from lab.features.predict import learning
-from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker
 from tests.conftest import MACHINE, exact_steps, make_record, make_run

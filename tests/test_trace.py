@@ -10,8 +10,8 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.traced import Phase, TokenTrace
 from lab.errors import LabError
+from lab.features.lend.server import RpcServer
 from lab.features.trace import token_trace, trace_views
-from lab.process.rpc_server import RpcServer
 from lab.process.wire import Node, Operand, StepTrace
 from lab.process.worker import Worker
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
+import os
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -100,6 +103,22 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
             'Install it with CMAKE_ARGS="-DGGML_RPC=ON" (INSTALL.md), or with the commands of the README.',
         )
     return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+def start_rpc_server(endpoint: str, cache: str | None, n_threads: int, lent: Sequence[Device]) -> None:
+    """Serve until the process ends; returns only if llama.cpp cannot listen at the endpoint, and has printed why."""
+    text, size, pointers = ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
+    serve = rpc_function("ggml_backend_rpc_start_server", None, text, text, size, size, pointers)
+    chosen = (ctypes.c_void_p * len(lent))(*[device_of(device.name).value for device in lent])
+    serve(endpoint.encode(), None if cache is None else os.fsencode(cache), n_threads, len(lent), chosen)
+
+
+def print_rpc_version() -> None:
+    """Have llama.cpp print its protocol version (it does for an invalid address too), or print an error as JSON."""
+    try:
+        start_rpc_server("none", None, 1, [device for device in known() if device.type == "cpu"])
+    except LabError as problem:
+        print(json.dumps({"error": problem.what, "hint": problem.hint}), flush=True)
 
 
 _remote: dict[int | None, str] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,7 +109,15 @@ def entries() -> dict[str, Entry]:
 def parse(text: str) -> Spec:
     """Parse a SPEC. LabError for an unknown name offers similar ones."""
     if text.startswith("hf:"):
-        return _parse_hub(text)
+        place, _, revision = text.removeprefix("hf:").partition("@")
+        place, _, quantization = place.partition(":")
+        repo, file = "/".join(place.split("/")[:2]), "/".join(place.split("/")[2:])
+        if not re.match(r"[^/]+/[^/]", repo) or bool(file) == bool(quantization):
+            raise LabError(
+                f"{text!r} is not a model on the hub.",
+                "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
+            )
+        return Spec(text, HUB, None, None, repo, file or None, revision or "main", quantization.upper() or None)
     if text.startswith("synthetic:"):
         name, _, quantization = text.removeprefix("synthetic:").partition(":")
         return Spec(text, SYNTHETIC, find(name), quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper())
@@ -173,20 +182,6 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
-
-
-def _parse_hub(text: str) -> Spec:
-    place, _, revision = text.removeprefix("hf:").partition("@")
-    place, _, quantization = place.partition(":")
-    owner, _, rest = place.partition("/")
-    repo, _, file = rest.partition("/")
-    if not owner or not repo or bool(file) == bool(quantization):
-        raise LabError(
-            f"{text!r} is not a model on the hub.",
-            "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
-        )
-    quantization = quantization.upper()
-    return Spec(text, HUB, None, None, f"{owner}/{repo}", file or None, revision or "main", quantization or None)
 
 
 def _as_path(text: str) -> Path | None:

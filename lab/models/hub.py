@@ -22,9 +22,11 @@ from lab.errors import LabError
 from lab.models import catalog
 
 HOME = "https://huggingface.co"
-BUSY = frozenset({408, 429, 500, 502, 503, 504})
 HEADER_BYTES = 32 << 20
 """More than any model's header: a vocabulary of 262,144 tokens takes 16 MB."""
+
+SHA256 = "[0-9a-f]{64}"
+"""The name of a large file's blob. Files in git itself have shorter ones."""
 
 OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), a synthetic one (synthetic:NAME:QUANT) "
@@ -63,17 +65,14 @@ def cached(remote: Remote) -> Pulled | None:
         if not isinstance(found, str):
             return None
         path = Path(found)
-        sha256 = _sha256_in(_blob(path).name)
+        sha256 = name if re.fullmatch(SHA256, name := _blob(path).name) else None
         if sha256 and sha256 != (remote.sha256 or sha256).lower():
             return None
         return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
 
 
 def pull(remote: Remote) -> Pulled:
-    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256.
-
-    LabError for every failure of the hub, the network or the disk.
-    """
+    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256. Raises LabError."""
     _check(remote)
     with _in_words(remote):
         from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url
@@ -85,7 +84,7 @@ def pull(remote: Remote) -> Pulled:
         announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
         if not announced.commit_hash or not announced.etag:
             raise _no_hub()
-        wanted = _sha256_in(announced.etag or "")
+        wanted = announced.etag if re.fullmatch(SHA256, announced.etag) else None
         if wanted and remote.sha256 and wanted != remote.sha256.lower():
             raise LabError(
                 f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 "
@@ -95,9 +94,8 @@ def pull(remote: Remote) -> Pulled:
         _root().mkdir(parents=True, exist_ok=True)
         if (announced.size or 0) > shutil.disk_usage(_root()).free:
             raise OSError(errno.ENOSPC, "")
-        path = Path(
-            hf_hub_download(remote.repo, remote.file, revision=remote.revision, cache_dir=_root(), endpoint=endpoint)
-        )
+        where: dict[str, Any] = {"revision": remote.revision, "cache_dir": _root(), "endpoint": endpoint}
+        path = Path(hf_hub_download(remote.repo, remote.file, **where))
         sha256 = catalog.sha256(path)
         if sha256 != (wanted or remote.sha256 or sha256).lower():
             _drop(path)
@@ -186,11 +184,6 @@ def _blob(path: Path) -> Path:
     return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
 
 
-def _sha256_in(etag: str) -> str | None:
-    """The sum of a large file. Files in git itself have shorter ones."""
-    return etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None
-
-
 def _drop(path: Path) -> int:
     """Delete a file of the cache with every name that links to it. Returns the bytes freed. Raises OSError."""
     from huggingface_hub import scan_cache_dir
@@ -235,20 +228,21 @@ def _refused(problem: Any, remote: Remote) -> LabError:
         f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
+    what, hint = f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}"
     if isinstance(problem, errors.GatedRepoError) or status == 403:
-        return LabError(f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}")
-    if isinstance(problem, errors.RevisionNotFoundError):
-        return LabError(f"{repo} has no revision {remote.revision!r}.", f"See {page}")
-    if isinstance(problem, errors.EntryNotFoundError):
-        return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", f"See {page}/tree/main")
-    if "invalid credentials" in (problem.server_message or "").lower():
-        return LabError(f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
-    if status in (401, 404):
+        what, hint = f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}"
+    elif isinstance(problem, errors.RevisionNotFoundError):
+        what = f"{repo} has no revision {remote.revision!r}."
+    elif isinstance(problem, errors.EntryNotFoundError):
+        what, hint = f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", f"See {page}/tree/main"
+    elif "invalid credentials" in (problem.server_message or "").lower():
+        what, hint = f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}"
+    elif status in (401, 404):
+        what = f"The hub has no repo {repo}, or it is private ({status})."
         hint = f"Check the name. If it is private or gated, {licence}"
-        return LabError(f"The hub has no repo {repo}, or it is private ({status}).", hint)
-    if status in BUSY:
-        return LabError(f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later.")
-    return LabError(f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}")
+    elif status in (408, 429, 500, 502, 503, 504):
+        what, hint = f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later."
+    return LabError(what, hint)
 
 
 @contextmanager

@@ -5,14 +5,13 @@ Ceilings and predictions need the number and the size of the weights, but not th
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from lab.core import placement
 from lab.core.layers import read_layers as layers_of
-from lab.core.lists import grouped
 from lab.core.record import Model
 from lab.core.shape import group
 from lab.errors import LabError
@@ -59,22 +58,19 @@ def find(worker: Worker, text: str) -> Model:
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
-    """The model in common quantizations, without a file; omits those with an unknown mix of types."""
-    models = {}
-    for quantization in COMMON_QUANTIZATIONS:
-        with suppress(LabError):
-            models[quantization] = model_of(entry, quantization)
-    return models
+    """The model in common quantizations, without a file."""
+    return {quantization: model_of(entry, quantization) for quantization in COMMON_QUANTIZATIONS}
 
 
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog with the fields that its file's header would have."""
     quantization = known(quantization)
-    tensors = synthetic.tensors(entry.shape, quantization)
-    by_type = {kind: sum(t.n_bytes for t in own) for kind, own in grouped(tensors, lambda t: t.type).items()}
-    sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
-    types = {tensor.name: tensor.type for tensor in tensors}
+    listed = {tensor.name: tensor for tensor in synthetic.tensors(entry.shape, quantization)}
+    by_type = collections.Counter[str]()
+    for tensor in listed.values():
+        by_type[tensor.type] += tensor.n_bytes
     shape, own = entry.shape, dataclasses.asdict(entry.shape)
+    table, output = listed["token_embd.weight"], listed.get("output.weight")
     keys = {"attention.sliding_window": shape.window}
     layers = layers_of(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
     return Model(
@@ -82,17 +78,15 @@ def model_of(entry: Entry, quantization: str) -> Model:
         source="shape",
         repo=entry.repo,
         file=entry.file or "",
-        revision=None,
-        sha256=None,
-        n_bytes=sum(by_type.values()),
+        n_bytes=by_type.total(),
         quantization=quantization,
-        tensor_bytes=by_type,
-        embedding_bytes=sizes["token_embd.weight"],
-        output_bytes=sizes.get("output.weight"),
-        embedding_type=types["token_embd.weight"],
-        output_type=types.get("output.weight"),
-        n_params=sum(tensor.n_weights for tensor in tensors),
-        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in tensors),
+        tensor_bytes=dict(by_type),
+        embedding_bytes=table.n_bytes,
+        output_bytes=output.n_bytes if output else None,
+        embedding_type=table.type,
+        output_type=output.type if output else None,
+        n_params=sum(tensor.n_weights for tensor in listed.values()),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
         windows=layers.windows,
         **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own},
     )
@@ -100,6 +94,5 @@ def model_of(entry: Entry, quantization: str) -> Model:
 
 def tensors(entry: Entry, quantization: str) -> tuple[placement.Tensor, ...]:
     """The tensors of such a model's file."""
-    return tuple(
-        placement.Tensor(tensor.name, tensor.n_bytes) for tensor in synthetic.tensors(entry.shape, known(quantization))
-    )
+    listed = synthetic.tensors(entry.shape, known(quantization))
+    return tuple(placement.Tensor(tensor.name, tensor.n_bytes) for tensor in listed)

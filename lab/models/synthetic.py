@@ -20,15 +20,14 @@ from lab.errors import LabError
 from lab.models.catalog import Shape
 from lab.models.quantization import type_of
 
-QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16", "MXFP4_MOE")
-"""Quantizations that the lab writes directly; llama.cpp's quantizer makes the others from these."""
+QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
+"""What the lab writes directly, with LLAMA_FTYPE_* of llama.h; llama.cpp's quantizer makes the others from these."""
 
 ARCHITECTURES = (
     *("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "smollm3", "mistral3", "glm4"),
 )
 
 _CHUNK_WEIGHTS = 1 << 23
-_FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "MXFP4_MOE": 38}  # LLAMA_FTYPE_* of llama.h
 
 
 @dataclass(frozen=True)
@@ -60,80 +59,45 @@ class Tensor:
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """The tensors of a model of this shape, with the types that llama.cpp's quantizer chooses.
 
-    Vectors and the routers of experts stay F32.
+    Vectors, biases and the routers of experts stay F32. A tensor's random numbers depend on the order of this list.
     """
-    listed = [_matrix("token_embd", shape.n_vocab, shape.n_embd)]
-    if not shape.tied_embeddings:
-        listed.append(_matrix("output", shape.n_vocab, shape.n_embd))
-    listed.append(_vector("output_norm.weight", shape.n_embd))
-    for i in range(shape.n_layer):
-        layer = [*_attention(shape), *_feed_forward(shape), *_experts(shape)]
-        layer.sort(key=_place)  # a tensor's random numbers depend on this order, so it must not change
-        listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
-    return [
-        tensor if tensor.type == "F32" else dataclasses.replace(tensor, type=_type(shape, quantization, tensor))
-        for tensor in listed
-    ]
-
-
-def _type(shape: Shape, quantization: str, tensor: Tensor) -> str:
-    return type_of(shape, quantization, tensor.name, tensor.columns)
-
-
-def _place(tensor: Tensor) -> int:
-    """The order in a layer: output matrices, other matrices, norms, biases."""
-    if tensor.rows == 1:
-        return 4 if tensor.name.endswith(".weight") else 5
-    return {"attn_output.weight": 0, "ffn_down.weight": 1}.get(tensor.name, 2 if tensor.name[0] == "a" else 3)
-
-
-def _attention(shape: Shape) -> list[Tensor]:
-    """The attention tensors of a layer, and its norms."""
+    arch, width, n_ff, n_ff_expert = shape.arch, shape.n_embd, shape.n_ff, shape.n_ff_expert or 0
     heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    listed = [_matrix("attn_output", shape.n_embd, heads), _vector("attn_norm.weight", shape.n_embd)]
-    parts = (("q", heads), ("k", kv), ("v", kv))
-    if shape.arch == "phi3":
-        listed.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd))
-    else:
-        listed += [_matrix(f"attn_{name}", rows, shape.n_embd) for name, rows in parts]
-    if shape.arch in ("qwen2", "gpt-oss"):
-        listed += [_vector(f"attn_{name}.bias", rows) for name, rows in parts]
-    if shape.arch in ("qwen3", "qwen3moe", "gemma3"):
-        listed += [_vector(f"attn_{name}_norm.weight", shape.head_dim) for name in "qk"]
-    if shape.arch in ("gemma2", "gemma3", "glm4", "gpt-oss"):
-        listed.append(_vector("post_attention_norm.weight", shape.n_embd))
-    if shape.arch == "gpt-oss":
-        listed += [_vector("attn_output.bias", shape.n_embd), _vector("attn_sinks.weight", shape.n_head)]
-    return listed
-
-
-def _feed_forward(shape: Shape) -> list[Tensor]:
-    """The feed-forward tensors of a layer: its norms, and the matrices of models without experts."""
-    listed = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
-    if shape.arch in ("gemma2", "gemma3", "glm4"):
-        listed.append(_vector("post_ffw_norm.weight", shape.n_embd))
-    if shape.n_expert:
-        return listed
-    listed.append(_matrix("ffn_down", shape.n_embd, shape.n_ff))
-    if shape.arch in ("phi3", "glm4"):  # gate and up in one
-        return [*listed, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd)]
-    return [*listed, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd) for name in ("gate", "up"))]
-
-
-def _experts(shape: Shape) -> list[Tensor]:
-    """The experts of a layer, and their router."""
-    n, n_ff = shape.n_expert, shape.n_ff_expert
-    if not n or not n_ff:
-        return []
-    sizes = (("gate", n_ff, shape.n_embd), ("up", n_ff, shape.n_embd), ("down", shape.n_embd, n_ff))
-    listed = [
-        dataclasses.replace(_matrix(f"ffn_{name}_exps", rows, columns), n_expert=n) for name, rows, columns in sizes
+    qkv = {"q": heads, "k": kv, "v": kv}
+    n = shape.n_expert if shape.n_expert and n_ff_expert else 0
+    experts = {"gate": (n_ff_expert, width), "up": (n_ff_expert, width), "down": (width, n_ff_expert)} if n else {}
+    is_oss, is_dense, is_fused = arch == "gpt-oss", not shape.n_expert, arch in ("phi3", "glm4")
+    has_post = arch in ("gemma2", "gemma3", "glm4")
+    layer = [  # whether it is there; name, rows, columns
+        (True, "attn_output.weight", width, heads),
+        (is_dense, "ffn_down.weight", width, n_ff),
+        (arch == "phi3", "attn_qkv.weight", heads + 2 * kv, width),
+        *((arch != "phi3", f"attn_{part}.weight", rows, width) for part, rows in qkv.items()),
+        (is_dense and is_fused, "ffn_up.weight", 2 * n_ff, width),
+        *((is_dense and not is_fused, f"ffn_{part}.weight", n_ff, width) for part in ("gate", "up")),
+        *((True, f"ffn_{part}_exps.weight", *sizes) for part, sizes in experts.items()),
+        (n > 0, "ffn_gate_inp.weight", n, width),
+        *((is_oss, f"ffn_{part}_exps.bias", n, rows) for part, (rows, _) in experts.items()),
+        (True, "attn_norm.weight", 1, width),
+        *((arch in ("qwen3", "qwen3moe", "gemma3"), f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"),
+        (has_post or is_oss, "post_attention_norm.weight", 1, width),
+        (is_oss, "attn_sinks.weight", 1, shape.n_head),
+        (not is_oss, "ffn_norm.weight", 1, width),
+        (has_post, "post_ffw_norm.weight", 1, width),
+        *((arch in ("qwen2", "gpt-oss"), f"attn_{part}.bias", 1, rows) for part, rows in qkv.items()),
+        (is_oss, "attn_output.bias", 1, width),
+        (is_oss and n > 0, "ffn_gate_inp.bias", 1, n),
     ]
-    listed.append(Tensor("ffn_gate_inp.weight", n, shape.n_embd, "F32"))
-    if shape.arch == "gpt-oss":
-        listed += [Tensor(f"ffn_{name}_exps.bias", n, rows, "F32") for name, rows, _ in sizes]
-        listed.append(_vector("ffn_gate_inp.bias", n))
-    return listed
+    listed = [("token_embd.weight", shape.n_vocab, width), ("output_norm.weight", 1, width)]
+    if not shape.tied_embeddings:
+        listed.insert(1, ("output.weight", shape.n_vocab, width))
+    listed += [(f"blk.{i}.{row[1]}", *row[2:]) for i in range(shape.n_layer) for row in layer if row[0]]
+    made = []
+    for name, rows, columns in listed:
+        is_plain = rows == 1 or name.endswith((".bias", "ffn_gate_inp.weight"))
+        kind = "F32" if is_plain else type_of(shape, quantization, name, columns)
+        made.append(Tensor(name, rows, columns, kind, n if name.endswith("_exps.weight") else 1))
+    return made
 
 
 def n_bytes(shape: Shape, quantization: str) -> int:
@@ -167,7 +131,7 @@ def write(
     ]
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        _write(shape, _FILE_TYPES[quantization], planned, part, seed, watch)
+        _write(shape, QUANTIZATIONS[quantization], planned, part, seed, watch)
         part.replace(path)
     except OSError as problem:
         raise LabError(
@@ -185,28 +149,30 @@ def _write(
     import numpy as np
 
     writer = gguf.GGUFWriter(path, shape.arch)
-    # A neutral name: from some names llama.cpp derives a model's family and then expects its tokens.
-    writer.add_name("random weights")
-    writer.add_file_type(file_type)
-    writer.add_context_length(shape.n_ctx_train)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.n_vocab)
-    writer.add_tokenizer_model("no_vocab")
+    values: dict[str, Any] = {
+        "name": "random weights",  # neutral: from some names llama.cpp derives a family, and then expects its tokens
+        "file_type": file_type,
+        "context_length": shape.n_ctx_train,
+        "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer,
+        "feed_forward_length": shape.n_ff,
+        "head_count": shape.n_head,
+        "head_count_kv": shape.n_head_kv,
+        "key_length": shape.head_dim,
+        "value_length": shape.head_dim,
+        "rope_dimension_count": shape.n_rot or shape.head_dim,
+        "rope_freq_base": shape.rope_base,
+        "layer_norm_rms_eps": 1e-5,
+        "vocab_size": shape.n_vocab,
+        "tokenizer_model": "no_vocab",
+    }
     if shape.n_expert and shape.n_expert_used and shape.n_ff_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-        writer.add_expert_feed_forward_length(shape.n_ff_expert)
+        values |= {"expert_count": shape.n_expert, "expert_used_count": shape.n_expert_used}
+        values |= {"expert_feed_forward_length": shape.n_ff_expert}
     if shape.window:
-        writer.add_sliding_window(shape.window)
+        values["sliding_window"] = shape.window
+    for name, value in values.items():
+        getattr(writer, f"add_{name}")(value)
     for tensor in planned:
         kind = gguf.GGMLQuantizationType[tensor.type]
         dimensions = tensor.dimensions[::-1]  # as numpy has them
@@ -280,11 +246,3 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     else:
         raise LabError(f"Random weights of type {kind} are not supported.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     return blocks.reshape(-1)
-
-
-def _matrix(name: str, rows: int, columns: int) -> Tensor:
-    return Tensor(f"{name}.weight", rows, columns, "F16")
-
-
-def _vector(name: str, n: int) -> Tensor:
-    return Tensor(name, 1, n, "F32")

@@ -7,15 +7,19 @@ command, eight bytes for the size of the data, and the data; an answer is the si
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import statistics
 import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lab.errors import LabError
+from lab.process.spawning import cause_of_death, environment, start
 
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16
@@ -29,6 +33,17 @@ TIMEOUT_S = 5.0
 
 AGAIN_S = 0.5
 """Pause before an unavailable server is asked again."""
+
+START_S = 60
+"""Time limit for a server's start, and for the first answer of llama.cpp with servers."""
+
+PATIENCE_S = 20
+"""How long a restarted worker waits for RPC servers: they may be restarting, or still computing for the dead child."""
+
+SILENCE_S = 1800
+"""Time limit for a run over RPC without a new token: a step of a large model on slow machines takes minutes."""
+
+HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server or its machine hangs. "
 
 N_ROUND_TRIPS = 5
 
@@ -172,6 +187,41 @@ def probe_all(endpoints: Sequence[str], own_version: Version, patience_s: float 
 def dotted(version: Version) -> str:
     """Such as `7.0.0`."""
     return ".".join(map(str, version))
+
+
+@cache
+def own_version(lib: str | None = None) -> Version:
+    """The RPC protocol version of the libraries in folder `lib` (None: the installed ones), from their own output.
+
+    LabError if they were built without RPC.
+    """
+    with start("from lab.engine import devices; devices.print_rpc_version()", env=environment(lib)) as process:
+        printed, stderr = process.communicate()
+    lines = printed.decode(errors="replace").splitlines()
+    for line in lines:
+        if match := re.match(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)$", line):
+            return int(match[1]), int(match[2]), int(match[3])
+        if line.startswith('{"error"'):
+            problem = json.loads(line)
+            raise LabError(problem["error"], problem["hint"])
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    raise LabError(
+        f"llama.cpp did not print its RPC protocol version. {cause_of_death('Its process', process.returncode, lines)}",
+        "Check which build is installed: lab machine",
+    )
+
+
+def lost(endpoints: Sequence[str], lib: str | None) -> str:
+    """A sentence for each server that is no longer available."""
+    sentences = []
+    for endpoint in endpoints:
+        try:
+            probe(endpoint, own_version(lib))
+        except Unavailable as problem:
+            sentences.append(f"The RPC server {endpoint} is gone: {problem.reason}. ")
+        except LabError:  # it answers; a restart reports what is wrong with it
+            continue
+    return "".join(sentences)
 
 
 def _ask(connection: socket.socket, deadline: float, command: int, data: bytes = b"") -> bytes:

@@ -29,7 +29,7 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.core.traced import Looks
 from lab.errors import LabError
-from lab.process import rpc, rpc_server
+from lab.process import rpc
 from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
 from lab.process.wire import (
     DEFAULT_BACKEND,
@@ -100,7 +100,7 @@ class Worker:
     def restart(self) -> None:
         """Start a new child, without a model. LabError if an RPC server does not answer within PATIENCE_S."""
         self._end_child()
-        self._spawn(rpc_server.PATIENCE_S)
+        self._spawn(rpc.PATIENCE_S)
 
     def use(self, backend: Backend) -> None:
         """Use these libraries and servers from now on; if they are others than before, in a new child.
@@ -121,7 +121,7 @@ class Worker:
 
     def _spawn(self, patience_s: float = 0) -> None:
         lib, servers = self.backend.lib, self.backend.rpc
-        self.servers = rpc.probe_all(servers, rpc_server.own_version(lib), patience_s) if servers else ()
+        self.servers = rpc.probe_all(servers, rpc.own_version(lib), patience_s) if servers else ()
         self._verdict = ""
         child_arguments = (str(self._progress_path), *self.backend.rpc)
         with self._stderr_path.open("wb") as stderr:
@@ -142,11 +142,7 @@ class Worker:
     @cached_property
     def build(self) -> Build:
         """The llama.cpp build that the child runs on. WorkerDied if an RPC server does not answer it within START_S."""
-        with (
-            self.ended_after(rpc_server.START_S, "An RPC server stopped answering. ")
-            if self.backend.rpc
-            else nullcontext()
-        ):
+        with self.ended_after(rpc.START_S, "An RPC server stopped answering. ") if self.backend.rpc else nullcontext():
             return from_json(Build, self._ask("build"))
 
     def libraries(self) -> Libraries:
@@ -225,8 +221,8 @@ class Worker:
             progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
             if progress != latest:
                 latest, since = progress, time.monotonic()
-            elif self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S:  # llama.cpp waits forever
-                self._verdict = rpc_server.HANGS
+            elif self.backend.rpc and time.monotonic() - since > rpc.SILENCE_S:  # llama.cpp waits forever
+                self._verdict = rpc.HANGS
                 self._kill()
             watch(progress)
 
@@ -316,5 +312,5 @@ class Worker:
 
     def _cause_of_death(self) -> str:
         lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        verdict = self._verdict or rpc_server.lost(self.backend.rpc, self.backend.lib)
+        verdict = self._verdict or rpc.lost(self.backend.rpc, self.backend.lib)
         return verdict + cause_of_death("The engine's process", self._process.wait(), lines)

@@ -67,13 +67,9 @@ def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
-    """The settings of a context that is large enough for each of these cases.
-
-    Sequences share one cache (`kv_unified`), or have one each, all of the same size.
-    """
+    """The settings of a context for each of these cases: one cache (`kv_unified`), or equal ones for all sequences."""
     lengths = [case.sequences or (case.n_prompt + case.n_gen,) for case in cases]
-    n_seq = max(map(len, lengths))
-    n_ctx = max(map(sum, lengths))
+    n_seq, n_ctx = max(map(len, lengths)), max(map(sum, lengths))
     if n_seq > 1 and not settings.kv_unified:
         n_ctx = n_seq * padded(max(map(max, lengths)))
     return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)
@@ -92,34 +88,15 @@ def is_of_draft(case: Case) -> bool:
 
 def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
     """A run that keeps what was found instead of steps."""
-    run = Run(
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        repeat=0,
-        warmup=False,
-        started_at=utc_now(),
-        status=record.OK,
-        steps=Steps(),
-        token_ids=(),
-    )
-    return dataclasses.replace(run, **found)
+    given = {"n_prompt": n_prompt, "n_gen": n_gen, "repeat": 0, "warmup": False, "status": record.OK, **found}
+    return Run(**{"started_at": utc_now(), "steps": Steps(), "token_ids": (), **given})
 
 
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     """The run that `problem` prevented."""
-    return Run(
-        **named(case),
-        repeat=repeat,
-        warmup=warmup,
-        started_at=utc_now(),
-        status=record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED,
-        error=str(problem),
-        steps=Steps(),
-        token_ids=(),
-        prompt_offset=None,
-        end_of_generation_at=None,
-        noise=None,
-    )
+    status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
+    given = {**named(case), "repeat": repeat, "warmup": warmup, "status": status, "error": str(problem)}
+    return run_without_steps(**given)
 
 
 def utc_now() -> str:

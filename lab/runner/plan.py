@@ -53,10 +53,9 @@ def check_lengths(lengths: Sequence[int]) -> None:
         raise LabError("There is no prompt length.", "Give one, for example: --prompt-len 10,1000")
     if len(lengths) > 1000:
         raise LabError("There are more than 1,000 prompt lengths.", "Use a larger step: 100-10000+100.")
-    for n in lengths:
+    for n, times in collections.Counter(lengths).items():
         if n < 1:
             raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
-    for n, times in collections.Counter(lengths).items():
         if times > 1:
             raise LabError(f"Prompt length {n} occurs {times} times.", "Give it once; --repeat measures it more often.")
 
@@ -90,17 +89,42 @@ def make_plan(
     asked = AskedSettings(**settings)
     worker.use(placing.backend(asked))
     build = builds.of_worker(worker)  # before the child computes anything
-    cases = _cases(prompt_len, gen, every)
+    lengths = parse_lengths(prompt_len)
+    check_lengths(lengths)
+    check_number("gen", gen, MAX_TOKENS)
+    if every is not None:
+        check_number("every", every, max(lengths))
+    cases = tuple(Case(n, gen, every) for n in lengths)
+    if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
+        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: increase --every.")
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     check_number("repeat", n_repeat, 10_000)
     asked.check()
     source = prompts.source(asked.prompt)
     file, shape, tensors, notes = _model(worker, model, watch)
     if file.source == catalog.SYNTHETIC:
-        source = _random_prompts(asked.prompt, model)
+        if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
+            raise LabError(f"{model} has random weights, so it cannot read {asked.prompt}.", "Use --prompt random.")
+        source = prompts.source(prompts.RANDOM)
     here = machine.describe(build, builds.name_of(asked.lib))
     n_offloaded, unused = placing.n_layers(asked, here.devices, shape)
-    chosen = _settings(asked, source, cases, n_offloaded, here, shape)
+    n_threads = asked.threads or limits.default_threads()
+    chosen = Settings(
+        n_ctx=max(case.n_prompt + case.n_gen for case in cases),
+        n_batch=asked.batch,
+        n_ubatch=min(asked.batch, asked.ubatch),
+        n_threads=n_threads,
+        n_threads_batch=asked.threads_batch or n_threads,
+        n_gpu_layers=n_offloaded,
+        flash_attn=asked.flash_attn,
+        type_k=asked.cache_type_k,
+        type_v=asked.cache_type_v,
+        prompt=source.name,
+        prompt_sha256=source.sha256,
+        seed=asked.seed,
+        kv_unified=asked.is_unified,
+        **placing.settings(asked, n_offloaded, here.devices, shape),
+    )
     plan = Plan(
         file=file,
         model=shape,
@@ -119,49 +143,6 @@ def make_plan(
         auto=asked if asked.n_gpu_layers == AUTO else None,
     )
     return checked(plan)
-
-
-def _cases(prompt_len: str | Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
-    """A case for each length. LabError for invalid numbers."""
-    lengths = parse_lengths(prompt_len)
-    check_lengths(lengths)
-    check_number("gen", gen, MAX_TOKENS)
-    if every is not None:
-        check_number("every", every, max(lengths))
-    cases = tuple(Case(n, gen, every) for n in lengths)
-    if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
-        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: increase --every.")
-    return cases
-
-
-def _random_prompts(prompt: str, model: str) -> prompts.Source:
-    """The prompts of a model with random weights. LabError if the user chose a text."""
-    if prompt not in (prompts.TEXT, prompts.RANDOM):
-        raise LabError(f"{model} has random weights, so it cannot read {prompt}.", "Use --prompt random.")
-    return prompts.source(prompts.RANDOM)
-
-
-def _settings(
-    asked: AskedSettings, source: prompts.Source, cases: Sequence[Case], n_offloaded: int, here: Machine, model: Model
-) -> Settings:
-    """The settings of llama.cpp, with the lab's defaults."""
-    n_threads = asked.threads or limits.default_threads()
-    return Settings(
-        n_ctx=max(case.n_prompt + case.n_gen for case in cases),
-        n_batch=asked.batch,
-        n_ubatch=min(asked.batch, asked.ubatch),
-        n_threads=n_threads,
-        n_threads_batch=asked.threads_batch or n_threads,
-        n_gpu_layers=n_offloaded,
-        flash_attn=asked.flash_attn,
-        type_k=asked.cache_type_k,
-        type_v=asked.cache_type_v,
-        prompt=source.name,
-        prompt_sha256=source.sha256,
-        seed=asked.seed,
-        kv_unified=asked.is_unified,
-        **placing.settings(asked, n_offloaded, here.devices, model),
-    )
 
 
 def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lab.core.lists import plural
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
 from lab.core.request import Request
 from lab.core.request_times import figures
@@ -89,8 +90,7 @@ class Reporter:
         extra: Callable[[Mapping[Case, float], float], Mapping[Case, int]] | None = None,
     ) -> None:
         self._watch, self._todo, self._n_tokens, self._extra = watch, todo, functools.cache(n_tokens), extra
-        self._cases = {case for _, case in todo}
-        self._n_runs = len(todo)
+        self._cases, self._n_runs = {case for _, case in todo}, len(todo)
         self._started = time.monotonic()
         self._n_learned = 0
         self._forecast: tuple[tuple[int, int], dict[Case, float], float] = (-1, -1), {}, 0.0
@@ -103,21 +103,19 @@ class Reporter:
 
     def learn(self, case: Case, run: Run) -> None:
         """Use a run's time per token for the forecast."""
-        self._n_learned += 1
-        steps = run.steps
         lasted = [0, 0]
-        for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
+        for kind, start, end in zip(run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True):
             lasted[kind in (DECODE, DRAFT, VERIFY)] += end - start
-        self._learn(case, lasted[False], lasted[True], self._n_tokens(case)[1])
+        self._learn(case, lasted[0], lasted[1], self._n_tokens(case)[1])
 
     def learn_request(self, case: Case, request: Request) -> None:
         """As `learn`, from a request."""
         own = figures(request)
         if own.ttft_ns is not None and own.e2e_ns is not None:
-            self._n_learned += 1
             self._learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, request.asked.n_gen)
 
     def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
+        self._n_learned += 1
         n_prefilled = self._n_tokens(case)[0]
         if n_prefilled and prefill_ns:
             prefill = prefill_ns / n_prefilled / 1e9
@@ -136,10 +134,8 @@ class Reporter:
 
         def look(progress: Progress) -> None:
             nonlocal changed, last, first_tokens, rate
-            now = time.monotonic()
-            n = len(progress.token_ids)
+            now, n, text = time.monotonic(), len(progress.token_ids), ""
             decoding = n and progress.n_prefilled >= n_prefill  # decode at the stops of a sweep is not reported
-            text = ""
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
                 text = decoder.decode(new, final=n == n_gen)
@@ -152,17 +148,14 @@ class Reporter:
                     rate = (n - first_tokens[1]) / (now - first_tokens[0])
                 changed, last = now, progress
             rest = self._seconds(n_prefill - progress.n_prefilled, n_gen - n, case)
-            if rest is not None:
-                rest = max(0.0, rest - (now - changed))
             doing = WARMING_UP if warmup else "decode" if decoding else "prefill"
-            self.report_status(doing, case, repeat, rate, rest, text)
+            self.report_status(doing, case, repeat, rate, rest and max(0.0, rest - (now - changed)), text)
 
         return look
 
     def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
         """A function to call repeatedly while a server answers."""
         started, reported = time.monotonic(), -math.inf
-        doing = WARMING_UP if warmup else ANSWERING
         whole = self._seconds(*self._n_tokens(case), case)
 
         def look() -> None:
@@ -170,8 +163,8 @@ class Reporter:
             now = time.monotonic()
             if now - reported >= LOOK_S:
                 reported = now
-                rest = None if whole is None else max(0.0, whole - (now - started))
-                self.report_status(doing, case, repeat, rest_s=rest)
+                rest = whole and max(0.0, whole - (now - started))
+                self.report_status(WARMING_UP if warmup else ANSWERING, case, repeat, rest_s=rest)
 
         return look
 
@@ -196,43 +189,28 @@ class Reporter:
             if self._extra:
                 extra = self._extra(cost_s, time.monotonic() - self._started + left_s)
                 left_s += sum(n * cost_s[case] for case, n in extra.items())
-        self._watch(
-            Status(
-                doing=doing,
-                case=case,
-                repeat=repeat,
-                rate_tps=rate_tps,
-                n_runs_done=self._n_runs - len(self._todo) - (doing in IN_A_RUN),
-                n_runs=self._n_runs,
-                elapsed_s=time.monotonic() - self._started,
-                left_s=left_s,
-                text=text,
-            )
-        )
+        n_done = self._n_runs - len(self._todo) - (doing in IN_A_RUN)
+        elapsed_s = time.monotonic() - self._started
+        self._watch(Status(doing, case, repeat, rate_tps, n_done, self._n_runs, elapsed_s, left_s, text))
 
     def announce(self, sentence: str) -> None:
         """Report a message that must stay visible."""
         self._watch(Status(sentence, note=sentence))
 
     def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
-        """Forecast in seconds for these tokens, from the most similar case so far."""
+        """Forecast in seconds for these tokens, from the most similar case so far; None before the first run."""
+
+        def distance(known: Case) -> tuple[bool, list[float]]:
+            sizes = zip(self._n_tokens(known), self._n_tokens(case), strict=True)
+            return known != case, [max(a, b) / max(1, min(a, b)) for a, b in sizes]
+
         if not self._costs:
             return None
-
-        def distance(known: Case) -> tuple[bool, float, float]:
-            sizes = [
-                max(a, b) / max(1, min(a, b)) for a, b in zip(self._n_tokens(known), self._n_tokens(case), strict=True)
-            ]
-            return known != case, sizes[0], sizes[1]
-
         prefill, decode = self._costs[min(self._costs, key=distance)]
         return n_prefill * prefill + n_gen * decode
 
 
-ShowText = Callable[[str], None]
-
-
-def notebook_line() -> ShowText:
+def notebook_line() -> Callable[[str], None]:
     """A function that shows a text and replaces its last one; outside a notebook it does nothing."""
     kernel = sys.modules.get("ipykernel.zmqshell")
     if kernel is None or not kernel.ZMQInteractiveShell.initialized():
@@ -264,5 +242,4 @@ def in_notebook() -> Iterator[Callable[[Status], None]]:
         show(f"{status.words}{left}")
 
     yield watch
-    done = f"{n_runs} run{'s' * (n_runs != 1)}" if n_runs else "done"
-    show(f"{done} in {duration(time.monotonic() - started)}")
+    show(f"{plural(n_runs, 'run') if n_runs else 'done'} in {duration(time.monotonic() - started)}")

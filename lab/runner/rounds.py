@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lab.core import phases, record, stats
 from lab.core.record import Run
-from lab.runner.cases import Case, Plan, Until
+from lab.runner.cases import Case, Plan
 
 EXTRA_SHARE = 0.25
 """Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
@@ -46,7 +46,17 @@ class Rounds:
         if self.is_decided or not done or self.is_out_of_time():
             return []
         self.is_decided = True
-        targets = self._needed(done, self._plan.until) if self._plan.until else self._affordable(done)
+        runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
+        if until := self._plan.until:  # for intervals within the share; in a sweep the worst length counts
+            needed = {
+                case: max((stats.repeats_needed(values, until.share) for values in _figures(own).values()), default=0)
+                for case, own in runs.items()
+            }
+            targets = {case: min(until.max_repeats, n) for case, n in needed.items()}
+        else:
+            cost_s = {case: _seconds(own) for case, own in runs.items()}
+            extra = extra_runs(self._plan, cost_s, time.monotonic() - self._started)
+            targets = {case: self._plan.n_repeat + n for case, n in extra.items()}
         first = 1 + max(run.repeat for _, run in done)
         rounds = range(first, max(targets.values(), default=0))
         return [run for n in rounds for run in self._plan.round(n, [case for case in targets if n < targets[case]])]
@@ -57,22 +67,6 @@ class Rounds:
         if until is None or until.max_minutes is None:
             return False
         return time.monotonic() - self._started >= 60 * until.max_minutes
-
-    def _needed(self, done: Sequence[tuple[Case, Run]], until: Until) -> dict[Case, int]:
-        """Runs that each case needs for intervals within the share; in a sweep the worst length counts."""
-        needed = {}
-        for case in {case for case, _ in done}:
-            figures = _figures([run for its_case, run in done if its_case == case])
-            most = max((stats.repeats_needed(values, until.share) for values in figures.values()), default=0)
-            needed[case] = min(until.max_repeats, most)
-        return needed
-
-    def _affordable(self, done: Sequence[tuple[Case, Run]]) -> dict[Case, int]:
-        """Enough runs for an interval for the quickest cases, within EXTRA_SHARE of the time."""
-        cases = {case for case, _ in done}
-        cost_s = {case: _seconds([run for its_case, run in done if its_case == case]) for case in cases}
-        extra = extra_runs(self._plan, cost_s, time.monotonic() - self._started)
-        return {case: self._plan.n_repeat + n for case, n in extra.items()}
 
 
 def extra_runs(plan: Plan, cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:

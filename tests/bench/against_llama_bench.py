@@ -22,8 +22,8 @@ from typing import Any
 
 from lab.core import script as scripts
 from lab.core.record import PREFILL, Settings, Steps
+from lab.features.lend.server import RpcServer
 from lab.models import catalog
-from lab.process.rpc_server import RpcServer
 from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import Worker
 from lab.runner import prompts

@@ -22,8 +22,8 @@ from unittest import mock
 from lab.core import placement
 from lab.core.record import Settings
 from lab.engine.model_params import read_log
+from lab.features.lend.server import RpcServer
 from lab.models import catalog, shapes, synthetic
-from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from tests import miniature

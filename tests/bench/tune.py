@@ -28,12 +28,12 @@ from typing import Any
 from lab.core import stats
 from lab.core.record import Record
 from lab.errors import LabError
+from lab.features.lend.server import RpcServer
 from lab.features.tune import tuning
 from lab.features.tune.result import DECODE, PREFILL, REQUEST, SEARCH, phases_of, timing, tuned
 from lab.features.tune.search import ALONE, Choice, Search, Timing
 from lab.features.tune.tuning import TunePlan, variant
 from lab.models import synthetic
-from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker
 from tests.bench import miniatures
 from tests.miniature import quantization

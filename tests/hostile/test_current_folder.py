@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.features.lend.server import RpcServer
 from lab.features.serve import own_server
 from lab.features.serve.access import access
 from lab.features.serve.client import Client
 from lab.models import catalog
-from lab.process import rpc_server
-from lab.process.rpc_server import RpcServer
+from lab.process import rpc
 from lab.process.worker import Worker
 
 PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", "sitecustomize", "asyncio", "psutil")
@@ -24,7 +24,7 @@ def engine() -> None:
 def server_of_devices() -> None:
     with RpcServer("127.0.0.1", 0, n_threads=1) as server:
         assert server.devices
-    assert rpc_server.own_version.__wrapped__()
+    assert rpc.own_version.__wrapped__()
 
 
 def own_llama_cpp_server() -> None:

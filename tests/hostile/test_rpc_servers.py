@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from lab.errors import LabError
-from lab.process import rpc, rpc_server
+from lab.process import rpc
 from lab.process.rpc import DEVICE_COUNT, GET_DEVICE_MEMORY, HELLO
 from lab.process.wire import Backend
 from lab.process.worker import Worker, WorkerDied
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[dict[int, bytes], float, str]] = {
 
 def served(changed: dict[int, bytes], pause_s: float = 0) -> Callable[[socket.socket], None]:
     """Answers as a server does, but for the changed answers."""
-    version = bytes(rpc_server.own_version()) + bytes(25)
+    version = bytes(rpc.own_version()) + bytes(25)
     usual = {HELLO: version, DEVICE_COUNT: ONE, GET_DEVICE_MEMORY: MEMORY}
 
     def answer(connection: socket.socket) -> None:
@@ -57,7 +57,7 @@ def test_a_server_is_refused_in_time(name: str) -> None:
     with stand_in(served(changed, pause_s)) as endpoint:
         began = time.monotonic()
         with pytest.raises(LabError, match=says):
-            rpc.probe(endpoint, rpc_server.own_version(), LIMIT_S)
+            rpc.probe(endpoint, rpc.own_version(), LIMIT_S)
         assert time.monotonic() - began < LIMIT_S + 2
 
 
@@ -72,8 +72,8 @@ def test_a_server_that_answers_the_lab_and_not_llama_cpp_ends_in_time(monkeypatc
         else:
             time.sleep(30)
 
-    monkeypatch.setattr(rpc_server, "START_S", 2.0)
-    monkeypatch.setattr(rpc_server, "lost", lambda *_: "")
+    monkeypatch.setattr(rpc, "START_S", 2.0)
+    monkeypatch.setattr(rpc, "lost", lambda *_: "")
     with stand_in(first_only) as endpoint, Worker() as worker:
         worker.use(Backend(rpc=(endpoint,)))
         with pytest.raises(WorkerDied, match="An RPC server stopped answering"):

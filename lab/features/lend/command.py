@@ -12,7 +12,7 @@ from lab.core import shell
 from lab.core.asked_settings import MAX_THREADS, check_number
 
 if TYPE_CHECKING:
-    from lab.process.rpc_server import RpcServer
+    from lab.features.lend.server import RpcServer
 
 WARNING = (
     "Warning: {endpoint} is open to the network. llama.cpp calls its RPC server fragile and insecure, and says: never "
@@ -40,7 +40,7 @@ def rpc_server(host: str, port: int, device: str | None, threads: int | None, ca
     Runs until Ctrl-C. It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open
     network.
     """
-    from lab.process.rpc_server import RpcServer, cache_folder
+    from lab.features.lend.server import RpcServer, cache_folder
     from lab.runner import limits
 
     if threads is not None:

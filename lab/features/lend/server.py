@@ -8,36 +8,20 @@ import ipaddress
 import json
 import os
 import queue
-import re
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lab.core.lines import from_json
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.spawning import cause_of_death, environment, start, wait_for_end
-
-START_S = 60
-"""Time limit for a server's start."""
-
-PATIENCE_S = 20
-"""How long a restarted worker waits for RPC servers: they may be restarting, or still computing for the dead child."""
-
-SILENCE_S = 1800
-"""Time limit for a run over RPC without a new token: a step of a large model on slow machines takes minutes."""
-
-HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server or its machine hangs. "
-
-_POLL_S = 0.1
-_CHILD = "from lab.engine import rpc_child; rpc_child."
 
 
 class RpcServer:
@@ -62,8 +46,9 @@ class RpcServer:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._last: collections.deque[str] = collections.deque(maxlen=3)  # what llama.cpp printed
         self.devices: tuple[Device, ...] = ()
-        self._process = start(f"{_CHILD}serve()", json.dumps(asked), stderr=subprocess.STDOUT, env=environment())
-        self._listener = threading.Thread(target=_listen, args=(self._process.stdout, self._lines), daemon=True)
+        code = "from lab.features.lend import child; child.serve()"
+        self._process = start(code, json.dumps(asked), stderr=subprocess.STDOUT, env=environment())
+        self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         try:
             self.version = rpc.dotted(self._started().version)  # of the protocol
@@ -72,7 +57,7 @@ class RpcServer:
             raise
 
     def _started(self) -> rpc.Answer:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + rpc.START_S
         while time.monotonic() < deadline:
             event = self._next() or {}
             if "error" in event:
@@ -82,7 +67,7 @@ class RpcServer:
             if self.devices:
                 with suppress(rpc.Unavailable):
                     return rpc.probe(self.endpoint.replace("0.0.0.0", "127.0.0.1"), None)
-        raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try again.")
+        raise LabError(f"The RPC server at {self.endpoint} did not start within {rpc.START_S} s.", "Try again.")
 
     def watch(self, show: Callable[[str], None]) -> None:
         """Call `show` with a sentence for each client that connects or leaves, and each warning of llama.cpp.
@@ -109,10 +94,16 @@ class RpcServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _listen(self) -> None:
+        with suppress(ValueError, OSError):  # the parent has closed it
+            for line in self._process.stdout or ():
+                self._lines.put(line)
+        self._lines.put(None)
+
     def _next(self) -> dict[str, Any] | None:
         """The next event, or None if there is none now. LabError if the server has ended."""
         try:
-            line = self._lines.get(timeout=_POLL_S)
+            line = self._lines.get(timeout=0.1)
         except queue.Empty:
             return None
         if line is None:
@@ -142,48 +133,6 @@ def cache_folder() -> Path:
             "Omit --cache, or set LLAMA_CACHE to another folder.",
         ) from None
     return folder / "rpc"
-
-
-@cache
-def own_version(lib: str | None = None) -> rpc.Version:
-    """The RPC protocol version of the libraries in folder `lib` (None: the installed ones), from their own output.
-
-    LabError if they were built without RPC.
-    """
-    with start(f"{_CHILD}print_version()", env=environment(lib)) as process:
-        printed, stderr = process.communicate()
-    lines = printed.decode(errors="replace").splitlines()
-    for line in lines:
-        if match := re.match(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)$", line):
-            return int(match[1]), int(match[2]), int(match[3])
-        if line.startswith('{"error"'):
-            problem = json.loads(line)
-            raise LabError(problem["error"], problem["hint"])
-    lines = stderr.decode(errors="replace").strip().splitlines()
-    raise LabError(
-        f"llama.cpp did not print its RPC protocol version. {cause_of_death('Its process', process.returncode, lines)}",
-        "Check which build is installed: lab machine",
-    )
-
-
-def lost(endpoints: Sequence[str], lib: str | None) -> str:
-    """A sentence for each server that is no longer available."""
-    sentences = []
-    for endpoint in endpoints:
-        try:
-            rpc.probe(endpoint, own_version(lib))
-        except rpc.Unavailable as problem:
-            sentences.append(f"The RPC server {endpoint} is gone: {problem.reason}. ")
-        except LabError:  # it answers; a restart reports what is wrong with it
-            continue
-    return "".join(sentences)
-
-
-def _listen(stream: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
-    with suppress(ValueError, OSError):  # the parent has closed it
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
 
 
 def _free_port(host: str, port: int, is_open: bool) -> int:
