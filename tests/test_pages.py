@@ -301,3 +301,10 @@ def test_a_committed_picture_is_what_the_code_draws(sample: str, tmp_path: Path)
         changed = np.abs(np.asarray(before, float) - np.asarray(after, float)).max(axis=2) > 25
         is_same = matplotlib.__version__ in before.info["Software"]
         assert changed.mean() < (3e-5 if is_same else 0.05), f"draw {path.name} anew: python -m tests.bench.pictures"
+
+
+def test_paragraphs_of_the_command_reference_have_six_lines_at_most() -> None:
+    prose = text_of("lab/cli/README.md").partition("## Reference")[0]
+    blocks = [block for block in re.sub(r"```.*?```", "", prose, flags=re.S).split("\n\n")]
+    plain = [block for block in blocks if not block.strip().startswith(("|", "    ", "#", "- ", "!["))]
+    assert [block for block in plain if block.strip().count("\n") >= 6] == []
