@@ -305,6 +305,6 @@ def test_a_committed_picture_is_what_the_code_draws(sample: str, tmp_path: Path)
 
 def test_paragraphs_of_the_command_reference_have_six_lines_at_most() -> None:
     prose = text_of("lab/cli/README.md").partition("## Reference")[0]
-    blocks = [block for block in re.sub(r"```.*?```", "", prose, flags=re.S).split("\n\n")]
-    plain = [block for block in blocks if not block.strip().startswith(("|", "    ", "#", "- ", "!["))]
+    blocks = re.sub(r"```.*?```", "", prose, flags=re.S).split("\n\n")
+    plain = [block for block in blocks if not block.lstrip("\n").startswith(("|", "    ", "#", "- ", "!["))]
     assert [block for block in plain if block.strip().count("\n") >= 6] == []
