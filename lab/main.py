@@ -17,31 +17,18 @@ from lab.cli.help import Group
 from lab.cli.models import models
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.errors import LabError, printable
-from lab.features import running
-from lab.features.claims.command import claims
-from lab.features.compare.command import compare, export, import_
-from lab.features.experiments import COMMANDS, EXPERIMENTS
-from lab.features.lend.command import rpc_server
-from lab.features.limits.command import ceilings, doctor, explain, predict, words
-from lab.features.measure.command import ab, measure, sweep
-from lab.features.quant.command import quant
-from lab.features.serve.command import load, server
-from lab.features.trace.command import trace
-from lab.features.tune.command import tune
-from lab.features.why.command import command as why
+from lab.features import known, running
 
 if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.core.request import RequestRecord
 
-GROUPS = {
-    "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "why", "trace", "claims", "words", "show", "plot", "report"),
-    "Compare and choose": ("compare", "predict", "quant", "tune"),
-    "Serve many": tuple(one.name for one in EXPERIMENTS),
-    "Servers": ("server", "load"),
-    "Files": ("models", "export", "import"),
-    "Machines": ("machine", "doctor", "rpc-server"),
+GROUPS: dict[str, list[str]] = {
+    title: []
+    for title in (
+        *("Measure", "Understand", "Compare and choose", "Serve many"),
+        *("Servers", "Files", "Machines"),
+    )
 }
 """The commands by what they are for, as the help lists them."""
 
@@ -120,7 +107,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.features import known
     from lab.show import console, text_places
 
     reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
@@ -151,7 +137,6 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
       lab plot results/FILE.jsonl
       lab plot before.jsonl after.jsonl --out pictures
     """
-    from lab.features import known
     from lab.features.measure import text_results
 
     reading = running.read(results, with_traces=True)
@@ -248,27 +233,34 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
-for command in (
-    measure,
-    sweep,
-    *COMMANDS,
-    claims,
-    ab,
-    compare,
-    ceilings,
-    explain,
-    why,
-    predict,
-    quant,
-    trace,
-    doctor,
-    words,
-    export,
-    import_,
-    models,
-    server,
-    load,
-    rpc_server,
-    tune,
-):
-    lab.add_command(command)
+@lab.command()
+@click.argument("term", nargs=-1)
+@as_json_option("text")
+def words(term: tuple[str, ...], as_json: bool) -> None:
+    """Explain the lab's terms, such as TTFT, ridge or goodput.
+
+    \b
+      lab words                             # all terms
+      lab words ttft
+    """
+    from lab.show import console, terms
+
+    found = [terms.find(" ".join(term))] if term else terms.terms()
+    if as_json:
+        console.print_json([dataclasses.asdict(one) for one in found])
+        return
+    formatter = click.HelpFormatter(max_width=100)
+    formatter.write_dl([(one.name, one.meaning.replace("`", "")) for one in found])
+    if term:
+        more = {"unit": found[0].unit, "shown in": found[0].shown, "also": ", ".join(found[0].also)}
+        formatter.write_dl([(name, value) for name, value in more.items() if value])
+    click.echo(formatter.getvalue(), nl=False)
+
+
+BASE = {"Understand": (show, plot, report, words), "Files": (models,), "Machines": (machine,)}
+"""The commands of the base by what they are for."""
+
+for title, own in (*BASE.items(), *known.commands_by_group().items()):
+    GROUPS[title] += [str(command.name) for command in own]
+    for command in own:
+        lab.add_command(command)

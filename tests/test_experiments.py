@@ -9,9 +9,13 @@ import pytest
 
 import lab
 from lab.core.asked_settings import defaults
+from lab.features import batch, stall
 from lab.features.experiment import Experiment
-from lab.features.experiments import EXPERIMENTS
+from lab.features.speculate import speculation
+from lab.features.turns import conversation
 from lab.main import lab as cli
+
+EXPERIMENTS = [one.EXPERIMENT for one in (batch, conversation, stall, speculation)]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)

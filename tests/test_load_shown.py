@@ -30,7 +30,6 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.features import again
 from lab.features.compare import comparison
 from lab.features.serve import load_figures, load_shares, loads, plot_load, text_load
 from lab.features.serve.load_figures import ArmFigures, Tail
@@ -666,9 +665,9 @@ def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
 
 def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
     replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
-    assert again.loads(recorded("s", spaced(3, replay))) is None
+    assert text_load.again(recorded("s", spaced(3, replay))) is None
     rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
-    command = again.loads(recorded("s", spaced(3, rates)))
+    command = text_load.again(recorded("s", spaced(3, rates)))
     assert command is not None
     assert command.endswith(
         "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"

@@ -1,6 +1,8 @@
 """The project about itself: the order of its folders, one place for each library, and its help. (Pages: test_pages.)"""
 
 import ast
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +116,33 @@ def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
 def test_a_folder_begins_with_its_docstring_and_nothing_else(folder: Path) -> None:
     (only,) = ast.parse((folder / "__init__.py").read_text()).body
     assert isinstance(only, ast.Expr)
+
+
+def test_a_feature_is_removed_with_its_room_and_its_line(tmp_path: Path) -> None:
+    removed = ("claims", "stall", "trace")
+    shutil.copytree(PACKAGE, tmp_path / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    rooms = tmp_path / "lab/features"
+    for name in removed:
+        shutil.rmtree(rooms / name) if (rooms / name).is_dir() else (rooms / f"{name}.py").unlink()
+    lines = (rooms / "known.py").read_text().splitlines()
+    kept = [line for line in lines if not re.match(rf'    Feature\(".*?", "({"|".join(removed)})\b', line)]
+    assert len(lines) - len(kept) == len(removed)
+    (rooms / "known.py").write_text("\n".join(kept))
+    left = [name for name in MODULES if (tmp_path / (name.replace(".", "/") + ".py")).exists()]
+    sample = ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"
+    code = f"""
+import importlib
+for name in {[name for name in left if not name.startswith(("lab.engine", "lab.__main__"))]}:
+    importlib.import_module(name)
+from lab.main import lab
+assert lab.commands.keys().isdisjoint({removed}), lab.commands.keys()
+lab(["--help"], standalone_mode=False)
+lab(["show", {str(sample)!r}], standalone_mode=False)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-2000:]
+    assert "Serve many:" in done.stdout and "9.59" in done.stdout and "Measure how long a new" not in done.stdout
 
 
 PUBLIC = sorted(lab._modules())

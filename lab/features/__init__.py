@@ -1,4 +1,1 @@
-"""The list of kinds of results, and what is made of the whole list: tables, JSON, pictures, pages, commands.
-
-It may import everything below `cli`. Only `cli` imports it. Open `known.py` first.
-"""
+"""The features, each in a room of its own. Open `known.py` first: it lists them, and holds the loops over the list."""

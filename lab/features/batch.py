@@ -338,4 +338,5 @@ EXPERIMENT = Experiment(
     tables=(TABLE,),
 )
 
+command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
 batch = public("batch", plan)

@@ -7,6 +7,7 @@ is larger than LARGE and than any difference between equal consecutive runs. run
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import sys
 import tempfile
@@ -14,8 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import ENGINE, MODEL, as_json_option, with_options
 from lab.core import phases, stats
 from lab.core.asked_settings import AskedSettings
 from lab.core.lists import grouped
@@ -24,6 +29,7 @@ from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.limits import plain_read
+from lab.features.running import EXIT_FAILED
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, limits, machine, placing, prompts
 from lab.runner.cases import Case, Plan
@@ -32,6 +38,9 @@ from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
 from lab.show import disturbances
 from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
 
@@ -269,3 +278,55 @@ def _others(records: Sequence[Record]) -> list[str]:
     own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
     amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
     return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
+
+
+def print_checkup(checkup: Checkup, out: Console) -> None:
+    """Prints the machine, every check, and a paragraph for each that is broken or worth a look."""
+    from lab.show import text_setup
+    from lab.show.section import Section, print_section, tabled
+
+    for line in text_setup.describe(checkup.machine, checkup.model):
+        out.print(line)
+    out.print()
+    columns = (
+        ("name", lambda check: check.name),
+        ("figure", lambda check: check.figure or "-"),
+        ("verdict", lambda check: check.verdict),
+    )
+    print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
+    for verdict in (BROKEN, LOOK):
+        for check in (check for check in checkup.checks if check.verdict == verdict):
+            out.print(f"\n{check.name} ({check.verdict}): {check.words}")
+            if check.command:
+                out.print(f"    {check.command}")
+    n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
+    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s, {n_broken} broken.")
+
+
+@click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
+@with_options(MODEL, *ENGINE)
+@as_json_option(help="One JSON document on stdout, for bug reports.")
+def doctor(as_json: bool, **asked: Any) -> None:
+    """Find out why the lab fails or is slow.
+
+    \b
+      lab doctor                            # half a minute
+      lab doctor -t 8                       # are 8 threads right?
+
+    Checks whether the build loads and the model runs (and which setting avoids a crash), whether the number of threads
+    is right, and whether the machine is throttled, on battery, busy or short of memory. Each check has a figure and a
+    verdict. The threads are "broken" only if another number was measured to be faster, in turns. What the lab only
+    reads from the system is "worth a look" at most.
+
+    Keep the machine quiet during the checks. The exit status is 1 if something is broken.
+    """
+    from lab.show import console
+
+    with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
+        found = examine(asked, watch)
+    if as_json:
+        console.print_json(dataclasses.asdict(found))
+    else:
+        print_checkup(found, console.console())
+    if any(check.verdict == BROKEN for check in found.checks):
+        sys.exit(EXIT_FAILED)

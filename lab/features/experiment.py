@@ -1,12 +1,13 @@
 """An experiment as data: its command, its plan, its tables and their pictures.
 
-An experiment is one file with one `Experiment`. The command, the tables, the pictures and the command that repeats its
-runs are made from it.
+An experiment is one file with one `Experiment`. Its command, its public function, its sections and the command that
+repeats its runs are made from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.levers import Lever
+from lab.core.lists import grouped
 from lab.core.record import Record, Run
+from lab.core.shown import MARK
 from lab.features.common import folder_in
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.limits.step_prediction import StepPrediction, prediction_for
+from lab.features.running import carry_out
 from lab.process.worker import Worker
-from lab.runner import session
+from lab.runner import as_options, session
 from lab.runner.cases import Plan
+from lab.show import disturbances, table
+from lab.show.kind import Context, Kind, is_plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lab.show.section import Section
 
 Asked = ParamSpec("Asked")
 
@@ -55,6 +67,10 @@ class Option:
     type: type | None = None  # where the default does not tell
     flag: str | None = None  # on the command line, if not the name
 
+    @property
+    def long(self) -> str:
+        return self.flag or self.name.replace("_", "-")
+
 
 REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 for quick cases]", "r", type=int)
 
@@ -82,7 +98,7 @@ class Table:
 class Experiment:
     """An experiment. `about` is the help of its command, `again` gives the options that repeat its runs.
 
-    `lever` is the part of a run that identifies its runs.
+    `lever` is the part of a run that identifies its runs. `through_server` measures it with --url.
     """
 
     name: str
@@ -94,12 +110,121 @@ class Experiment:
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
     saves_states: bool = False
-    is_served: bool = False  # with --url it is measured through a server
+    through_server: Callable[[click.Context, str, dict[str, Any]], None] | None = None
 
-    def default(self, option: Option) -> Any:
-        """The default of an option; None for one of the settings."""
-        parameter = inspect.signature(self.plan).parameters.get(option.name)
-        return None if parameter is None else parameter.default
+    def as_command(self) -> click.Command:
+        """The command: its own options, then those of the engine."""
+        parameters, own = inspect.signature(self.plan).parameters, list[Any]()
+        for option in self.options:
+            parameter = parameters.get(option.name)
+            default = parameter.default if parameter else None  # None: it is one of the settings
+            own.append(
+                click.option(
+                    *(option.name, f"--{option.long}", *([f"-{option.short}"] if option.short else [])),
+                    type=TOKENS if option.name == "gen" and option.type is None else option.type,
+                    default=default,
+                    is_flag=default is False,
+                    show_default=default not in (None, "", False),
+                    metavar=option.metavar,
+                    help=option.help,
+                )
+            )
+        own += [MODEL, *([] if any(option.name == "prompt" for option in self.options) else [PROMPT]), *ENGINE]
+        own += [unified(self.lever.kv_unified)] if self.lever.kv_unified else []
+        reaching = []
+        if self.through_server:
+            from lab.features.serve.command import REACHING, TIMEOUT, URL
+
+            reaching = [URL, *REACHING, TIMEOUT]
+
+        @click.pass_context
+        @with_options(*own, SEED, *OUTPUT, DRY_RUN, *reaching)
+        def measure(context: click.Context, out: str, url: str | None = None, **asked: Any) -> None:
+            if self.through_server:
+                from lab.features.measure.measuring import ONLY_SERVER, check_side
+                from lab.features.serve.command import given
+
+                check_side(given(context), url)
+                if url is not None:
+                    return self.through_server(context, url, {"out": out, **asked})
+                asked = {name: value for name, value in asked.items() if name not in ONLY_SERVER}
+            with planning(self.plan, out, self.saves_states) as make:
+                carry_out(make, out, **asked)
+
+        first = ("model", *(option.long for option in self.options))[:6]
+        return click.command(self.name, cls=Command, first=first, help=self.about)(measure)
+
+    def as_kind(self) -> Kind:
+        """Its kind of results."""
+        return Kind(
+            self.name, lambda one: is_plain(one) and isinstance(one.run.lever, self.lever), self.sections, self.line
+        )
+
+    def line(self, records: Sequence[Record]) -> str | None:
+        """The command that makes a session of these runs again; None for imported results."""
+        timed = as_options.timed(records)
+        if any(record.run.totals for record in timed):
+            return None
+        if timed[0].run.block is not None:  # a comparison in blocks
+            from lab.features.measure import text_results
+
+            return text_results.again(records)
+        asked = self.again([one.run for one in timed]) | {"repeat": 1 + max(one.run.repeat for one in timed)}
+        return as_options.line(self.name, asked, (), as_options.shared(records))
+
+    def sections(self, records: Sequence[Record], context: Context) -> list[Section]:
+        """The results, predicted from ceilings and plain runs: a part for each table and setup."""
+        from lab.show.section import Section
+
+        own, parts = [record for record in records if record.run.is_timed], list[Section]()
+        setups = table.setups(table.runs(own)) if own else []
+        for kind in self.tables:
+            for label, rows in setups:
+                chosen = tuple(own[i] for i in dict.fromkeys(rows.run))
+                prediction = prediction_for(chosen[0], context.ceilings, [*context.runs, *context.others])
+                parts.append(_section(kind, label, chosen, prediction))
+        parts = [part for part in parts if part.rows]
+        return [Section(self.chapter, name=parts[0].name, question=parts[0].question, parts=parts)] if parts else []
+
+
+def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
+    """A table with its sentences and the basis of its predictions."""
+    from lab.show.section import WIDE, Picture, Section, tabled
+
+    rows = tuple(kind.rows(records, prediction))
+    words, more = kind.conclude(rows, records, prediction)
+    shown = tabled(kind.columns, rows)
+    basis = list[str]()
+    if kind.is_by_ceilings and prediction is None:
+        basis = ["No predictions: measure the ceilings first (lab ceilings)."]
+    elif kind.is_by_ceilings and prediction and any("predicted" in heading for heading in shown["headings"]):
+        basis = [prediction.basis]
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
+    if any(map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())):
+        words = [f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."]
+    title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
+
+    def as_dicts(lines: Sequence[Any], **first: Any) -> list[dict[str, Any]]:  # named tuples or dataclasses
+        return [
+            {**first, "setup": title, **(one._asdict() if hasattr(one, "_asdict") else dataclasses.asdict(one))}
+            for one in lines
+        ]
+
+    return Section(
+        title,
+        kind.title,
+        name=kind.name,
+        question=kind.question,
+        **shown,
+        sentences=[*words, *basis],
+        pictures=[
+            Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, prediction, title), WIDE)
+        ],
+        data=lambda: {
+            "rows": as_dicts(rows, experiment=kind.name),
+            **{name: as_dicts(lines) for name, lines in more.items()},
+        },
+    )
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from lab.features.serve import text_requests
 from lab.features.tune import text_tune
 from lab.runner import machine
 from lab.show import request_table, table, template, text_setup
+from lab.show.kind import Context
 from lab.show.section import UNKNOWN, Section, tabled
 
 Lines = Sequence[Record | RequestRecord]
@@ -85,7 +86,7 @@ def html(
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
     spreads = known_spreads([*rest, *others, *alone])
     is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
-    context = known.Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
+    context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
     kinds = known.sections([*timed, *special, *alone, *of_loads], context)
     faster = text_tune.faster_settings(timed, [*of_engine, *others])
     failed = [f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]]

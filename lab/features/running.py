@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
-    from lab.features.known import Context
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
+    from lab.show.kind import Context
     from lab.show.section import Section
 
 
@@ -118,8 +118,8 @@ def any_good(records: Sequence[Record | RequestRecord]) -> bool:
 def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any) -> Context:
     """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
     from lab.core.record import Record
-    from lab.features.known import Context
     from lab.features.limits import probing
+    from lab.show.kind import Context
 
     runs = [one.run for one in records if isinstance(one, Record)]
     is_lever = any(run.lever and not run.is_apart for run in runs)

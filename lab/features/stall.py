@@ -380,4 +380,5 @@ EXPERIMENT = Experiment(
     tables=(TABLE,),
 )
 
+command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
 stall = public("stall", plan)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lab.core import shell
 from lab.core.asked_settings import defaults, flag, table
 from lab.core.record import Record, Settings
 from lab.models import catalog
@@ -53,3 +55,21 @@ def option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (tuple, list)):
         return flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
     return flag(name), str(value)
+
+
+def timed(records: Sequence[Record]) -> list[Record]:
+    """The records without warm-ups; all of them where there are only warm-ups."""
+    return [record for record in records if not record.run.warmup] or list(records)
+
+
+def shared(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """The options that all of the records have."""
+    return [option for option in options(records[0]) if all(option in options(record) for record in records)]
+
+
+def line(
+    name: str, given: Mapping[str, object], first: Sequence[Sequence[str]] = (), last: Sequence[Sequence[str]] = ()
+) -> str:
+    """A command with options, without those that are None or empty; other words come first, or last."""
+    known = [option(key, value) for key, value in given.items() if value not in (None, "", [])]
+    return shell.lab(name, *first, *(word for words in (*known, *last) for word in words))

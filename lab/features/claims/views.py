@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lab.core.record import Record
+from lab.core.record import QUANT, Record
+from lab.features import known
 from lab.features.claims import judging
+from lab.features.claims.figures import CLAIMS
 from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Condition, Figure, Judged, Verdicts
+from lab.features.claims.session import PARTS
 from lab.features.measure import text_results
+from lab.runner import as_options
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE
+from lab.show.kind import Context, Kind
 from lab.show.section import Cell, Picture, Section
 
 if TYPE_CHECKING:
@@ -88,3 +93,21 @@ def _draw(known: Sequence[tuple[Judged, Figure, Condition]], canvas_figure: Canv
     ax.invert_yaxis()
     ax.set_xlabel("figure over threshold")
     canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """The verdicts of each session of claims, judged again."""
+    judged = judging.of_sessions(CLAIMS, records, context.ceilings)
+    return sections(judged, known.warnings, with_criteria=context.details or context.is_page)
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of claims: with the settings of the parts that change none."""
+    timed = as_options.timed(records)
+    usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
+    tried = {record.run.part for record in timed}
+    only = None if tried.issuperset(PARTS) else [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
+    return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
+
+
+KINDS = (Kind("claims", lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT), chapters, again),)

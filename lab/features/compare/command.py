@@ -57,6 +57,7 @@ def compare(
     from lab.features.compare.spread import known_spreads
     from lab.features.serve import text_requests
     from lab.show import console
+    from lab.show.kind import Context
 
     reading = without_tuning(read(results))
     records = reading.measured
@@ -67,7 +68,7 @@ def compare(
     apart = reading.measured if reading.requests else comparing.by_session(reading.records)
     stem = f"{Path(results[0]).stem}-compared"
     kinds, is_drawn = ("runs", "requests", "loads"), draws(results, out, no_plot)
-    made = known.sections(apart, known.Context(by_session=True), kinds) if is_drawn else []
+    made = known.sections(apart, Context(by_session=True), kinds) if is_drawn else []
     plots = known.draw(made, plot_folder(results, out), stem)
     if as_json:
         console.print_json(

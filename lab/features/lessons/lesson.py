@@ -30,11 +30,11 @@ from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
 from lab.features.predict import datasheet, text_predict
 from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
-from lab.features.trace import attention_views
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import console, setup_columns, table, wording
+from lab.show.kind import Context
 from lab.show.section import print_sections
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def begin() -> None:
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
-    made = known.sections(records, known.Context([ceilings] if ceilings else [], runs))
+    made = known.sections(records, Context([ceilings] if ceilings else [], runs))
     known.print_results(records, console.console(), made)
 
 
@@ -75,6 +75,8 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
 
 def draw_attention(seen: Attention) -> None:
     """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
+    from lab.features.trace import attention_views
+
     (picture,) = attention_views.section(seen).pictures
     lesson_server.draw_all([picture.draw], picture.size)
 

@@ -13,26 +13,20 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import (
     DETAILS,
-    DEVICE,
-    ENGINE,
-    MODEL,
     NO_PLOT,
     PLOTS_OUT,
     SETTINGS,
-    TOKENS,
     as_json_option,
     out_option,
     with_options,
 )
 from lab.errors import LabError
 from lab.features.running import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     RESULTS,
     ceilings_of,
     draws,
     hint,
-    note,
     plot_folder,
     read_runs,
     without_tuning,
@@ -40,7 +34,6 @@ from lab.features.running import (
 
 if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
-    from lab.features.predict.prediction import Prediction
     from lab.show.console import Terminal
 
 
@@ -182,147 +175,3 @@ def _explained(
             {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling} for row in explained
         ],
     }
-
-
-@click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
-@with_options(
-    click.option(
-        "--prompt-len", "-p", help="Prompt lengths.  [default: 1000, and 10,1000,10000 for devices that are named]"
-    ),
-    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."),
-    click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
-    click.option(
-        "--device",
-        "-d",
-        help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas; here: this machine.",
-    ),
-    click.option("--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."),
-    click.option("--memory", metavar="GB", help="Only devices with at most this much memory, such as 24GB."),
-    click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
-    click.option("--prices", metavar="FILE", help="CSV file with the columns device and price."),
-    *(option for option in SETTINGS if option is not DEVICE),
-    click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings and runs to learn from."),
-    as_json_option(),
-)
-def predict(
-    device: str | None,
-    gen: int,
-    prompt_len: str | None,
-    shows_all: bool,
-    memory: str | None,
-    slo: str | None,
-    prices: str | None,
-    results: str,
-    as_json: bool,
-    **asked: Any,
-) -> None:
-    """Predict a model's speed: which device suits it, and why.
-
-    \b
-      lab predict -m llama-3.1-8b -p 8k -n 300     # the fastest devices
-      lab predict -m llama-3.1-8b -d rtx-4090,m4   # these, explained
-      lab predict -m llama-3.2-3b:Q4_0 -d here     # this machine, explained
-
-    Needs no model file: a name of the list is enough, several with commas. Without --device, or with a kind of devices,
-    it ranks them: what fits comes first, the fastest at the top, with 90 % ranges. This machine is among them with its
-    measured times, or with a prediction from its ceilings.
-
-    For each device that --device names it prints the theoretical limit, a range to expect, and the basis of that range
-    for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
-    models, quantizations or settings. For another device it is learned from what others published; its runs or ceilings
-    in --results replace that.
-    """
-    from lab.core.request import parse_slo
-    from lab.features.predict import prediction, text_predict
-    from lab.show import console
-    from lab.show.section import print_sections
-
-    if results != RESULTS and not Path(results).is_dir():
-        raise LabError(f"There is no folder {results}.", "Name the one with your results: --results FOLDER")
-    is_ranking, limits = prediction.ranks(device), parse_slo(slo) if slo else None
-    rows = prediction.predict(
-        prompt_len or ("1000" if is_ranking else "10,1000,10000"),
-        gen,
-        asked.pop("model"),
-        device,
-        slo=limits,
-        prices=prediction.read_prices(prices) if prices else None,
-        results=results,
-        **asked,
-    )
-    if memory is not None:
-        try:
-            most = 1e9 * float(memory.lower().removesuffix("gb"))
-        except ValueError:
-            raise LabError(f"--memory {memory!r} is not a size.", "Write it in GB: --memory 24GB") from None
-        rows = [row for row in rows if row.memory_bytes is not None and row.memory_bytes <= most]
-        if not rows:
-            raise LabError(f"No device here has {memory} or less.", "Give more, or leave --memory out.")
-    if as_json:
-        console.print_json({"rows": list(map(_as_json, rows))})
-        return
-    print_sections(text_predict.sections(rows, limits, is_ranking, shows_all), console.console())
-    if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
-        note("This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure")
-
-
-def _as_json(row: Prediction) -> dict[str, Any]:
-    """A prediction with its model by name; what does not fit has no times."""
-    values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    values |= {"model": row.model.name, "quantization": row.model.quantization, "e2e_s": row.e2e_s}
-    return {name: None if row.misfit and name.endswith("_s") else value for name, value in values.items()}
-
-
-@click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
-@with_options(MODEL, *ENGINE)
-@as_json_option(help="One JSON document on stdout, for bug reports.")
-def doctor(as_json: bool, **asked: Any) -> None:
-    """Find out why the lab fails or is slow.
-
-    \b
-      lab doctor                            # half a minute
-      lab doctor -t 8                       # are 8 threads right?
-
-    Checks whether the build loads and the model runs (and which setting avoids a crash), whether the number of threads
-    is right, and whether the machine is throttled, on battery, busy or short of memory. Each check has a figure and a
-    verdict. The threads are "broken" only if another number was measured to be faster, in turns. What the lab only
-    reads from the system is "worth a look" at most.
-
-    Keep the machine quiet during the checks. The exit status is 1 if something is broken.
-    """
-    from lab.features import doctor as checkup
-    from lab.features.limits import text_why
-    from lab.show import console
-
-    with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
-        found = checkup.examine(asked, watch)
-    if as_json:
-        console.print_json(dataclasses.asdict(found))
-    else:
-        text_why.print_checkup(found, console.console())
-    if any(check.verdict == checkup.BROKEN for check in found.checks):
-        sys.exit(EXIT_FAILED)
-
-
-@click.command(cls=Command)
-@click.argument("term", nargs=-1)
-@as_json_option("text")
-def words(term: tuple[str, ...], as_json: bool) -> None:
-    """Explain the lab's terms, such as TTFT, ridge or goodput.
-
-    \b
-      lab words                             # all terms
-      lab words ttft
-    """
-    from lab.show import console, terms
-
-    found = [terms.find(" ".join(term))] if term else terms.terms()
-    if as_json:
-        console.print_json([dataclasses.asdict(one) for one in found])
-        return
-    formatter = click.HelpFormatter(max_width=100)
-    formatter.write_dl([(one.name, one.meaning.replace("`", "")) for one in found])
-    if term:
-        more = {"unit": found[0].unit, "shown in": found[0].shown, "also": ", ".join(found[0].also)}
-        formatter.write_dl([(name, value) for name, value in more.items() if value])
-    click.echo(formatter.getvalue(), nl=False)

@@ -1,21 +1,18 @@
-"""Ceilings, explanations, predictions and checkups as text."""
+"""Ceilings and explanations as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from lab.core import shown
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Rate, Record
-from lab.features.doctor import BROKEN, LOOK, Checkup
 from lab.features.limits import plain_read, plot_why, probing, roofline, where
 from lab.features.limits.advice import BatchLever, CacheLever, ExperimentLever, Lever, SpeculationLever
 from lab.features.limits.roofline import Explained
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
-from lab.show import text_setup, wording
-from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, tabled
+from lab.show import wording
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 
 
 def of_ceilings(ceilings: Ceilings) -> Section:
@@ -270,23 +267,3 @@ def _gains_of(lever: Lever | ExperimentLever) -> str:
         if gain
     ]
     return f"{lever.change}: {', '.join(gains)}"
-
-
-def print_checkup(checkup: Checkup, out: Console) -> None:
-    """Prints the machine, every check, and a paragraph for each that is broken or worth a look."""
-    for line in text_setup.describe(checkup.machine, checkup.model):
-        out.print(line)
-    out.print()
-    columns: Columns = (
-        ("name", lambda check: check.name),
-        ("figure", lambda check: check.figure or UNKNOWN),
-        ("verdict", lambda check: check.verdict),
-    )
-    print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
-    for verdict in (BROKEN, LOOK):
-        for check in (check for check in checkup.checks if check.verdict == verdict):
-            out.print(f"\n{check.name} ({check.verdict}): {check.words}")
-            if check.command:
-                out.print(f"    {check.command}")
-    n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
-    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s, {n_broken} broken.")

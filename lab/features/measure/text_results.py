@@ -1,4 +1,4 @@
-"""Results of runs as text: tables of medians, findings, warnings, and failures."""
+"""Results of runs as sections: tables of medians, findings, pictures, warnings, failures, and their command."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.features.compare.spread import FIGURE_NAMES
-from lab.features.measure import sweep_laws
+from lab.features.measure import plot_runs, sweep_laws
+from lab.runner import as_options
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
 from lab.show import disturbances, table, wording
-from lab.show.section import Cell, Columns, Section, tabled
+from lab.show.kind import Context, Kind, is_plain
+from lab.show.section import SMALL, TALL, WIDE, Cell, Columns, Picture, Section, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -256,3 +258,81 @@ def below(rows: pd.DataFrame, noun: str) -> str:
     if rows.repeats.max() == 1:
         return f"1 {noun} each, so the spread is unknown"
     return f"medians; below each its 95 % interval ({fewest} or more {noun}s) or the range"
+
+
+OF_RUNS = (
+    "A run has two phases: prefill processes the prompt, decode generates one token after another. TTFT is the time to "
+    "the first token, TPOT the time per token after it, E2E the time of the whole run. Figures are medians over runs, "
+    "with 95 % intervals or, for fewer than 6 runs, ranges. A bar shows prefill's share of the time."
+)
+CAPTIONS = {
+    "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their median. The dashed "
+    "line shows growth in proportion to the length.",
+    "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
+    "decode": "Decode: time of each generated token. Points are tokens, the line is their running median.",
+    "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the fitted law.",
+}
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """Plain runs, and sweeps."""
+    made = []
+    for name, title, is_sweep in (("runs", "Runs", False), ("sweeps", "Sweeps", True)):
+        own = [one for one in records if one.run.is_timed and (one.run.every is not None) == is_sweep]
+        if not own:
+            continue
+        rows = table.setups(table.runs(own))
+        many = len(rows) > 1
+        sizes = {"ab": WIDE, "sweep": TALL if context.is_page else WIDE}
+        drawn = plot_runs.drawings(own, stacked=context.is_page, by_session=context.by_session)
+        pictures = {one: one.partition("-")[0] for one in drawn if not (context.together and one in TOGETHER)}
+        made.append(
+            Section(
+                title,
+                plural(len(rows), "setup") if many else "",
+                name=name,
+                question=question([label for label, _ in rows]),
+                words=[OF_RUNS],
+                sentences=[line for label, part in rows for line in times(label if many else "", part)],
+                parts=sections(own),
+                pictures=[
+                    Picture(one, CAPTIONS[kind], drawn[one], sizes.get(kind, SMALL)) for one, kind in pictures.items()
+                ],
+                data=partial(summary_rows, own),
+            )
+        )
+    return made
+
+
+TOGETHER = ("prefill", "decode")
+"""Pictures that runs and requests share."""
+
+
+def summary_rows(records: Sequence[Any]) -> dict[str, list[Any]]:
+    """The summary for JSON."""
+    return {"rows": table.summary(table.runs(records)).to_dict("records")}
+
+
+def again(records: Sequence[Record]) -> str | None:
+    """The command of plain runs, sweeps and variants; None for imported results."""
+    timed, shared = as_options.timed(records), as_options.shared(records)
+    run = timed[0].run
+    given: dict[str, object] = {"prompt_len": sorted({record.run.n_prompt for record in timed})}
+    if any(record.run.totals for record in timed):
+        return None
+    if run.block is not None:
+        by_name = {record.run.variant or "": as_options.options(record) for record in records}
+        own = [
+            [word for option in by_name[name] if option not in shared for word in option] for name in sorted(by_name)
+        ]
+        blocks = 1 + max(record.run.block or 0 for record in timed)
+        numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
+        return as_options.line("ab", {**given, "gen": run.n_gen, "blocks": blocks, "sequences": numbers}, own, shared)
+    if run.every is not None:
+        given = {"max_len": given["prompt_len"], "every": run.every}
+    name = "measure" if run.every is None else "sweep"
+    repeat = 1 + max(record.run.repeat for record in timed)
+    return as_options.line(name, {**given, "gen": run.n_gen, "repeat": repeat}, (), shared)
+
+
+KINDS = (Kind("runs", lambda one: is_plain(one) and one.run.lever is None, chapters, again),)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import shown
 from lab.core.lists import join_and, plural
-from lab.core.record import Ceilings, Record
+from lab.core.record import QUANT, Ceilings, Record
 from lab.features.measure import text_results
 from lab.features.quant import figures
 from lab.features.quant.figures import Found
 from lab.models import catalog
+from lab.runner import as_options
 from lab.show import canvas, setup_columns
+from lab.show.kind import Kind
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
@@ -196,3 +198,34 @@ def _panel(ax: Axes, rows: Sequence[Any], found: Found, phase: str) -> None:
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, found.floor / 3), high)
         ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of `lab quant`."""
+    timed = [one for one in records if one.run.is_timed]
+    kept = [(one, one.run.quality) for one in records if one.run.quality]
+    of_variant = {one.run.variant or "": one for one in (*timed, *(one for one, of in kept if not of.is_floor))}
+    firsts = [of_variant[name] for name in sorted(of_variant)]
+    blocks = 1 + max((one.run.block or 0 for one in timed), default=0)
+    asked = next((quality for _, quality in kept), None)
+    given: dict[str, object] = {"blocks": blocks if timed else None}
+    if asked:
+        budget = None if asked.budget_s is None else f"{asked.budget_s:g}s"
+        given |= {"text": asked.text, "budget": budget, "until": asked.until}
+    given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen} if timed else {}
+    specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
+    shared = [words for words in as_options.shared(firsts) if words[0] not in ("--model", "--prompt")]
+    if len(specs) == 1:
+        given["cache_type"] = [one.settings.type_k for one in firsts]
+        shared = [words for words in shared if not words[0].startswith("--cache-type")]
+    return as_options.line("quant", given, [(spec,) for spec in specs], shared)
+
+
+KINDS = (
+    Kind(
+        "quant",
+        lambda one: isinstance(one, Record) and one.run.part == QUANT,
+        lambda records, context: sections(records, context.ceilings),
+        again,
+    ),
+)

@@ -10,10 +10,14 @@ from typing import Any
 
 from lab.core.lists import join_and, plural
 from lab.core.record import Record
-from lab.core.request import CLOSED, Endpoint, RequestRecord
+from lab.core.request import CLOSED, CONSTANT, Endpoint, RequestRecord
 from lab.features.serve import load_figures, loads, plot_load, request_words
 from lab.features.serve.load_figures import ArmFigures, Latency, LoadSession, Rate
 from lab.features.serve.loads import Attainment, Sample
+from lab.features.serve.text_requests import server_options
+from lab.runner import as_options
+from lab.show import request_table
+from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds, times
 
@@ -304,3 +308,44 @@ def _ms(value_s: float) -> str:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else digits(value)
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Loads on servers, a part for each session."""
+    first, n_servers = records[0], len({(one.endpoint.url, one.model) for one in records})
+    question = f"How much load can {first.model} handle through {first.endpoint.server or 'its server'}?"
+    return [
+        Section(
+            "Under load",
+            name="loads",
+            question="How much load can these servers handle?" if n_servers > 1 else question,
+            sentences=all_capacities(records),
+            parts=sections(records),
+        )
+    ]
+
+
+def again(records: Sequence[RequestRecord]) -> str | None:
+    """The command of loads; None for a replay: records lack its file."""
+    known = [one.request.asked.load for one in records if one.request.asked.load]
+    first, slo = known[0], known[0].slo
+    lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
+    if lengths is None:
+        return None
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
+    given = {
+        "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
+        "rate": sorted({load.rate for load in known if load.rate is not None}),
+        "arrivals": CONSTANT if first.arrivals == CONSTANT else None,
+        "prompt_len": lengths[1],
+        "gen": lengths[2],
+        "warmup": f"{first.warmup_s:g}",
+        "duration": f"{first.duration_s:g}",
+        "rounds": 1 + max(load.round for load in known),
+        "slo": [f"{name}={limit:g}s" for name, limit in limits.items() if limit is not None],
+        "seed": first.seed,
+    }
+    return as_options.line("load", server_options(records[0]) | given)
+
+
+KINDS = (Kind("loads", lambda one: bool(request_table.loads_of([one])), chapters, again),)

@@ -1,4 +1,4 @@
-"""Requests to servers as text: tables of medians, findings, warnings and failures."""
+"""Requests to servers as sections: tables of medians, findings, pictures, warnings, failures, and their command."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from lab.core import levers
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import RequestRecord
+from lab.core.request import RequestRecord, short_name
 from lab.core.request_times import Figures, figures
-from lab.features.measure import text_results
-from lab.features.serve import request_words
+from lab.features.measure import plot_runs, text_results
+from lab.features.serve import request_words, text_endpoint
+from lab.runner import as_options
 from lab.show import request_table, table, wording
-from lab.show.section import UNKNOWN, Columns, Section, tabled
+from lab.show.kind import Context, Kind
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,3 +193,83 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
         prefix = f"{label}: " if len(setups) > 1 else ""
         sentences += [prefix + sentence for sentence in request_words.doubts(chosen)]
     return sentences
+
+
+OF_REQUESTS = (
+    f"{MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, ranges."
+)
+CAPTIONS = {
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
+    "line shows growth in proportion to the length.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
+    "event, between events. The line is their running median, or mean.",
+}
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Requests that ran alone; runs of the engine are in the same pictures."""
+    good = [record for record in records if request_table.went_well(record)]
+    if not good:
+        return []
+    rows = table.setups(table.runs(good))
+    of_setups = table.setups(table.runs([one for one in good if request_table.is_measured(one)] or good))
+    question = text_results.question([label for label, _ in rows])
+    if len(rows) == 1:
+        server = good[0].endpoint.server or "its server"
+        question = f"How fast does {short_name(good[0].model)} answer through {server}?"
+    parts = sections(records)
+    if context.is_page:
+        seen = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
+        parts += [
+            text_endpoint.capabilities(one, f"{label}: what the server can do")
+            for label, one in seen
+            if one.capabilities
+        ]
+    drawn = plot_runs.drawings(
+        [*(context.runs if context.together else ()), *records], by_session=context.by_session or context.is_page
+    )
+    return [
+        Section(
+            "Through a server",
+            name="requests",
+            question=question,
+            words=[OF_REQUESTS],
+            sentences=[_time(label if len(of_setups) > 1 else "", part) for label, part in of_setups],
+            warnings=warnings(records),
+            parts=parts,
+            pictures=[Picture(one, caption, drawn[one]) for one, caption in CAPTIONS.items() if one in drawn],
+            data=partial(text_results.summary_rows, records),
+        )
+    ]
+
+
+def _time(label: str, rows: pd.DataFrame) -> str:
+    """A sentence on the longest prompt of a setup of requests."""
+    row = table.summary(rows).iloc[-1]
+    words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
+    if row.tpot_ms > 0 and not row.n_bounds:
+        words += f", each further token takes {wording.seconds(row.tpot_ms / 1e3)}"
+        words += f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
+    elif row.tpot_low_ms > 0:
+        ends = (wording.seconds(ms / 1e3) for ms in (row.tpot_low_ms, row.tpot_high_ms))
+        words += f", each further token takes {' to '.join(ends)}"
+    return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."
+
+
+def again(records: Sequence[RequestRecord]) -> str:
+    """The command of requests that ran alone. Keys and headers are in no record."""
+    asked = [record.request.asked for record in records]
+    given = {
+        "prompt_len": sorted({one.n_prompt for one in asked if one.n_prompt is not None}),
+        "gen": max(one.n_gen for one in asked),
+        "repeat": 1 + max(one.repeat for one in asked),
+    }
+    return as_options.line("measure", server_options(records[0]) | given)
+
+
+def server_options(record: RequestRecord) -> dict[str, object]:
+    """The options that name the server of a request."""
+    return {"url": record.endpoint.url, "model": record.model, "api": record.endpoint.api}
+
+
+KINDS = (Kind("requests", lambda one: bool(request_table.alone([one])), chapters, again),)

@@ -383,4 +383,5 @@ EXPERIMENT = Experiment(
     tables=(TABLE, CURVE),
 )
 
+command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
 speculate = public("speculate", plan)

@@ -46,6 +46,7 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
     from lab.features import known
     from lab.features.trace import attention_weights, token_trace
     from lab.show import console, text_setup
+    from lab.show.kind import Context
 
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with console.transfer(err) as transferring:
@@ -58,7 +59,7 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
             record = attention_weights.recorded(attention, **settings, out=output.folder, watch=transferring)
     for line in text_setup.describe(record.machine, record.model):
         err.print(line)
-    made = known.sections([record], known.Context(details=details))
+    made = known.sections([record], Context(details=details))
     output.finish(
         [record],
         output.folder / f"{record.session}.jsonl",

@@ -11,8 +11,10 @@ from lab.core.record import Record
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.features.limits.text_why import TOO_LOW
 from lab.features.trace import attention_views, token_trace
+from lab.runner import as_options
 from lab.show import setup_columns
 from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish
+from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, seconds
 
@@ -253,3 +255,37 @@ def _in_order(parts: Sequence[Part]) -> list[list[Part]]:
             blocks.append([])
         blocks[-1].append(part)
     return blocks
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """Runs of `lab trace`: parts for prefill and decode, or for attention weights."""
+    parts, lines = sections(records, by_layer=context.details), list[str]()
+    if len(records) == 1 and context.is_page:  # its sentences are above its tables
+        lines = [line for part in parts for line in part.sentences]
+        parts = [dataclasses.replace(part, sentences=()) for part in parts]
+    if not parts:
+        return []
+    question = parts[0].question or "Where does the time of a token go?"
+    data = {"traces": as_rows(records)}
+    return [
+        Section("One token's way", name="trace", question=question, sentences=lines, parts=parts, data=lambda: data)
+    ]
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a run of `lab trace`."""
+    run, shared = records[0].run, as_options.shared(records)
+    if run.attention is not None:
+        return as_options.line("trace", {"attention": run.attention.text}, (), shared)
+    repeat = run.trace.prefill.n_steps if run.trace else None
+    return as_options.line("trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared)
+
+
+KINDS = (
+    Kind(
+        "trace",
+        lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality,
+        chapters,
+        again,
+    ),
+)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lab.core.levers import Batch
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.shown import MARK
@@ -37,9 +38,10 @@ from lab.features.tune.result import (
 )
 from lab.features.tune.search import Choice
 from lab.models import catalog, obtain
-from lab.runner import machine
+from lab.runner import as_options, machine
 from lab.show import canvas, console, setup_columns
 from lab.show.canvas import COLOURS, GUIDE
+from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, tabled
 from lab.show.wording import digits, percent, seconds
 
@@ -413,3 +415,39 @@ def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list
             name = _name(one.won, one.choice)
             return [f"lab tune found faster settings for {aim(one)} on this machine: {name}, {_pace(one.gain)}."]
     return []
+
+
+OF_TUNE = (
+    "A search measured choices of settings in blocks with fresh engines. The table has the time that it expects of "
+    "each, and the ratio of that to the default's, with a 95 % interval below. The search chose the fastest, so its "
+    "ratios flatter the winner. The gain in the sentences comes from new blocks."
+)
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """Searches for the fastest settings, a part for each session."""
+    parts = sections(records, is_here=not context.is_page)
+    if not parts:
+        lines = ["lab tune measured no run of the default, so nothing can be compared with it."]
+        return [] if context.is_page else [Section(sentences=lines)]
+    question = parts[0].question if len(parts) == 1 else "Which settings are the fastest?"
+    return [Section("The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts)]
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of `lab tune`: the model, and the options that no choice changed."""
+    timed, own = as_options.timed(records), as_options.options
+    first = next((record for record in timed if record.run.variant == tuning.DEFAULT), timed[0])
+    asked, lever = first.run.tuning, first.run.lever
+    fixed = [one for one in own(first) if one[0] == "--model" or all(one in own(each) for each in timed)]
+    is_lossy = any(tuning.is_lossy(tuning.choice_of(record, first)) for record in timed)
+    given: dict[str, object] = {
+        "prompt_len": first.run.n_prompt,
+        "gen": asked.n_gen if asked else None,
+        "goal": asked.goal if asked and asked.goal != tuning.REQUEST else None,
+        "users": lever.n_seq if isinstance(lever, Batch) else None,
+    }
+    return as_options.line("tune", given, (), [*([("--allow-lossy",)] if is_lossy else []), *fixed])
+
+
+KINDS = (Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again),)

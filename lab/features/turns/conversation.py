@@ -40,6 +40,7 @@ from lab.show import canvas
 from lab.show.wording import seconds
 
 if TYPE_CHECKING:
+    import click
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -551,6 +552,13 @@ TABLE = Table(
     draw=draw,
 )
 
+
+def _through_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    from lab.features.turns import served
+
+    served.converse(context, url, asked)
+
+
 EXPERIMENT = Experiment(
     name="turns",
     chapter="Conversations",
@@ -586,7 +594,8 @@ EXPERIMENT = Experiment(
     again=_again,
     tables=(TABLE,),
     saves_states=True,
-    is_served=True,
+    through_server=_through_server,
 )
 
+command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
 turns = public("turns", plan, saves_states=True)

@@ -25,17 +25,20 @@ from lab.core.record import OK
 from lab.core.request import CHAT, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as request_figures
 from lab.features.common import cell
-from lab.features.serve import formats
+from lab.features.serve import formats, text_requests
 from lab.features.serve.prompts import Prompt
 from lab.features.serve.send_plan import Ask, fresh_nonce
 from lab.features.serve.servers import Server
 from lab.features.turns import conversation
+from lab.runner import as_options
 from lab.runner.progress import ShowStatus, Status
 from lab.show import canvas
+from lab.show.kind import Context, Kind
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import seconds
 
 if TYPE_CHECKING:
+    import click
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -237,7 +240,41 @@ def is_mine(record: object) -> bool:
     return isinstance(record, RequestRecord) and record.request.asked.turn is not None
 
 
-def again(records: Sequence[RequestRecord]) -> dict[str, object]:
-    """The options of the command that makes these requests again."""
+def again(records: Sequence[RequestRecord]) -> str:
+    """The command that makes these requests again."""
     first = next(one.request.asked.turn.of for one in records if one.request.asked.turn)
-    return {name: value for name, value in conversation.options_of(first).items() if name != "keep"}
+    own = {name: value for name, value in conversation.options_of(first).items() if name != "keep"}
+    return as_options.line("turns", text_requests.server_options(records[0]) | own)
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Conversations through a server, a part for each session."""
+    parts, title = sections(records), "Conversations through a server"
+    return [Section(title, name="turns", question=parts[0].question, parts=parts)] if parts else []
+
+
+KINDS = (Kind("served turns", is_mine, chapters, again),)
+
+
+def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    """`lab turns` through a server."""
+    from lab.features.running import Output, collect
+    from lab.features.serve.command import confirm, given
+    from lab.features.serve.servers import connect, prompt_text, reaching_of
+    from lab.show import console
+
+    lever = conversation.lever_of(*(asked[name] for name in ("system", "turn", "turns", "breaks", "seed")))
+    confirm(url, f"{len(lever.messages)} requests", asked["yes"])
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    err.print("examining the server ...")
+    model = asked["model"] if "model" in given(context) else None
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
+        if asked["dry_run"]:
+            n_most = lever.system + sum(lever.messages) + sum(lever.answers)
+            err.print(f"{len(lever.messages)} turns, up to about {n_most:,} tokens in the last")
+            return
+        path, text = server.new_file(output.folder), prompt_text(asked["prompt"])
+        records, problem = collect(
+            lambda watch: execute(lever, server, text, path, watch), path, err, None, text_requests.finished
+        )
+        output.end(records, path, problem, any(one.request.status != "ok" for one in records))
