@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.matrix import Matrix
 from lab.core.noise import Noise, NoiseReading
 from lab.core.placement import Tensor
 from lab.core.record import (
@@ -37,6 +36,7 @@ from lab.core.record import (
     Steps,
 )
 from lab.core.script import SPECULATE, Script, Shape
+from lab.core.shape import Matrix
 from lab.engine import loop
 from lab.models import catalog, synthetic
 from lab.process.rpc import Answer
@@ -239,7 +239,6 @@ class FakeWorker:
         self.prompts: list[list[int]] = []
         self.scripts: list[Script] = []
         self.move_ms = 5.0
-        self.checks: tuple[Any, ...] = ()  # state_bytes and logits_differ of every outcome
         self.n_right = 2  # of the guesses of each verification
         self.differ: str | None = None  # the vocabularies of a model and its draft
         self.pid = os.getpid()
@@ -299,7 +298,7 @@ class FakeWorker:
             more = speculated(script, self.n_right)
         shapes = [*scripts.shapes(script), *more[0]]
         steps = steps_of_shapes(shapes, decode_ms=self.decode_ms(), move_ms=self.move_ms)
-        outcome = Outcome(steps, tuple(range(n_chosen)), None, *self.checks)
+        outcome = Outcome(steps, tuple(range(n_chosen)), None)
         if any(operation.margins for operation in script):
             outcome = dataclasses.replace(outcome, accepted=more[1] or None, margins=(1.0,) * n_chosen)
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):

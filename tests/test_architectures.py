@@ -8,7 +8,7 @@ import pytest
 
 from lab.core import cost, memory
 from lab.core import script as scripts
-from lab.core.layers import read_layers
+from lab.core.shape import read_layers
 from lab.models import catalog, quantization, shapes, synthetic
 from lab.process.worker import Worker
 from tests import miniature

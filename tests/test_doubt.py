@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lab.core import results, shown
-from lab.core.matrix import Matrix
 from lab.core.record import Device, Rate, Record, Steps, Totals
+from lab.core.shape import Matrix
 from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison, text_compare

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from lab.core import shape
 from lab.core.record import Model, Settings
@@ -20,21 +21,8 @@ PADDING = 256
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
-_DEFAULTS = Settings(
-    n_ctx=PADDING,
-    n_batch=2048,
-    n_ubatch=512,
-    n_threads=1,
-    n_threads_batch=1,
-    n_gpu_layers=0,
-    flash_attn="auto",
-    flash_attn_resolved=None,
-    type_k="f16",
-    type_v="f16",
-    prompt="random",
-    prompt_sha256=None,
-    seed=None,
-)
+_SIZES: dict[str, Any] = {"n_ctx": PADDING, "n_batch": 2048, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 1}
+_DEFAULTS = Settings(**_SIZES, n_gpu_layers=0, flash_attn="auto", type_k="f16", type_v="f16", prompt="random")
 
 
 @dataclass(frozen=True)
@@ -120,35 +108,40 @@ class Widths:
     queries: int
     keys: int
     hidden: int  # of a feed-forward, or of the experts that a token uses
-    experts: int  # results of these experts
     is_flash: bool
+    in_layers: float  # the peak within a layer, where the layers follow the embedding on the same device
+    of_experts: int  # while the experts' results are summed: twice the hidden rows and results
+    in_hole: float  # additional for the output, because a small mask leaves a gap that nothing else fits into
 
 
 def widths(model: Model, settings: Settings, only: Collection[int] | None = None) -> Widths | None:
     """The widths of a context's steps, with the scores of the layers in `only`; None if the header lacks a field."""
-    layers = shape.heads(model)
-    if not layers or not (model.n_vocab and model.n_embd and model.head_dim):
-        return None
-    hidden, n_used = model.n_ff, (model.n_expert_used or 0) if model.n_expert else 0
-    if model.n_expert:
-        hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
-    if not hidden:
+    layers, n_embd, head_dim = shape.heads(model), model.n_embd, model.head_dim
+    n_used = (model.n_expert_used or 0) if model.n_expert else 0
+    hidden = n_used * (model.n_ff_expert or model.n_ff or 0) if model.n_expert else model.n_ff
+    if not layers or not model.n_vocab or not n_embd or not head_dim or not hidden:
         return None
     is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
-    n_positions = sum(n_cells(window, settings) for window in {heads.window for heads in layers})
-    n_layer = model.n_layer or 0
+    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if is_flash else 1)
+    n_layer, is_fused = model.n_layer or 0, model.arch in FUSED
     n_heads, windows = model.heads or (model.n_head or 0,) * n_layer, model.windows or (0,) * n_layer
-    scores = [n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if only is None or i in only]
+    each = [n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if only is None or i in only]
+    scores = 0 if is_flash else max(each, default=0)
+    queries, keys = (head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv"))
+    of_experts = 2 * (hidden + n_used * n_embd) + n_embd if n_used else 0
+    feed_forward, attention = 3 * hidden + (3 if is_fused else 4) * n_embd, scores + 3 * n_embd + 2 * queries + 2 * keys
     return Widths(
         n_vocab=model.n_vocab,
-        n_embd=model.n_embd,
-        mask=n_positions * (0.5 if is_flash else 1),
-        scores=0 if is_flash else max(scores, default=0),
-        queries=model.head_dim * max(heads.n_head for heads in layers),
-        keys=model.head_dim * max(heads.n_head_kv for heads in layers),
+        n_embd=n_embd,
+        mask=mask,
+        scores=scores,
+        queries=queries,
+        keys=keys,
         hidden=hidden,
-        experts=n_used * model.n_embd,
         is_flash=is_flash,
+        in_layers=mask + max(feed_forward, of_experts, attention),
+        of_experts=of_experts,
+        in_hole=mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0,
     )
 
 
@@ -164,26 +157,7 @@ def compute_bytes(model: Model, settings: Settings) -> int | None:
     width = widths(model, settings)
     if width is None:
         return None
-    head = width.n_vocab + 2 * width.n_embd + in_hole(model, width)
-    return round(4 * n_rows(settings) * max(head, largest_in_layers(model, width)))
-
-
-def largest_in_layers(model: Model, width: Widths) -> float:
-    """Peak elements per row within a layer, where the layers follow the embedding on the same device."""
-    feed_forward = 3 * width.hidden + (3 if model.arch in FUSED else 4) * width.n_embd
-    attention = width.scores + 3 * width.n_embd + 2 * width.queries + 2 * width.keys
-    return width.mask + max(feed_forward, of_experts(width), attention)
-
-
-def of_experts(width: Widths) -> int:
-    """Elements per row while the experts' results are summed: twice the hidden rows and results."""
-    return 2 * (width.hidden + width.experts) + width.n_embd if width.experts else 0
-
-
-def in_hole(model: Model, width: Widths) -> float:
-    """Additional elements per row for the output, because a small mask leaves a gap that nothing else fits into."""
-    is_small = width.is_flash and width.mask < width.queries + 2 * width.keys
-    return width.mask + 2 * width.n_embd if model.arch in FUSED and is_small else 0
+    return round(4 * n_rows(settings) * max(width.n_vocab + 2 * width.n_embd + width.in_hole, width.in_layers))
 
 
 def of_length(model: Model, n_ctx: int) -> Memory:

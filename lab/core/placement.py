@@ -49,19 +49,18 @@ class Place:
 
 def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[int | None, ...]:
     """The device of each layer, the output last, as an index into `shares`; None for the CPU."""
+
+    def single(value: float) -> float:  # a C float, as in llama.cpp
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+
     n_all = n_layer + 1
     n_there = n_all if n_gpu_layers < 0 else min(n_gpu_layers, n_all)
     if not shares or not n_there:
         return (None,) * n_all
-    sums = list(itertools.accumulate(map(_single, shares), lambda a, b: _single(a + b)))
-    ends = [_single(part / sums[-1]) for part in sums]
-    on_devices = (bisect.bisect_right(ends, _single(i / n_there)) for i in range(n_there))
+    sums = list(itertools.accumulate(map(single, shares), lambda a, b: single(a + b)))
+    ends = [single(part / sums[-1]) for part in sums]
+    on_devices = (bisect.bisect_right(ends, single(i / n_there)) for i in range(n_there))
     return (*(None for _ in range(n_all - n_there)), *(min(index, len(ends) - 1) for index in on_devices))
-
-
-def _single(value: float) -> float:
-    """`value` rounded to a C float, as in llama.cpp."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def is_pipeline(
@@ -187,9 +186,9 @@ def _compute_bytes(
             in_one = 3 * width.keys if model.arch in memory.FUSED else 0
             need = max(need, inputs + width.n_embd + width.queries + in_one)
         if has_overrides or CPU in of_layers[:-1]:
-            need = max(need, memory.largest_in_layers(model, width))
+            need = max(need, width.in_layers)
         if of_layers[-1] == CPU:
-            need = max(need, width.n_vocab + 2 * width.n_embd + memory.in_hole(model, width))
+            need = max(need, width.n_vocab + 2 * width.n_embd + width.in_hole)
     elif device in of_layers:
         is_first = next(where for where in of_layers if where != CPU) == device
         n_embd, need = width.n_embd, 0.0
@@ -200,9 +199,9 @@ def _compute_bytes(
             if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
                 n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
                 attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)
-            need = inputs + carried + max(feed_forward, memory.of_experts(width), attention)
+            need = inputs + carried + max(feed_forward, width.of_experts, attention)
         if device == of_layers[-1]:
-            head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + memory.in_hole(model, width))
+            head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + width.in_hole)
             need = max(need, head)
     else:
         need = 0.0

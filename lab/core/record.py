@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lab.core.levers import LEVERS, Batch, Lever, Speculation, Stall, Turns, name_of
-from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 from lab.core.quality import Quality
+from lab.core.shape import Matrix
 from lab.core.traced import Attention, TokenTrace
 
 if TYPE_CHECKING:
@@ -249,7 +249,6 @@ class Run:
     margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest
     part: str | None = None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
     state_bytes: tuple[int, ...] | None = None  # of each `save`
-    logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
     placement: Placement | None = None  # None if unknown
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps

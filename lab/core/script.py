@@ -48,10 +48,9 @@ class Operation:
     """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`.
 
     forget: everything from position `first` on. copy: to the empty sequence `target`. save, load: to or from the file
-    `path` (None: memory). speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time. `of_draft`:
-    on the draft model, or (speculate) drafted by it instead of looked up in the text. `keeps`: keep the step's logits
-    and compare them after the run. `margins`: record the gap between the two highest logits. Without `waits` the step
-    is only submitted, and finishes with a later one.
+    `path`. speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time. `of_draft`: on the draft
+    model, or (speculate) drafted by it instead of looked up in the text. `margins`: record the gap between the two
+    highest logits. Without `waits` the step is only submitted, and finishes with a later one.
     """
 
     kind: str
@@ -61,7 +60,6 @@ class Operation:
     first: int = 0
     target: int = 0
     path: str | None = None
-    keeps: bool = False
     n_draft: int = 0
     of_draft: bool = False
     margins: bool = False

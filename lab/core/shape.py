@@ -1,18 +1,30 @@
 """A model's parts: its weight matrices, the heads of its layers, and each layer's attention window.
 
-All counts of FLOPs, bytes and memory come from these.
+All counts of FLOPs, bytes and memory come from these. Most models have one number of heads for all layers; some have a
+list. Which layers have a window is often not in the file but in llama.cpp's code for the architecture; so it is here
+too (llama.cpp 0c1e570, src/models, load_arch_hparams).
 """
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lab.core.matrix import BLOCKS, Matrix
-from lab.core.record import Model
+if TYPE_CHECKING:
+    from lab.core.record import Model
 
-__all__ = ["BLOCKS", "Matrix"]  # for other folders
+BLOCKS = {
+    # weights per block, bytes per block: the block structures of ggml-common.h
+    **{"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q1_0": (128, 18), "Q2_0": (64, 18), "Q4_0": (32, 18)},
+    **{"Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110)},
+    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ1_S": (256, 50), "IQ1_M": (256, 56)},
+    **{"IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110)},
+    **{"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17)},
+    **{"NVFP4": (64, 36)},
+}
 
 ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
 OTHER = "other"
@@ -25,6 +37,48 @@ _IN_LAYERS = {
 }
 _ROWS_ONLY = ("position_embd.weight", "token_types.weight")  # a step reads only one row for each token
 
+PERIODS = {
+    # Layers in a period; the last one of a period sees everything, or (DENSE_FIRST) the first one.
+    **{"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6},
+    **{"gpt-oss": 2, "laguna": 4, "mellum": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4},
+}
+DENSE_FIRST = ("cohere2moe", "laguna", "smallthinker")
+WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}
+"""The window where the file does not say."""
+
+UNCOUNTED = {"llama4": "it attends in chunks"}
+SINGLE = {
+    # A key that may be in a header: what it means that the lab does not count.
+    "attention.key_length_mla": "its keys and values are compressed (MLA)",
+    "attention.shared_kv_layers": "some of its layers share a cache",
+    "attention.key_length_swa": "its layers with a window have heads of another width",
+    "ssm.state_size": "some of its layers are recurrent",
+    "wkv.head_size": "its layers are recurrent",
+    "shortconv.l_cache": "some of its layers are convolutions",
+    "kda.head_dim": "some of its layers are recurrent",
+}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """`n` weight matrices of the same shape and type. A matrix of `n_expert` experts counts once."""
+
+    part: str
+    type: str
+    rows: int
+    columns: int
+    n: float
+    n_expert: int = 1
+
+    @property
+    def n_weights(self) -> float:
+        return self.n * self.n_expert * self.rows * self.columns
+
+    @property
+    def n_bytes(self) -> float:
+        n_weights, n_bytes = BLOCKS[self.type]
+        return self.n_weights / n_weights * n_bytes
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -36,27 +90,70 @@ class Heads:
     window: int
 
 
+@dataclass(frozen=True)
+class Layers:
+    """Heads and windows; the lists are None where all layers are alike, n_head and n_head_kv where they are not."""
+
+    n_head: int | None
+    n_head_kv: int | None
+    heads: tuple[int, ...] | None
+    heads_kv: tuple[int, ...] | None
+    windows: tuple[int, ...] | None
+    uncounted: str | None
+
+
+def read_layers(
+    arch: str | None,
+    n_layer: int | None,
+    number: Callable[[str], int | None],
+    numbers: Callable[[str], tuple[int, ...] | None],
+) -> Layers:
+    """What `number` and `numbers` (a key's value, a key's list) tell of the layers."""
+
+    def alike(key: str) -> tuple[int | None, tuple[int, ...] | None]:
+        listed = numbers(key)
+        if listed is None:
+            return number(key), None
+        listed = listed[: n_layer or 0]
+        if not listed or not 0 <= min(listed) <= max(listed) <= 10_000:  # far above any model there is
+            return None, None
+        return (listed[0], None) if len(set(listed)) == 1 else (None, listed)
+
+    n_head, heads = alike(f"{arch}.attention.head_count")
+    n_head_kv, heads_kv = alike(f"{arch}.attention.head_count_kv")
+    if n_head_kv is None and heads_kv is None:
+        n_head_kv, heads_kv = n_head, heads
+    window = number(f"{arch}.attention.sliding_window") or WINDOWS.get(arch or "")
+    if arch == "exaone4":
+        window = 4096 if n_layer == 64 else None
+    pattern, windows, problem = numbers(f"{arch}.attention.sliding_window_pattern"), None, None
+    if pattern is None and arch in PERIODS:  # llama.cpp reads the window of no other architecture without a list
+        period = number(f"{arch}.attention.sliding_window_pattern") or PERIODS[arch]
+        full = 0 if arch in DENSE_FIRST else period - 1
+        pattern = tuple(int(layer % period != full) for layer in range(n_layer or 0))
+    if window and n_layer and pattern is not None and arch != "phi3":  # llama.cpp ignores the window of phi3's files
+        if len(pattern) < n_layer:
+            problem = "its list of windows is shorter than its list of layers"
+        else:
+            windows = tuple(window if windowed else 0 for windowed in pattern[:n_layer])
+    found = (meaning for key, meaning in SINGLE.items() if number(f"{arch}.{key}"))
+    problem = problem or UNCOUNTED.get(arch or "") or next(found, None)
+    return Layers(n_head, n_head_kv, heads, heads_kv, windows, problem)
+
+
 def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:
     """The matrices in a table of tensors (name, type, dimensions with the inner one first), without vectors."""
-    counts: dict[tuple[str, str, int, int, int], int] = {}
+    counts = collections.Counter[tuple[str, str, int, int, int]]()
     for name, kind, dimensions in tensors:
         columns, rows, n_expert, *_ = [*dimensions, 1, 1]
         if rows * n_expert == 1 or not name.endswith(".weight") or "norm" in name or name in _ROWS_ONLY:
             continue
-        part = _part(name.removesuffix(".weight"))
-        if part != EXPERTS and n_expert > 1:
-            part = OTHER
-        key = part, kind, rows, columns, n_expert
-        counts[key] = counts.get(key, 0) + 1
+        layer = re.fullmatch(r"blk\.\d+\.(.+)\.weight", name)
+        part = {"token_embd.weight": EMBEDDING, "output.weight": OUTPUT}.get(name) or next(
+            (part for part, pattern in _IN_LAYERS.items() if layer and pattern.fullmatch(layer[1])), OTHER
+        )
+        counts[OTHER if part != EXPERTS and n_expert > 1 else part, kind, rows, columns, n_expert] += 1
     return tuple(Matrix(*key[:4], n, key[4]) for key, n in counts.items())
-
-
-def _part(name: str) -> str:
-    if name in ("token_embd", "output"):
-        return EMBEDDING if name == "token_embd" else OUTPUT
-    layer = re.fullmatch(r"blk\.\d+\.(.+)", name)
-    fitting = [part for part, pattern in _IN_LAYERS.items() if layer and pattern.fullmatch(layer[1])]
-    return fitting[0] if fitting else OTHER
 
 
 def matrices(model: Model) -> tuple[Matrix, ...] | None:
@@ -89,11 +186,8 @@ def heads(model: Model) -> tuple[Heads, ...] | None:
     )
     if any(len(column) != n_layer or None in column for column in per_layer):
         return None
-    counts: dict[tuple[int, int, int], int] = {}
-    for n_head, n_head_kv, window in zip(*per_layer, strict=True):
-        key = (n_head or 0, n_head_kv or 0, window or 0)
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(Heads(n, *key) for key, n in counts.items() if key[0] and key[1])
+    counts = collections.Counter(zip(*per_layer, strict=True))
+    return tuple(Heads(n, own, kv, window or 0) for (own, kv, window), n in counts.items() if own and kv)
 
 
 def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:

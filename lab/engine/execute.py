@@ -60,7 +60,6 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         chosen,
         next(ended, None),
         tuple(preparation.sizes) or None,
-        preparation.logits_differ(),
         tuple(preparation.speculation.accepted) or None,
         tuple(preparation.margins) or None,
     )
@@ -95,8 +94,6 @@ class _Preparation:
         self._n_chosen = 0
         self._of_draft = np.zeros((), dtype=np.int64)  # the slot for tokens that the draft model chooses
         self._last_row = 0  # in the last step with logits
-        self._kept: list[Any] = []
-        self._saved: dict[str | None, Any] = {}
         self.sizes: list[int] = []  # bytes of each saved state
         self.margins: list[float] = []
         rows = (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script)
@@ -183,13 +180,6 @@ class _Preparation:
 
     def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
         """The function that chooses a step's tokens; None if it chooses none."""
-        if operation.keeps:
-
-            def choose_and_keep() -> None:
-                self._logits[False].choose(rows)
-                self._kept += [self._logits[False].row(i).copy() for i, _, _ in rows]
-
-            return choose_and_keep
         if operation.margins and rows:
             return functools.partial(self._choose_with_margins, rows)
         return self._logits[operation.of_draft].chooser(rows)
@@ -203,45 +193,35 @@ class _Preparation:
 
     def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What a forget, copy, save or load executes, and what follows."""
+        lib, pointer, sequence = self._lib, self._pointer, operation.sequence
         if operation.kind == record.FORGET:
             context = self._contexts[operation.of_draft]
-            return functools.partial(llama.forget, context, operation.sequence, operation.first), None
+            return functools.partial(llama.forget, context, sequence, operation.first), None
         if operation.kind == record.COPY:
-            copy = self._lib.llama_memory_seq_cp
-            return functools.partial(copy, self._memory, operation.sequence, operation.target, -1, -1), None
-        path = operation.path
-        if operation.kind == record.SAVE:
-            after = None if path is None else functools.partial(_drop_from_cache, path)
-            return functools.partial(self._save, operation.sequence, path), after
-        return functools.partial(self._load, operation.sequence, path), None
+            return functools.partial(lib.llama_memory_seq_cp, self._memory, sequence, operation.target, -1, -1), None
+        path = Path(operation.path or "")
 
-    def _save(self, sequence: int, path: str | None) -> None:
-        """Save to a file, synced to the disk; or to memory, allocated within the timed part, as in a server."""
-        if path is not None:
-            n_bytes = self._lib.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence, None, 0)
-            if n_bytes:
-                with Path(path).open("r+b") as file:
-                    os.fsync(file.fileno())
-        else:
-            size = self._lib.llama_state_seq_get_size(self._pointer, sequence)
-            state = self._saved[path] = (ctypes.c_uint8 * size)()
-            n_bytes = self._lib.llama_state_seq_get_data(self._pointer, state, size, sequence)
-        if not n_bytes:
-            where = "memory" if path is None else path
-            raise LabError(f"llama.cpp could not save a state to {where}: {native.last_warnings()}", "Free some space.")
-        self.sizes.append(n_bytes)
+        def save() -> None:
+            n_bytes = lib.llama_state_seq_save_file(pointer, os.fsencode(path), sequence, None, 0)
+            if not n_bytes:
+                what = f"llama.cpp could not save a state to {path}: {native.last_warnings()}"
+                raise LabError(what, "Free some space.")
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+            self.sizes.append(n_bytes)
 
-    def _load(self, sequence: int, path: str | None) -> None:
-        if path is not None:
+        def drop_from_cache() -> None:  # so that the file is read from the disk (if the system supports this)
+            if hasattr(os, "posix_fadvise"):
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+        def load() -> None:
             no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
-            n_bytes = self._lib.llama_state_seq_load_file(
-                self._pointer, os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
-            )
-        else:
-            state = self._saved[path]
-            n_bytes = self._lib.llama_state_seq_set_data(self._pointer, state, len(state), sequence)
-        if not n_bytes:
-            raise LabError(f"llama.cpp could not restore a state: {native.last_warnings()}", "Try shorter prompts.")
+            arguments = os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
+            if not lib.llama_state_seq_load_file(pointer, *arguments):
+                raise LabError(f"llama.cpp could not restore a state: {native.last_warnings()}", "Try shorter prompts.")
+
+        return (save, drop_from_cache) if operation.kind == record.SAVE else (load, None)
 
     def check_logits(self) -> None:
         """LabError if the logits' address changed during the run, or the last logits are not finite."""
@@ -256,19 +236,6 @@ class _Preparation:
                 "The model's last logits are not finite numbers, so its weights are damaged.", "Get the file again."
             )
 
-    def logits_differ(self) -> tuple[float, ...] | None:
-        """The largest difference of each kept row of logits from the first kept row; 0 if identical."""
-        if not self._kept:
-            return None
-        return tuple(float(abs(logits - self._kept[0]).max()) for logits in self._kept[1:])
-
 
 def _pointer(array: Any, kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-
-def _drop_from_cache(path: str) -> None:
-    """Drop a file from the page cache, so that it is read from the disk (if the system supports this)."""
-    if hasattr(os, "posix_fadvise"):
-        with Path(path).open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import shape
-from lab.core.layers import read_layers
 from lab.core.lists import grouped
 from lab.core.placement import Tensor
 from lab.core.record import Model
+from lab.core.shape import read_layers
 from lab.engine import llama, native
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable

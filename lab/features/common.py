@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import layers
+from lab.core import shape
 from lab.core.asked_settings import in_digits
 from lab.core.record import Model
 from lab.errors import LabError
@@ -70,8 +70,8 @@ def listed(values: Iterable[object]) -> str:
 
 
 KEEPS_NO_POSITIONS = {
-    layers.UNCOUNTED["llama4"],
-    *(layers.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
+    shape.UNCOUNTED["llama4"],
+    *(shape.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
 }
 """`Model.uncounted` of models that do not keep a key and a value of every position."""
 

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from lab.core import placement
-from lab.core.layers import read_layers as layers_of
 from lab.core.record import Model
 from lab.core.shape import group
+from lab.core.shape import read_layers as layers_of
 from lab.errors import LabError
 from lab.models import catalog, hub, synthetic
 from lab.models.catalog import HUB, Entry, Spec

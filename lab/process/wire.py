@@ -75,7 +75,6 @@ class Outcome:
     token_ids: tuple[int, ...]
     end_at: int | None
     state_bytes: tuple[int, ...] | None = None
-    logits_differ: tuple[float, ...] | None = None
     accepted: tuple[int, ...] | None = None
     margins: tuple[float, ...] | None = None
 

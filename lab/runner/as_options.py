@@ -48,10 +48,10 @@ def options(record: Record) -> list[tuple[str, ...]]:
 
 def option(name: str, value: object) -> tuple[str, ...]:
     """An option with its value, or --NAME or --no-NAME for an on/off setting."""
+    if isinstance(value, bool) and name == "kv_unified":
+        return flag(name), "on" if value else "off"
     if isinstance(value, bool):
-        return (
-            (flag(name), "on" if value else "off") if name == "kv_unified" else (flag(name if value else f"no-{name}"),)
-        )
+        return (flag(name if value else f"no-{name}"),)
     if isinstance(value, (tuple, list)):
         return flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
     return flag(name), str(value)

@@ -109,7 +109,8 @@ class _Loop:
             if run.warmup:  # the engine found a setting that works: try again
                 self.todo.insert(0, (repeat, case))
             yield settings, run
-            self.engine.recover(problem)
+            if isinstance(problem, WorkerDied):  # after other failures the engine can continue
+                self.engine.renew()
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
         """Load, make a context and warm up. A failure is recorded for the largest case, which sets the context's size.
@@ -131,7 +132,8 @@ class _Loop:
                 raise
             largest = max(possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt))
             yield self._failed(largest, 0, problem, engine.most_crashes if is_open else 1, is_warmup=is_open)
-            engine.recover(problem)
+            if isinstance(problem, WorkerDied):
+                engine.renew()
 
     def _failed(
         self, case: Case, repeat: int, problem: LabError, most: int, is_warmup: bool = False

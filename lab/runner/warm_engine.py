@@ -139,20 +139,19 @@ class WarmEngine:
 
     def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
         """One run on the open context."""
-        with self._explained(case.n_prompt):
-            return self._run(case, repeat, warmup)
-
-    def _run(self, case: Case, repeat: int, warmup: bool) -> Run:
-        script = self._script(case, repeat)
+        write = self.plan.write if case.lever else measured_run
+        script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
+        if self.settings.prefill_wait == END:
+            script = scripts.wait_once(script)
         started_at = utc_now()
-        outcome, noise = self._watched(script, case, repeat, warmup)
+        with self._explained(case.n_prompt):
+            outcome, noise = self._watched(script, case, repeat, warmup)
         run = Run(
             **named(case),
             repeat=repeat,
             warmup=warmup,
             started_at=started_at,
             status=record.OK,
-            error=None,
             steps=outcome.steps,
             token_ids=outcome.token_ids,
             prompt_offset=self._offset(self._source(case), repeat, 0),
@@ -160,7 +159,6 @@ class WarmEngine:
             noise=noise,
             engine=self.n_starts,
             state_bytes=outcome.state_bytes,
-            logits_differ=outcome.logits_differ,
             placement=self._placement,
             accepted=outcome.accepted,
             margins=outcome.margins,
@@ -172,11 +170,6 @@ class WarmEngine:
             raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
         self.reporter.learn(case, run)
         return run
-
-    def _script(self, case: Case, repeat: int) -> Script:
-        write = self.plan.write if case.lever else measured_run
-        script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
-        return scripts.wait_once(script) if self.settings.prefill_wait == END else script
 
     def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:
         """Run a script between two sentinels (not in a warm-up), and record the noise."""
@@ -240,11 +233,6 @@ class WarmEngine:
         words = f"{problem.what} The session continues with {problem.change.option}, which you did not ask for."
         self.reporter.announce(words)
         return words
-
-    def recover(self, problem: LabError) -> None:
-        """Restart a dead engine; after other failures it can continue."""
-        if isinstance(problem, WorkerDied):
-            self.renew()
 
     def _time_sentinel(self) -> int:
         """The median time of the same few decode steps on an empty context, in ns."""
