@@ -15,7 +15,8 @@ from lab.core.asked_settings import table
 from lab.errors import LabError
 from lab.main import lab as main
 from lab.runner import saved_settings
-from lab.runner.saved_settings import load, read, save
+from lab.runner.saved_settings import read, save
+from lab.runner.saved_settings import settings as load
 from tests.conftest import run_lab
 
 FAST = {"threads": 1, "ubatch": 64, "repack": False, "override_tensor": ["a=CPU", "b=CPU"], "kv_unified": True}

@@ -56,11 +56,9 @@ def memory_available(root: Path = ROOT) -> int:
 
     left = [int(psutil.virtual_memory().available)]
     for folder in _groups(root):
+        used, reclaimed = system_number(folder / "memory.current"), _count(folder / "memory.stat", "inactive_file") or 0
         limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
-        limit = min((n for n in limits if n is not None), default=None)
-        used = system_number(folder / "memory.current")
-        if limit is not None and used is not None:
-            left.append(max(0, limit - used + (_count(folder / "memory.stat", "inactive_file") or 0)))
+        left += [max(0, limit - used + reclaimed) for limit in limits if limit is not None and used is not None]
     return min(left)
 
 

@@ -166,10 +166,7 @@ def _cpu_name(root: Path = limits.ROOT) -> str | None:
 
 
 def _arm_cores(cpuinfo: str) -> str | None:
-    """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`; None for other CPUs.
-
-    The names come from models/arm_cores.toml; other cores get their numbers.
-    """
+    """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`; None for other CPUs."""
     makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", cpuinfo, re.MULTILINE) for what in ("implementer", "part"))
     with catalog.data_file("arm_cores.toml").open("rb") as file:
         known = tomllib.load(file)

@@ -61,10 +61,10 @@ class NoiseWatch:
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
         """CPU time of others, steal and pressure in ms, and how often the engine was preempted."""
         busy, steal = _cpu_times()
-        own, pressure = _own_cpu_s(self._own), _pressure_s("cpu")
+        (own, switches), pressure = _of_own(self._own), _pressure_s("cpu")
         others = None if own is None else round(1e3 * (busy - own))
         in_ms = [None if seconds is None else round(1e3 * seconds) for seconds in (steal, pressure)]
-        return others, in_ms[0], in_ms[1], _switches(self._own)
+        return others, in_ms[0], in_ms[1], switches
 
 
 def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
@@ -72,7 +72,7 @@ def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
     import psutil
 
     busy, steal = _cpu_times()
-    frequency = None
+    (own_cpu_s, switches), frequency = _of_own(own), None
     with contextlib.suppress(OSError, RuntimeError):
         frequency = psutil.cpu_freq()
     throttles = [
@@ -86,8 +86,8 @@ def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
         cpu_mhz=frequency.current if frequency and frequency.current else None,
         memory_available_bytes=memory_available(),
         memory_pressure_s=_pressure_s("memory"),
-        own_cpu_s=_own_cpu_s(own),
-        switches=_switches(own),
+        own_cpu_s=own_cpu_s,
+        switches=switches,
         n_throttled=sum(int(text) for text in throttles) if throttles else None,
         gpus=gpus.read(),
         quota_wait_s=throttled_s(),
@@ -109,22 +109,16 @@ def _cpu_times() -> tuple[float, float | None]:
     return busy, sum(row.steal for row in times) if hasattr(times[0], "steal") else None
 
 
-def _own_cpu_s(own: Sequence[Process]) -> float | None:
+def _of_own(own: Sequence[Process]) -> tuple[float | None, int | None]:
+    """CPU seconds of the lab's processes, and how often the engine (the last one) was preempted."""
     import psutil
 
-    try:
-        return round(sum(sum(process.cpu_times()[:2]) for process in own), 2)
-    except psutil.Error:  # the engine has died
-        return None
-
-
-def _switches(own: Sequence[Process]) -> int | None:
-    import psutil
-
-    try:
-        return int(own[-1].num_ctx_switches().involuntary) if len(own) > 1 else None
-    except (psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
-        return None
+    cpu_s = switches = None
+    with contextlib.suppress(psutil.Error):  # the engine has died
+        cpu_s = round(sum(sum(process.cpu_times()[:2]) for process in own), 2)
+    with contextlib.suppress(psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
+        switches = int(own[-1].num_ctx_switches().involuntary) if len(own) > 1 else None
+    return cpu_s, switches
 
 
 def _pressure_s(resource: str) -> float | None:

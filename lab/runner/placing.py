@@ -93,15 +93,13 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
     """A sentence for each setting without effect on this model, or on these devices."""
-    sentences = []
-    if asked.n_cpu_moe and not model.n_expert:
-        sentences.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
-    if asked.prefill_wait == STEP and _is_remote(asked, devices):
-        sentences.append(
-            "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
-            "The time of the whole prompt is valid, those of its steps are not."
-        )
-    return sentences
+    moe = f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts."
+    wait = (
+        "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
+        "The time of the whole prompt is valid, those of its steps are not."
+    )
+    is_useless = asked.prefill_wait == STEP and _is_remote(asked, devices)
+    return [moe] * bool(asked.n_cpu_moe and not model.n_expert) + [wait] * is_useless
 
 
 def _is_remote(asked: AskedSettings, devices: Sequence[Device]) -> bool:

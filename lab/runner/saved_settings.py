@@ -69,16 +69,12 @@ def read(name: str) -> Saved:
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
 
 
-def load(name: str) -> dict[str, Any]:
+def settings(name: str) -> dict[str, Any]:
     """The settings saved under a name, as keyword arguments. LabError as for `read`.
 
     lab.measure(**lab.settings("fast"))
     """
     return {**read(name).settings}
-
-
-settings = load
-"""Its name in `import lab`."""
 
 
 def path_of(name: str) -> Path:
