@@ -16,6 +16,7 @@ import click
 from lab.cli.help import Group
 from lab.cli.models import models
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
+from lab.core import shell
 from lab.errors import LabError, printable
 from lab.features import known, running
 
@@ -124,7 +125,10 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     if as_json:
         console.print_json({**known.as_json(measured, made), **({"faster_settings": faster} if faster else {})})
     else:
-        known.print_results(measured, console.console(details=running.hint(details)), made, faster)
+        out = console.console(details=running.hint(details))
+        known.print_results(measured, out, made, faster)
+        if running.any_good([one for one in records if one.run.lever is None and not one.run.is_apart]):
+            out.print(f"next     what limited each phase: {shell.lab('explain', *results)}")
 
 
 @lab.command()

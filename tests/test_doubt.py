@@ -53,10 +53,10 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     records = repeats(n_disturbed)
     rows = table.summary(table.runs(records))
     assert rows.repeats.astype(str).str.cat(map(shown.mark, rows.doubts)).tolist() == ["6", mark]
-    sentences = " ".join(text_results.findings(rows))
+    sentences = " ".join(text_results.findings(rows)[1])
     assert ("Prefill of 40 tokens took" in sentences) == is_firm
     assert ("No findings from the runs of 40 prompt tokens" in sentences) != is_firm
-    assert ("(unreliable: its runs were disturbed)" in text_results.times("", table.runs(records))[0]) != is_firm
+    assert text_results.answer(rows).startswith(f"A request of {40 if is_firm else 20} tokens with 5 back takes ")
     assert any("lab measure --prompt-len 20,40" in sentence for sentence in known.warnings(records)) != is_firm
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs: lab measure" in lead) != is_firm
@@ -90,7 +90,7 @@ def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(i
     by_length = {n: {row.verdict for row in compared.rows if row.n_prompt == n} for n in (20, 40)}
     assert by_length == {20: {comparison.SLOWER}, 40: {comparison.DISTURBED}}
     assert all(shown.DISTURBED in row.doubts for row in compared.rows if row.n_prompt == 40)
-    assert "faster: runs were disturbed" in text_compare.answers([compared])[0]
+    assert "; the others cannot be told." in text_compare.answers([compared])[0]
 
 
 def test_flags_that_differ_are_named_and_no_others() -> None:

@@ -652,7 +652,7 @@ def test_loads_are_compared_by_their_rounds(tmp_path: Path, simulated: None) -> 
     assert (tpot.figure, tpot.n_gen) == ("tpot_ms", 5)
     assert tpot.estimate == pytest.approx(1)
     assert any("2 users" in name for name in compared.only_base)
-    status, out, _ = run_lab("compare", written(tmp_path / "a.jsonl", [*base, *other]), "--no-plot")
+    status, out, _ = run_lab("compare", written(tmp_path / "a.jsonl", [*base, *other]), "--no-plot", "--details")
     assert status == 0 and "A run of a load is a round" in out
 
 

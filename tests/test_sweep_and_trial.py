@@ -60,7 +60,7 @@ def test_until_command(tmp_path: Path) -> None:
     arguments = ["-p", "8", "-n", "16", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--until", "99%"]
     code, out, _ = run_lab("measure", *arguments)
     assert code == 0
-    assert "All intervals are within 99 % of their medians." in out and "medians; below them the 95 % interval" in out
+    assert "All intervals are within 99 % of their medians." in out and " runs; below each the 95 % interval" in out
     assert "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
     assert run_lab("measure", "--until", "many")[0] == 1
 

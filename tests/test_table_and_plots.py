@@ -8,8 +8,8 @@ import pytest
 
 from lab.core.record import Device, Record
 from lab.features import known
-from lab.features.measure import plot_runs
-from lab.show import console, table, wording
+from lab.features.measure import plot_runs, text_results
+from lab.show import console, table
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
@@ -68,7 +68,7 @@ def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
 
 
 def test_sentences_say_what_the_table_shows() -> None:
-    sentences = " ".join(wording.sentences(table.summary(table.runs(session()))))
+    sentences = " ".join(text_results.findings(table.summary(table.runs(session())))[1])
     assert "Prefill of 1,000 tokens took 20x as long as for 100 (10x the tokens)" in sentences
     assert "2x per token, because each token attends to more" in sentences
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences

@@ -182,13 +182,15 @@ class Experiment:
             for label, rows in setups:
                 chosen = tuple(own[i] for i in dict.fromkeys(rows.run))
                 prediction = prediction_for(chosen[0], context.ceilings, [*context.runs, *context.others])
-                parts.append(_section(kind, label, chosen, prediction))
+                parts.append(_section(kind, label, chosen, prediction, context.is_page))
         parts = [part for part in parts if part.rows]
         return [Section(self.chapter, name=parts[0].name, question=parts[0].question, parts=parts)] if parts else []
 
 
-def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    """A table with its sentences and the basis of its predictions."""
+def _section(
+    kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None, is_page: bool
+) -> Section:
+    """A table with its sentences and the basis of its predictions. The first sentence is the answer."""
     from lab.show.section import WIDE, Picture, Section, tabled
 
     rows = tuple(kind.rows(records, prediction))
@@ -215,8 +217,9 @@ def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: S
         kind.title,
         name=kind.name,
         question=kind.question,
+        answer="" if is_page else "".join(words[:1]),
         **shown,
-        sentences=[*words, *basis],
+        sentences=[*(words if is_page else words[1:]), *basis],
         pictures=[
             Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, prediction, title), WIDE)
         ],

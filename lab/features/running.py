@@ -248,7 +248,7 @@ class Output:
         if out and any_good(plain):
             probe = shell.lab("ceilings", *_of_engine(plain[0]))
             out.print(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
-        if out and any_good([*plain, *alone(records)]):
+        elif out and any_good([*plain, *alone(records)]):
             out.print(f"next     a page to share: {shell.lab('report', path)}")
         return files
 

@@ -40,10 +40,13 @@ TEXT_COLUMNS = {
 
 GIVES_WAY = (
     "TTFT\ns",  # if there is a column of prefill, which implies it
-    *("E2E\ns", "E2E s", "prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
+    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
 )
 """Headings of the columns that a narrow terminal hides, in this order. Other columns imply the first ones."""
+
+KEPT = ("E2E\ns", "E2E s")
+"""Headings of columns that are hidden last: the time of the whole request is what people want to know."""
 
 NARROWEST_TEXT = 12
 """Smallest width of a column of text that may wrap."""
@@ -53,7 +56,7 @@ EVERY_S = 10
 """Seconds between two lines of progress if the output is not a terminal."""
 
 
-KEPT = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
+KEPT_LETTERS = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
 
 
 class Terminal(Console):
@@ -63,7 +66,7 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich, but no text (a file's name, a model's) controls the terminal."""
-        super().print(*(printable(one, KEPT) if isinstance(one, str) else one for one in objects), **options)
+        super().print(*(printable(one, KEPT_LETTERS) if isinstance(one, str) else one for one in objects), **options)
 
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
@@ -106,7 +109,7 @@ class Grid:
         heading = self.headings[index]
         if heading in GIVES_WAY and (heading != GIVES_WAY[0] or "prefill\ns" in self.headings):
             return GIVES_WAY.index(heading), 0
-        return len(GIVES_WAY) + (heading in TEXT_COLUMNS), -index
+        return len(GIVES_WAY) + (2 if heading in KEPT else heading in TEXT_COLUMNS), -index
 
     def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -177,7 +180,7 @@ def progress(
             if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
-            stream_to.print(printable(status.text, kept="\n\t\u200c\u200d"), end="")
+            stream_to.print(printable(status.text, KEPT_LETTERS), end="")
         elif status.doing.startswith(KERNEL):
             if time.monotonic() - printed_at >= EVERY_S:
                 err.print(f"{status.doing}; about {duration(status.left_s or 0)} left")

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 UNKNOWN = "-"
 """The cell of an unknown figure."""
 
-MOST_LINES = 6
-"""Notes, warnings and sentences that a terminal shows below a table; --details shows all."""
+MOST_LINES = 4
+"""Warnings, sentences and notes that a terminal shows below a table; --details shows all."""
+
+ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
+"""Headings of columns that a terminal replaces by a word in the title if all their cells are equal."""
 
 LONG = 20
 """Cells with more letters than this wrap on a page."""
@@ -79,6 +82,7 @@ class Section:
     about: str = ""  # the contents of the table
     name: str = ""  # of an experiment in JSON; the target of links on a page
     question: str = ""  # that it answers
+    answer: str = ""  # in one sentence; a terminal prints it first
     words: Sequence[str] = ()  # paragraphs before the table
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
@@ -104,7 +108,7 @@ class Section:
     @property
     def said(self) -> str:
         """All sentences of the section and its parts: a text alternative for its pictures."""
-        return " ".join([*self.sentences, *(part.said for part in self.parts)]).strip()
+        return " ".join([self.answer, *self.sentences, *(part.said for part in self.parts)]).strip()
 
     @property
     def all_pictures(self) -> list[Picture]:
@@ -158,61 +162,56 @@ def print_sections(sections: Sequence[Section], out: Console) -> None:
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Prints title, facts, table, warnings, sentences and notes, then the parts. Pictures are files of their own."""
-    if section.title:
-        out.print(Text(section.title, style="bold") + Text(f": {section.about}" if section.about else ""))
+    """Prints the answer, the title, the table, warnings, sentences and notes, then the parts. Pictures are files.
+
+    Where the console hides something, it says how to see it.
+    """
+    more = out.details if isinstance(out, Terminal) else ""
+    if section.answer:
+        out.print(Text(section.answer, style="bold"))
+    same, columns = {}, range(len(section.headings))
+    if len(section.cells) > 1:
+        first, *others = section.lines
+        equal = [i for i in columns if section.headings[i] in ONCE and all(first[i] == one[i] for one in others)]
+        same = {i: f"{' '.join(section.headings[i].split())} {first[i].text}" for i in equal}
+    if about := "; ".join(filter(None, [section.about, ", ".join(same.values())])):
+        out.print(Text(section.title, style="bold") + Text(f"{': ' if section.title else ''}{about}"))
+    elif section.title:
+        out.print(Text(section.title, style="bold"))
+    kept = [i for i in columns if i not in same]
     for line in section.words:
         out.print(line)
     for name, what in section.facts.items():
         out.print(Text(name, style="bold"))
         out.print(what)
-    if section.headings:
-        most = section.most_rows if _details(out) else None
-        out.print(grid_of(section, most))
-        if most is not None and len(section.cells) > most:
-            out.print(Text(f"{plural(len(section.cells) - most, 'more row')}: {_details(out)}", style="dim"))
-    warnings, notes = [*_of_rows(section), *section.warnings], [Text(line, style="dim") for line in section.notes]
-    print_lines([*map(_marked, warnings), *map(Text, section.sentences), *notes], out)
+    if section.cells:
+        grid, n_rows = Grid(*(section.headings[i] for i in kept)), section.most_rows if more else None
+        for line in section.lines[:n_rows]:
+            cells = [line[i].text.partition("\n") for i in kept]
+            grid.add_row(*(Text(first) + Text(line_end + below, style="dim") for first, line_end, below in cells))
+        out.print(grid)
+        if n_rows is not None and len(section.cells) > n_rows:
+            out.print(Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim"))
+    rows = zip(section.lines, section.row_notes, strict=True) if section.row_notes else ()
+    noted = grouped(((note, line[0].lines[0]) for line, notes in rows for note in notes), itemgetter(0))
+    warnings = [f"{join_and([name for _, name in same])} prompt tokens: {note}" for note, same in noted.items()]
+    notes = [Text(line, style="dim") for line in section.notes]
+    print_lines([*map(_marked, [*warnings, *section.warnings]), *map(Text, section.sentences), *notes], out)
     print_sections(section.parts, out)
 
 
 def print_lines(lines: Sequence[Text], out: Console) -> None:
     """Prints the first lines, and how to see the others."""
-    details = _details(out)
-    n = MOST_LINES if details else len(lines)
+    more = out.details if isinstance(out, Terminal) else ""
+    n = MOST_LINES if more else len(lines)
     for line in lines[:n]:
         out.print(line)
     if len(lines) > n:
-        out.print(Text(f"{plural(len(lines) - n, 'more line')}: {details}", style="dim"))
-
-
-def _details(out: Console) -> str:
-    """How to see all; "" where all is shown."""
-    return out.details if isinstance(out, Terminal) else ""
-
-
-def _of_rows(section: Section) -> list[str]:
-    """The warnings of rows, each once."""
-    rows = zip(section.lines, section.row_notes, strict=True) if section.row_notes else ()
-    noted = grouped(((note, line[0].lines[0]) for line, notes in rows for note in notes), itemgetter(0))
-    return [f"{join_and([name for _, name in same])} prompt tokens: {note}" for note, same in noted.items()]
+        out.print(Text(f"{plural(len(lines) - n, 'more line')}: {more}", style="dim"))
 
 
 def _marked(warning: str) -> Text:
     return Text(f"{MARK} ", style="yellow") + Text(warning)
-
-
-def grid_of(section: Section, n_rows: int | None = None) -> Grid:
-    """The table of a section, or its first rows. All lines of a cell except the first are dim."""
-    grid = Grid(*section.headings)
-    for line in section.lines[:n_rows]:
-        grid.add_row(*map(_dimmed, line))
-    return grid
-
-
-def _dimmed(cell: Cell) -> Text:
-    first, *below = cell.lines
-    return Text(first) + Text("".join(f"\n{line}" for line in below), style="dim")
 
 
 def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console) -> None:

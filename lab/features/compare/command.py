@@ -16,6 +16,7 @@ from lab.cli.options import (
     as_json_option,
     out_option,
 )
+from lab.core import shell
 from lab.errors import LabError, printable
 from lab.features.running import draws, hint, nearby, note, plot_folder, read, without_tuning
 
@@ -80,6 +81,7 @@ def compare(
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:
         stdout.print(f"plot     {plot}")
+    stdout.print(f"next     a page to share: {shell.lab('report', *results)}")
 
 
 @click.command(cls=Command)

@@ -14,30 +14,19 @@ large a difference can still be, or how large it seems and why it is unclear.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.core import shown, stats
-from lab.core.lists import grouped, plural
+from lab.core import lever_figures, shown, stats
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
 from lab.errors import LabError
-from lab.features.compare.spread import (
-    FIGURE_NAMES,
-    Key,
-    Side,
-    Spread,
-    compared_figures,
-    is_second_choice,
-    known_spreads,
-    sides_of,
-    without,
-)
+from lab.features.compare.spread import Spread, default, known_spreads, machine_of
 from lab.features.serve import load_figures
 from lab.show import request_table, setup_columns, table
 from lab.show.wording import percent, times
@@ -50,40 +39,30 @@ FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference",
 WIDEST = 0.5
 """If a difference of more than this is possible, the verdict is not "no difference"."""
 
-
-NO_OVERLAP = "the runs of the two sides do not overlap"
-"""Added to the words of a row if each run of one side took more than all runs of the other."""
-
-
-def about(estimate: float) -> str:
-    """A ratio in words, without a verdict."""
-    if max(estimate, 1 / estimate) < 1.05:
-        return "about the same time"
-    return f"about {times(estimate)} the time" if estimate > 1 else f"about {times(1 / estimate)} as fast"
-
-
-def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
-    """The verdict that the interval of a ratio allows, and its words."""
-    if ratio.low > 1 + at_least:
-        return SLOWER, f"slower, {times(ratio.estimate)} the time"
-    if ratio.high < 1 / (1 + at_least):
-        return FASTER, f"faster, {times(1 / ratio.estimate)} as fast"
-    largest = max(ratio.high, 1 / ratio.low) - 1
-    if largest > WIDEST:
-        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate)}"
-    if ratio.high < 1 or ratio.low > 1:
-        ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
-        word = SLOWER if ratio.low > 1 else FASTER
-        by = " to ".join(percent(end - 1) for end in ends)
-        return ALIKE, f"no difference clearly above {percent(at_least)}: {word} by {by}"
-    return ALIKE, f"no difference larger than {percent(largest)}"
-
-
 AT_LEAST = 0.01
 """Smaller differences count as none: memory layout, for example, changes the speed of a process by about as much."""
 
 FEWEST_RUNS = 3
 """Runs that a session needs for an interval of its ratio to another."""
+
+NO_OVERLAP = "the runs of the two sides do not overlap"
+"""Added to the words of a row if each run of one side took more than all runs of the other."""
+
+FIGURE_NAMES = {
+    "prefill_s": "prefill",
+    "ttft_s": "TTFT",
+    "tpot_ms": "TPOT",
+    "decode_ms": "decode compute",
+    "prefill_j": "J per prompt",
+    "decode_j_per_token": "J per token",
+    **lever_figures.NAMES,
+}
+"""The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
+
+OF_PROMPTS = ("prefill_s", "ttft_s", "prefill_j")
+"""Figures that do not depend on the number of generated tokens."""
+
+Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen (None for figures of prompts), lever
 
 
 @dataclass(frozen=True)
@@ -99,7 +78,7 @@ class ComparedFigure:
     """One figure at one length. `estimate` is the other's time divided by the base's.
 
     `ratio` is the same with its interval; None if runs are too few for one. `n_base` and `n_other` count runs, or
-    blocks if `paired`.
+    blocks if `paired`. `doubts` are some of core/shown.py, of both sides.
     """
 
     n_prompt: int
@@ -115,7 +94,17 @@ class ComparedFigure:
     verdict: str
     words: str
     lever: str | None = None  # of an experiment
-    doubts: tuple[str, ...] = ()  # some of core/shown.py, of both sides
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The figure and its lengths, in words."""
+        name = f"{self.lever}: {FIGURE_NAMES[self.figure]}" if self.lever else FIGURE_NAMES[self.figure]
+        if not self.n_prompt:  # of a load with mixed lengths
+            return name
+        if self.n_gen is None:
+            return f"{name} of {self.n_prompt:,} tokens"
+        return f"{name} after {self.n_prompt:,} prompt tokens ({self.n_gen:,} generated)"
 
 
 @dataclass(frozen=True)
@@ -163,7 +152,8 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
 
 def by_session(records: Sequence[Record]) -> list[Record]:
     """As `sessions_apart`, for records."""
-    if not _is_one_setup(request_table.measured(table.runs(records))):
+    rows = request_table.measured(table.runs(records))
+    if sessions_apart(rows) is rows:
         return list(records)
     return [
         dataclasses.replace(record, run=dataclasses.replace(record.run, variant=f"session {record.session}"))
@@ -173,14 +163,9 @@ def by_session(records: Sequence[Record]) -> list[Record]:
 
 def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
     """The same rows; if all are of one setup, their sessions become variants, so that they can be compared."""
-    if not _is_one_setup(rows):
+    if rows.empty or rows.session.nunique() < 2 or len(table.setups(rows)) > 1:
         return rows
     return rows.assign(variant=[f"session {session}" for session in rows.session])
-
-
-def _is_one_setup(rows: pd.DataFrame) -> bool:
-    """Whether rows are of several sessions of one setup."""
-    return not rows.empty and len(table.setups(rows)) == 1 and rows.session.nunique() > 1
 
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
@@ -188,23 +173,24 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
 
     Fields that only engines or only servers have are left out if all of those agree.
     """
-    is_served = [setup_columns.is_request(group.rows.iloc[0]) for group in setups]
-    values, kept = {}, list[str]()
+    served = [setup_columns.is_request(group.rows.iloc[0]) for group in setups]
+    values = {}
     for name in setup_columns.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
-        own = values[name] = [None if value != value else value for value in found]
-        if name == "sweep_every":
-            own[:] = [None if every is None else int(every) for every in own]
-        if any(is_served) and not all(is_served):  # fields of one kind are compared within that kind
-            if name in setup_columns.of_engine_only():
-                own = [value for value, served in zip(own, is_served, strict=True) if not served]
-            elif name in setup_columns.SERVING and name != "server":
-                own = [value for value, served in zip(own, is_served, strict=True) if served]
-        kept += [name] if len(set(own)) > 1 else []
-    is_setting = all(name is not None and not name.startswith("session ") for name in values["variant"])
-    if any(group.rows.block.isna().all() for group in setups) and not is_setting:
-        kept = [name for name in kept if name != "variant"]  # neither of a trial nor imported: sessions
-    return {name: values[name] for name in kept}
+        every = [None if value != value or value is None else value for value in found]
+        values[name] = [int(one) if name == "sweep_every" and one else one for one in every]
+        counted = every
+        if len(set(served)) > 1:  # fields of one kind are compared within that kind
+            kind = name in setup_columns.SERVING if name != "server" else None
+            if kind or name in setup_columns.of_engine_only():
+                counted = [value for value, is_served in zip(every, served, strict=True) if is_served == kind]
+        if len(set(counted)) < 2:
+            del values[name]
+    variants = values.get("variant", ())
+    are_sessions = any(name is None or name.startswith("session ") for name in variants)
+    if are_sessions and any(group.rows.block.isna().all() for group in setups):
+        del values["variant"]  # neither of a trial nor imported
+    return values
 
 
 def compare(
@@ -231,66 +217,80 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
-    figures = compared_figures([group.rows for group in setups])
-    base, *others = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
-    compared = []
-    for other in others:
-        keys = [key for key in base if key in other]
-        compared.append([key for key in keys if not is_second_choice(key, keys)])
+    has_requests = any(setup_columns.is_request(group.rows.iloc[0]) for group in setups)
+    base, *others = [_cases(group.rows, has_requests) for group in setups]
+    compared = [[key for key in base if key in other] for other in others]
+    compared = [[key for key in keys if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in keys] for keys in compared]
     of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
     comparisons = []
     for group, other, keys in zip(setups[1:], others, compared, strict=True):
-        rows = tuple(_row(key, base[key], other[key], of_one_row, at_least) for key in keys)
-        unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
-        spreads = {(FIGURE_NAMES[key[0]], side[key].spread) for key in unpaired for side in (base, other)}
-        comparisons.append(
-            Comparison(
-                setups[0].label,
-                group.label,
-                rows,
-                only_base=without(base, keys),
-                only_other=without(other, keys),
-                spreads=tuple(f"{figure}: {spread.words}" for figure, spread in sorted(spreads, key=str)),
-            )
-        )
+        rows, spreads = [], {}
+        for key in keys:
+            sides = [
+                (known or {}).get((machine_of(one.rows), key[0])) or default(one.rows.iloc[0])
+                for one in (setups[0], group)
+            ]
+            rows.append(_row(key, (base[key], other[key]), sides, of_one_row, at_least))
+            if not rows[-1].paired:
+                spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}": None for spread in sides}
+        only = [_left_out(side, keys) for side in (base, other)]
+        comparisons.append(Comparison(setups[0].label, group.label, tuple(rows), *only, spreads=tuple(sorted(spreads))))
     return comparisons
 
 
-def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> ComparedFigure:
+def _cases(rows: pd.DataFrame, has_requests: bool) -> dict[Key, pd.DataFrame]:
+    """The positive values of every figure at every length (and lever), a row each; by length, then by figure."""
+    figures = [name for name in FIGURE_NAMES if name in rows and (name != "ttft_s" or has_requests)]
+    t = rows.melt(["session", "block", "disturbed", "n_prompt", "n_gen", "lever"], figures, "figure")
+    t = t[t.value > 0].assign(n_gen=t.n_gen.mask(t.figure.isin(OF_PROMPTS)).fillna(-1), lever=t.lever.fillna(""))
+    levers, names = list(dict.fromkeys(rows.lever.fillna(""))), list(FIGURE_NAMES)
+    parts = dict(list(t.groupby(["lever", "n_prompt", "n_gen", "figure"], sort=False)))
+    order = sorted(
+        parts, key=lambda key: (key[0] != "", key[1], levers.index(key[0]), max(0, key[2]), names.index(key[3]))
+    )
+    return {
+        (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), lever or None): parts[lever, n_prompt, n_gen, figure]
+        for lever, n_prompt, n_gen, figure in order
+    }
+
+
+def _row(
+    key: Key, sides: tuple[pd.DataFrame, pd.DataFrame], spreads: Sequence[Spread], confidence: float, at_least: float
+) -> ComparedFigure:
     """One figure of two sides: by block if they were measured side by side, otherwise by session."""
-    blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
+    by_block = [side.groupby(["session", "block"]).value.agg(statistics.geometric_mean) for side in sides]
+    blocks = by_block[0].index.intersection(by_block[1].index)
     ratio: Ratio | None = None
-    if blocks:  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
-        a, b = ([statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other))
+    if len(blocks):  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
+        a, b = (side[blocks].tolist() for side in by_block)
         estimate = math.exp(statistics.median(math.log(y / x) for x, y in zip(a, b, strict=True)))
         ratio = stats.paired_ratio(a, b, confidence)
         too_few = f"unclear, {plural(len(blocks), 'block')}; an interval needs {stats.fewest_for_interval(confidence)}"
     else:
-        by_session = [grouped(side.values, lambda unit: unit[0]).values() for side in (base, other)]
-        units = zip((base, other), by_session, strict=True)
-        sides = [[_flat(side.values[unit] for unit in own) for own in of_side] for side, of_side in units]
-        n_base, n_other = (max(map(len, of_side)) for of_side in sides)
+        sessions = [[own.value.tolist() for _, own in side.groupby("session", sort=False)] for side in sides]
+        n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
         too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
         if min(n_base, n_other) < FEWEST_RUNS:
-            means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sides]
+            means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
             estimate = math.exp(means[1] - means[0])
         else:  # only sessions with enough runs count
-            sides = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sides]
-            spreads = (base.spread.sd, base.spread.df), (other.spread.sd, other.spread.df)
-            ratio = stats.between_sessions((sides[0], sides[1]), spreads, confidence)
+            sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
+            (sd, df), (other_sd, other_df) = ((spread.sd, spread.df) for spread in spreads)
+            ratio = stats.between_sessions((sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence)
             estimate = ratio.estimate
-        a, b = map(_flat, sides)
-    is_assumed = not blocks and math.isinf(min(base.spread.df, other.spread.df))
-    own = [[] if ratio else [shown.FEW], [shown.ASSUMED] if is_assumed else []]
-    doubts = shown.all_of([base.doubts, other.doubts, *own])
-    if shown.DISTURBED in doubts:
+        a, b = ([value for values in of_side for value in values] for of_side in sessions)
+    doubts = [shown.of_runs(len(own), own.disturbed.sum(), 0) for side in sides for _, own in side.groupby("session")]
+    doubts += [() if ratio else (shown.FEW,)]
+    doubts += [(shown.ASSUMED,) if not len(blocks) and math.isinf(min(spread.df for spread in spreads)) else ()]
+    if shown.DISTURBED in (all_doubts := shown.all_of(doubts)):
         ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {about(estimate)}"
     elif ratio is None:
         told, words = TOO_FEW, f"{too_few}: {about(estimate)}"
     else:
         told, words = verdict(ratio, at_least)
-    if not blocks and told not in (ALIKE, DISTURBED) and min(len(a), len(b)) > 1:
-        words += f"; {NO_OVERLAP}" if max(a) < min(b) or max(b) < min(a) else ""
+    is_open = not len(blocks) and told not in (ALIKE, DISTURBED) and min(len(a), len(b)) > 1
+    if is_open and (max(a) < min(b) or max(b) < min(a)):
+        words += f"; {NO_OVERLAP}"
     return ComparedFigure(
         n_prompt=key[1],
         n_gen=key[2],
@@ -300,14 +300,44 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         other=statistics.median(b),
         n_base=len(a),
         n_other=len(b),
-        paired=bool(blocks),
+        paired=bool(len(blocks)),
         estimate=estimate,
         ratio=ratio,
         verdict=told,
         words=words,
-        doubts=doubts,
+        doubts=all_doubts,
     )
 
 
-def _flat(parts: Iterable[Sequence[float]]) -> list[float]:
-    return list(itertools.chain.from_iterable(parts))
+def about(estimate: float) -> str:
+    """A ratio in words, without a verdict."""
+    if max(estimate, 1 / estimate) < 1.05:
+        return "about the same time"
+    return f"about {times(estimate)} the time" if estimate > 1 else f"about {times(1 / estimate)} as fast"
+
+
+def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
+    """The verdict that the interval of a ratio allows, and its words."""
+    if ratio.low > 1 + at_least:
+        return SLOWER, f"slower, {times(ratio.estimate)} the time"
+    if ratio.high < 1 / (1 + at_least):
+        return FASTER, f"faster, {times(1 / ratio.estimate)} as fast"
+    largest = max(ratio.high, 1 / ratio.low) - 1
+    if largest > WIDEST:
+        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate)}"
+    if ratio.high < 1 or ratio.low > 1:
+        ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
+        word, by = SLOWER if ratio.low > 1 else FASTER, " to ".join(percent(end - 1) for end in ends)
+        return ALIKE, f"no difference clearly above {percent(at_least)}: {word} by {by}"
+    return ALIKE, f"no difference larger than {percent(largest)}"
+
+
+def _left_out(cases: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tuple[str, ...]:
+    """The names of the figures that were not compared: only one of TPOT and decode compute."""
+    done = {("tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]) for key in compared}
+    names: dict[Key, str] = {}
+    for figure, n_prompt, n_gen, lever in cases:
+        at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
+        words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")
+        names.setdefault(("tpot_ms" if figure == "decode_ms" else figure, n_prompt, n_gen, lever), words)
+    return tuple(words for key, words in names.items() if key not in done)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.features.compare import comparison
-from lab.features.compare.spread import FIGURE_NAMES
+from lab.features.compare.comparison import FIGURE_NAMES
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, points
 from lab.show.wording import digits

@@ -1,4 +1,4 @@
-"""Results of runs as sections: tables of medians, findings, pictures, warnings, failures, and their command."""
+"""Results of runs as sections: the answer, a table of medians, findings, pictures, warnings, and their command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from lab.core import lever_figures, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
-from lab.features.compare.spread import FIGURE_NAMES
+from lab.features.compare.comparison import FIGURE_NAMES
 from lab.features.measure import plot_runs, sweep_laws
 from lab.runner import as_options
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
-from lab.show import disturbances, table, wording
+from lab.show import disturbances, table
 from lab.show.kind import Context, Kind, is_plain
-from lab.show.section import SMALL, TALL, WIDE, Cell, Columns, Picture, Section, tabled
+from lab.show.section import SMALL, TALL, WIDE, Cell, Picture, Section, tabled
+from lab.show.wording import digits, ends, percent, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,12 +33,14 @@ HEADINGS = {
     "decode_tps": "decode\ntokens/s",
     "stall_ms": "longest\nstall ms",
     "e2e_s": "E2E\ns",
+    "prefill_share": "prefill\n% of E2E",
     "decode_ms": "decode\ncompute ms",
     "j_per_token": "J per\ntoken",
 }
 """Figures of the summary of runs or requests, and their headings."""
 
-SHOWN = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s")
+MOST_ROWS = 8
+"""Lengths of a sweep that a terminal shows; --details shows all."""
 
 MOST_NAMED = 5
 """Lengths that a sentence lists."""
@@ -47,56 +50,60 @@ MEANINGS = (
 )
 
 
-def sections(records: Sequence[Record]) -> list[Section]:
+def sections(records: Sequence[Record], details: bool = True, is_page: bool = False) -> list[Section]:
     """A section for each setup and number of generated tokens: medians with intervals or ranges.
 
-    Notes of rows say what disturbed their runs; a sentence says which lengths exceed the model's training length.
+    Without `details` TTFT is left out, which is prefill and one sampling, and a long sweep shows MOST_ROWS lengths.
     """
-    made = []
-    rows = table.runs(records)
+    made, rows = [], table.runs(records)
     if len(rows):
         good = (rows.status == OK) & ~rows.warmup & rows.lever.isna()
         rows = rows[good].sort_values(["n_prompt", "n_gen"], kind="stable")
     for label, of_setup in table.setups(rows) if len(rows) else []:
         for n_gen, part in table.summary(of_setup).groupby("n_gen"):
-            own = of_setup[of_setup.n_gen == n_gen]
+            own, notes = of_setup[of_setup.n_gen == n_gen], [MEANINGS] if part.tpot_ms.notna().any() else []
             measured = {n: [records[i] for i in alike.run] for n, alike in own.groupby("n_prompt")}
             of_part, is_sweep = [records[i] for i in sorted(set(own.run))], bool(part.sweep_every.notna().all())
-            names = (*SHOWN, "decode_ms") if part.tpot_ms.isna().all() else SHOWN  # imported: no single tokens
-            notes = [MEANINGS] if part.tpot_ms.notna().any() else []
-            if "j_per_token" in part:
-                names = (*names, "j_per_token")
+            names = ["prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"]
+            if not details and part.prefill_s.notna().all():
+                names.remove("ttft_s")
+            names += ["decode_ms"] if part.tpot_ms.isna().all() else []  # imported: no single tokens
+            names += ["j_per_token"] if "j_per_token" in part else []
             if "energy_of" in part:
                 whose = " or ".join(part.energy_of.dropna().unique())
-                notes.append(
-                    f"J per token: energy of the whole run ({whose}, and all that ran on it) over the generated tokens."
-                )
-            columns: Columns = [
-                ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
-                ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
-                *((HEADINGS[name], partial(figure, name=name)) for name in names),
-                (
-                    "prefill\n% of E2E",  # a sweep generates few tokens
-                    lambda row: Cell(figure(row, "prefill_share"), style="" if row["sweep_every"] > 0 else "bar"),
-                ),
-            ]
-            trained = {n: same[0].model.n_ctx_train for n, same in measured.items()}
-            beyond = {n: most for n, most in trained.items() if most is not None and n + int(n_gen) > most}
+                notes.insert(0, f"J per token: energy of the whole run ({whose}, all that ran on it) over its tokens.")
+            columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: f"{row['n_prompt']:,}")]
+            if part.repeats.nunique() > 1 or any(map(shown.mark, part.doubts)):
+                columns.append(("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"))
+            columns += [(HEADINGS[name], partial(figure, name=name)) for name in names]
+            style = "" if is_sweep else "bar"  # a sweep generates few tokens
+            columns.append((HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style)))
+            beyond = {n: same[0].model.n_ctx_train for n, same in measured.items()}
+            beyond = {n: most for n, most in beyond.items() if most is not None and n + int(n_gen) > most}
             too_long = [
                 f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's training "
                 f"length of {most:,}: timing is valid, the text is not."
                 for most in list(beyond.values())[:1]
             ]
-            walks = [doubts(of_part)] if is_sweep else []
+            laws, found = findings(part)
+            lines = part.to_dict("records")
+            n, about = len(lines), heading(part)
+            if is_sweep and not details and n > MOST_ROWS:
+                chosen = sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})
+                lines = [lines[i] for i in chosen]
+                about = f"{MOST_ROWS} of {n} lengths, {about}"
+            row_doubts = [[] if is_sweep else list(filter(None, [doubts(measured[row["n_prompt"]])])) for row in lines]
             made.append(
                 Section(
                     label,
-                    heading(part),
-                    **tabled(columns, part.to_dict("records")),
-                    row_notes=[[] if is_sweep else list(filter(None, [doubts(measured[n])])) for n in part.n_prompt],
+                    about,
+                    answer="" if is_page else answer(part, beyond),
+                    words=laws if is_sweep else [],
+                    **tabled(columns, lines),
+                    row_notes=row_doubts,
                     notes=notes,
-                    warnings=[*filter(None, walks), *disturbances.drift(of_part)],
-                    sentences=[*findings(part), *too_long],
+                    warnings=[*filter(None, [doubts(of_part)] * is_sweep), *disturbances.drift(of_part)],
+                    sentences=[*found, *too_long, *([] if is_sweep else laws)],
                 )
             )
     return made
@@ -105,7 +112,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
 def figure(row: Mapping[str, Any], name: str) -> str:
     """A figure of a row of the summary, and below it its interval, or its range if runs are too few for one."""
     one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
-    return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
+    return "\n".join(filter(None, [digits(one.value), ends(one)]))
 
 
 def heading(rows: pd.DataFrame) -> str:
@@ -117,25 +124,95 @@ def heading(rows: pd.DataFrame) -> str:
     return f"{what}; {below(rows, 'run')}"
 
 
-def findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep. Unreliable rows are left out."""
+def below(rows: pd.DataFrame, noun: str) -> str:
+    """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
+    fewest, least, most = stats.fewest_for_interval(), int(rows.repeats.min()), int(rows.repeats.max())
+    n = str(most) if least == most else f"{least} to {most}"
+    if most == 1:
+        return f"1 {noun} each, so the spread is unknown"
+    if least >= fewest:
+        return f"medians of {n} {noun}s; below each the 95 % interval"
+    if most < fewest:
+        return f"medians of {n} {noun}s; below each their range"
+    return f"medians of {n} {noun}s; below each the 95 % interval, or the range of fewer than {fewest} {noun}s"
+
+
+def answer(rows: pd.DataFrame, beyond: Mapping[int, int] | None = None, label: str = "") -> str:
+    """What a whole request takes: of a summary of one setup and one n_gen, its longest reliable one.
+
+    Lengths `beyond` the model's training length count only if there are no others.
+    """
     firm = table.firm(rows)
-    laws = (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm))
-    lengths = sorted(set(rows.n_prompt) - set(firm.n_prompt))
-    sentences = [*wording.sentences(firm), *(str(law) for law in laws if law)]
-    if lengths:
+    firm = firm if len(firm) else rows
+    usual = firm[~firm.n_prompt.isin(list(beyond or ()))]
+    row = (usual if len(usual) else firm).iloc[-1]
+    sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
+    each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
+    prompt, rate = f"{row.n_prompt:,} tokens", f"{digits(1e3 / each_ms)} tokens/s" if each_ms > 0 else ""
+    if row.sweep_every > 0 or not row.prefill_share > 0 or not rate:  # single phases
+        words = [f"prefill of {prompt} takes {seconds(row.prefill_s)}"] if row.prefill_s > 0 else []
+        after = "it" if words else prompt
+        words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
+        text = ", ".join(words)
+    else:
+        text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
+        text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
+    return f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}."
+
+
+def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """The fitted laws, and sentences on a summary of one setup and one n_gen. Unreliable rows are left out."""
+    firm, sentences = table.firm(rows), []
+    laws = [str(law) for law in (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm)) if law]
+    known = firm[firm.prefill_share.notna()].sort_values("n_prompt")
+    if len(known) > 1:
+        short, long = known.iloc[0], known.iloc[-1]
+        far = known[known.n_prompt <= long.n_prompt / 2]  # a step of a few percent shows nothing
+        before = far.iloc[-1] if len(far) else known.iloc[-2]
+        n_times, took = long.n_prompt / before.n_prompt, long.prefill_s / before.prefill_s
+        growth = "about in proportion"
+        if _apart(long, before, "prefill_s", long.n_prompt, before.n_prompt) and not 0.9 <= took / n_times <= 1.1:
+            more = "each token attends to more earlier ones"
+            why = more if took > n_times else "short prompts underuse the hardware"
+            growth = f"{times(took / n_times)} per token, because {why}"
+        sentences.append(
+            f"Prefill of {long.n_prompt:,} tokens took {times(took)} as long as for {before.n_prompt:,} "
+            f"({times(n_times)} the tokens): {growth}."
+        )
+        if long.tpot_ms > 0 and short.tpot_ms > 0:  # not NaN: there was decoding
+            slower = long.tpot_ms / short.tpot_ms
+            is_clear = _apart(long, short, "tpot_ms", 1, 1) and slower > 1.1
+            sentences.append(
+                f"Decode took {digits(short.tpot_ms)} ms per token after {short.n_prompt:,} prompt tokens and "
+                f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)})"
+                f"{', because each step reads the whole KV cache' if is_clear else ''}."
+            )
+    if len(known) and known.sweep_every.isna().any():  # a sweep generates too few tokens for a share
+        few = known if len(known) <= MOST_NAMED else known.iloc[[0, len(known) // 2, -1]]
+        shares = [f"{100 * row.prefill_share:.0f} % at {row.n_prompt:,}" for row in few.itertuples()]
+        n_gen = int(known.n_gen.iloc[0])
+        rest = f"decoding {n_gen:,} tokens" if n_gen > 1 else "sampling one token"
+        shares[0] = shares[0].replace("%", "% of the time")
+        sentences.append(f"Prefill took {join_and(shares)} prompt tokens; {rest} took the rest.")
+    if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
         some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
         sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
-    return sentences
+    return laws, sentences
+
+
+def _apart(one: pd.Series, other: pd.Series, name: str, per_one: float, per_other: float) -> bool:
+    """Whether the ranges of a figure (each over its own unit) do not overlap. A single run has no range."""
+    if min(one.repeats, other.repeats) < 2:
+        return False
+    low, high = one[f"{name}_min"] / per_one, one[f"{name}_max"] / per_one
+    return bool(low > other[f"{name}_max"] / per_other or high < other[f"{name}_min"] / per_other)
 
 
 def doubts(records: Sequence[Record]) -> str:
     """A sentence on what disturbed these runs, and whether they are reliable; "" if nothing disturbed them."""
-    words = disturbances.sentences(records)
-    if not words:
-        return ""
+    words = "; ".join(disturbances.sentences(records))
     doubt = " Unreliable: measure again." if disturbances.is_doubtful(records) else ""
-    return f"{'; '.join(words)}.{doubt}"
+    return f"{words}.{doubt}" if words else ""
 
 
 def disturbed(records: Sequence[Record]) -> list[str]:
@@ -179,16 +256,15 @@ def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], lis
 
 def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     """With --until: a sentence on the figures whose intervals are still too wide."""
-    if plan.until is None:
+    runs = [record.run for record in records if record.run.is_timed]
+    if plan.until is None or not runs:
         return []
-    if not (runs := [record.run for record in records if record.run.is_timed]):
-        return []
-    wide = wide_rows(runs, plan.until.share)
+    within, wide = percent(plan.until.share), wide_rows(runs, plan.until.share)
     if not wide:
-        return [f"All intervals are within {wording.percent(plan.until.share)} of their medians."]
-    widths = [f" ({wording.percent(row.width)})" if row.width else "" for row in wide]
+        return [f"All intervals are within {within} of their medians."]
+    widths = [f" ({percent(row.width)})" if row.width else "" for row in wide]
     names = [f"{row.figure} at {row.n_prompt:,}{width}" for row, width in zip(wide, widths, strict=True)]
-    return [f"Intervals still wider than {wording.percent(plan.until.share)}: {', '.join(names)}."]
+    return [f"Intervals still wider than {within}: {', '.join(names)}."]
 
 
 def failures(records: Sequence[Record]) -> list[str]:
@@ -214,50 +290,20 @@ def question(labels: Sequence[str]) -> str:
     return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
 
 
-def times(label: str, rows: pd.DataFrame) -> list[str]:
-    """Sentences on prefill and decode of the longest prompt, one for each number of generated tokens."""
-    sentences = []
-    for _, part in table.summary(rows).groupby("n_gen"):
-        row = part.iloc[-1]
-        sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
-        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
-        prefill = f"prefill of {row.n_prompt:,} tokens takes {wording.seconds(row.prefill_s)}"
-        words = [prefill] if row.prefill_s > 0 else []
-        if each_ms > 0:
-            rate = f"{wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} tokens/s)"
-            words.append(f"each token after {'it' if words else f'{row.n_prompt:,} tokens'} takes {rate}")
-        text = ", ".join(words)
-        sentences.append(f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}.")
-    return sentences
-
-
 def finished(record: Record) -> str:
     """A line on a finished run."""
     run = phases.by_length(record.run)[-1]
     ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
-    times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
-    times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
+    words = [f"TTFT {digits(ttft / 1e9)} s"] if ttft else [run.status]
+    words += [f"TPOT {digits(tpot / 1e6)} ms"] if tpot else []
     if run.lever is not None:
-        times = [run.status]
-    if figures := lever_figures.figures(run):
-        times = [
-            f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()
-        ]
+        own = lever_figures.figures(run).items()
+        words = [f"{FIGURE_NAMES[name]} {digits(value)} {name.rpartition('_')[2]}" for name, value in own]
     if not record.run.n_prompt:  # a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"
     variant = f"{run.variant}, " if run.variant else ""
-    disturbed = f" {MARK}" if disturbances.disturbances(record) else ""
-    return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
-
-
-def below(rows: pd.DataFrame, noun: str) -> str:
-    """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
-    fewest = stats.fewest_for_interval()
-    if rows.repeats.min() >= fewest:
-        return "medians; below them the 95 % interval"
-    if rows.repeats.max() == 1:
-        return f"1 {noun} each, so the spread is unknown"
-    return f"medians; below each its 95 % interval ({fewest} or more {noun}s) or the range"
+    mark = f" {MARK}" if disturbances.disturbances(record) else ""
+    return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(words or [run.status])}{mark}"
 
 
 OF_RUNS = (
@@ -293,8 +339,12 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
                 name=name,
                 question=question([label for label, _ in rows]),
                 words=[OF_RUNS],
-                sentences=[line for label, part in rows for line in times(label if many else "", part)],
-                parts=sections(own),
+                sentences=[
+                    answer(same, label=label if many else "")
+                    for label, part in rows
+                    for _, same in table.summary(part).groupby("n_gen")
+                ],
+                parts=sections(own, context.details or context.is_page, context.is_page),
                 pictures=[
                     Picture(one, CAPTIONS[kind], drawn[one], sizes.get(kind, SMALL)) for one, kind in pictures.items()
                 ],
