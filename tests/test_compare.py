@@ -194,7 +194,9 @@ def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     text_compare.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
-    assert said.startswith("Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows (1.91x the time); 1 show")
+    assert said.startswith(
+        "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows (1.91x the time); 1 show"
+    )
     (line,) = (line for line in said.splitlines() if "TPOT, ms" in line)
     assert line.split()[-2:] == ["1.91", "slower"] and "other / base, of session medians" in said
     assert "The runs of the two sides do not overlap: TPOT after 20 prompt tokens (5 generated)." in said

@@ -220,7 +220,9 @@ def compare_groups(
     has_requests = any(setup_columns.is_request(group.rows.iloc[0]) for group in setups)
     base, *others = [_cases(group.rows, has_requests) for group in setups]
     compared = [[key for key in base if key in other] for other in others]
-    compared = [[key for key in keys if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in keys] for keys in compared]
+    compared = [
+        [key for key in keys if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in keys] for keys in compared
+    ]
     of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
     comparisons = []
     for group, other, keys in zip(setups[1:], others, compared, strict=True):

@@ -54,14 +54,15 @@ COLUMNS: Columns = (
     ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
     (
         "time\nratio",
-        lambda row: digits(row.estimate)
-        + (f"\n{digits(row.ratio.low)}-{digits(row.ratio.high)}" if row.ratio else ""),
+        lambda row: digits(row.estimate) + (f"\n{digits(row.ratio.low)}-{digits(row.ratio.high)}" if row.ratio else ""),
     ),
     (
         "verdict",
-        lambda row: f"{ALIKE}\nabove {percent(max(row.ratio.high, 1 / row.ratio.low) - 1)}"
-        if row.verdict == ALIKE
-        else {TOO_FEW: "unclear", DISTURBED: "unclear (disturbed)"}.get(row.verdict, row.verdict),
+        lambda row: (
+            f"{ALIKE}\nabove {percent(max(row.ratio.high, 1 / row.ratio.low) - 1)}"
+            if row.verdict == ALIKE
+            else {TOO_FEW: "unclear", DISTURBED: "unclear (disturbed)"}.get(row.verdict, row.verdict)
+        ),
     ),
 )
 
@@ -103,7 +104,8 @@ def overall(compared: Comparison) -> str:
         if ratios:
             reach = " to ".join(dict.fromkeys(map(times, (ratios[0], ratios[-1]))))
             where = "all rows" if len(rows) == 1 else f"{len(ratios)} of {len(compared.rows)} rows"
-            words.append(f"{told}{'' if words else f' than {compared.base}'} in {where} ({reach} {'the time' if told == SLOWER else 'as fast'})")
+            than = "" if words else f" than {compared.base}"
+            words.append(f"{told}{than} in {where} ({reach} {'the time' if told == SLOWER else 'as fast'})")
     rest = [f"{len(rows[ALIKE])} show no clear difference"] if ALIKE in rows else []
     rest += ["the others cannot be told"] if {TOO_FEW, DISTURBED} & set(rows) else []
     return "; ".join([f"{compared.other} is {' and '.join(words)}", *rest]) + "."

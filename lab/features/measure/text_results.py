@@ -77,7 +77,9 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
                 columns.append(("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"))
             columns += [(HEADINGS[name], partial(figure, name=name)) for name in names]
             style = "" if is_sweep else "bar"  # a sweep generates few tokens
-            columns.append((HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style)))
+            columns.append(
+                (HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style))
+            )
             beyond = {n: same[0].model.n_ctx_train for n, same in measured.items()}
             beyond = {n: most for n, most in beyond.items() if most is not None and n + int(n_gen) > most}
             too_long = [
@@ -155,7 +157,9 @@ def answer(rows: pd.DataFrame, beyond: Mapping[int, int] | None = None, label: s
         words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
         text = ", ".join(words)
     else:
-        text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
+        text = (
+            f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
+        )
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}."
 
