@@ -179,8 +179,8 @@ def print_section(section: Section, out: Console) -> None:
     elif section.title:
         out.print(Text(section.title, style="bold"))
     kept = [i for i in columns if i not in same]
-    for line in section.words:
-        out.print(line)
+    for words in section.words:
+        out.print(words)
     for name, what in section.facts.items():
         out.print(Text(name, style="bold"))
         out.print(what)
@@ -188,7 +188,7 @@ def print_section(section: Section, out: Console) -> None:
         grid, n_rows = Grid(*(section.headings[i] for i in kept)), section.most_rows if more else None
         for line in section.lines[:n_rows]:
             cells = [line[i].text.partition("\n") for i in kept]
-            grid.add_row(*(Text(first) + Text(line_end + below, style="dim") for first, line_end, below in cells))
+            grid.add_row(*(Text(value) + Text(line_end + below, style="dim") for value, line_end, below in cells))
         out.print(grid)
         if n_rows is not None and len(section.cells) > n_rows:
             out.print(Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim"))

@@ -187,7 +187,7 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
         if len(set(counted)) < 2:
             del values[name]
     variants = values.get("variant", ())
-    are_sessions = any(name is None or name.startswith("session ") for name in variants)
+    are_sessions = any(name is None or str(name).startswith("session ") for name in variants)
     if are_sessions and any(group.rows.block.isna().all() for group in setups):
         del values["variant"]  # neither of a trial nor imported
     return values
@@ -226,7 +226,7 @@ def compare_groups(
     of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
     comparisons = []
     for group, other, keys in zip(setups[1:], others, compared, strict=True):
-        rows, spreads = [], {}
+        rows, spreads = list[ComparedFigure](), dict[str, None]()
         for key in keys:
             sides = [
                 (known or {}).get((machine_of(one.rows), key[0])) or default(one.rows.iloc[0])
@@ -235,8 +235,12 @@ def compare_groups(
             rows.append(_row(key, (base[key], other[key]), sides, of_one_row, at_least))
             if not rows[-1].paired:
                 spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}": None for spread in sides}
-        only = [_left_out(side, keys) for side in (base, other)]
-        comparisons.append(Comparison(setups[0].label, group.label, tuple(rows), *only, spreads=tuple(sorted(spreads))))
+        only_base, only_other = (_left_out(side, keys) for side in (base, other))
+        comparisons.append(
+            Comparison(
+                setups[0].label, group.label, tuple(rows), only_base, only_other, spreads=tuple(sorted(spreads))
+            )
+        )
     return comparisons
 
 
