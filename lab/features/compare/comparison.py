@@ -237,9 +237,7 @@ def compare_groups(
                 spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}": None for spread in sides}
         only_base, only_other = (_left_out(side, keys) for side in (base, other))
         comparisons.append(
-            Comparison(
-                setups[0].label, group.label, tuple(rows), only_base, only_other, spreads=tuple(sorted(spreads))
-            )
+            Comparison(setups[0].label, group.label, tuple(rows), only_base, only_other, spreads=tuple(sorted(spreads)))
         )
     return comparisons
 
