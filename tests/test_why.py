@@ -13,9 +13,9 @@ from lab.core import results
 from lab.core.record import Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import command, parts, pasted
-from lab.features.why.command import why
+from lab.features.why import parts, pasted, reasons, sides, trial
 from lab.features.why.parts import Answer
+from lab.features.why.reasons import why
 from lab.process.wire import Outcome
 from lab.show import disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
@@ -66,8 +66,13 @@ def a_file(
 
 def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
     """The answer with a trial on the planted machine."""
-    one, other = command._sides([a, b], False)[0]
-    return parts.answer(one, other, 10, model="smollm2-135m", out=folder / "out", new_worker=Planted, **more)
+    one, other = pair(a, b)
+    return reasons.answer(one, other, 60, model="smollm2-135m", out=folder / "out", new_worker=Planted, **more)
+
+
+def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
+    """The figures of two files that are compared."""
+    return sides.nearest(sides.given(a).groups[0], sides.given(b).groups[0], False)
 
 
 def part(found: Answer, name: str) -> parts.Part:
@@ -87,11 +92,11 @@ def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
         "CtxLimit:1100/8152, Amt:100/512, Process:4.00s (250.00T/s), Generate:1.00s (100.00T/s), Total:5.00s (20.00T/s)"
     )
     whole = next(one for one in b if one.counts == pasted.WHOLE)
-    found = parts.answer(a[0], whole)
+    found = reasons.answer(a[0], whole)
     assert found.letters == ("A", "B") and found.causes[0].name == parts.COUNTED
     assert part(found, parts.COUNTED).factor == pytest.approx(99 / 20)
     assert found.rest.factor == pytest.approx(100 / 99, rel=1e-6)
-    sentence, _ = command.conclusion(found)
+    sentence, _ = reasons.conclusion(found)
     assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence and "Its decode alone is 99" in sentence
 
 
@@ -103,11 +108,11 @@ def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
     )
     (one,) = pasted.parse(webui)
     other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
-    found = parts.answer(other, one)
+    found = reasons.answer(other, one)
     assert part(found, parts.COUNTED).factor == pytest.approx(2.63, rel=0.01)
     assert "prefill rate: range unknown" in part(found, parts.COUNTED).how
     assert part(found, parts.COUNTED).range is None and found.rest.range is None
-    assert "range unknown" in command.conclusion(found)[0]
+    assert "range unknown" in reasons.conclusion(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -161,21 +166,21 @@ def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
 def test_what_is_unknown_stays_in_the_rest(tmp_path: Path) -> None:
     found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0), tmp_path)
     assert not found.causes and found.rest.factor == pytest.approx(2, rel=0.01)
-    assert "not explained: 2x" in command.conclusion(found)[0]
+    assert "not explained: 2x" in reasons.conclusion(found)[0]
 
 
 def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
     found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.04), tmp_path)
     assert not found.causes and not found.records
-    assert command.conclusion(found)[0].startswith("No cause")
+    assert reasons.conclusion(found)[0].startswith("B is not slower than A for certain")
 
 
 def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
     a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", 488)
     third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
-    one, other = command._sides([a, b], False)[0]
-    found = parts.answer(one, other, 0, others=third)
-    assert part(found, "depth").how == "from the records, 95 % of 1 session"
+    one, other = pair(a, b)
+    found = reasons.answer(one, other, 0, others=third)
+    assert part(found, "depth").how == "from the records, 1 session"
     assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
 
 
@@ -207,31 +212,32 @@ def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n", "how", "half"),
-    [(1, "1 block: range unknown", None), (2, "range of 2 blocks", 0.05), (3, "95 % of 3 blocks", 0.2484)],
+    [(2, "unknown", 0.0), (3, "measured here, 3 blocks", 0.2484)],
 )
-def test_the_range_of_few_blocks_is_said(n: int, how: str, half: float | None) -> None:
+def test_a_factor_needs_three_blocks(n: int, how: str, half: float) -> None:
     change = parts.Change("threads", {}, "")
     names = {frozenset[int](): "A", frozenset({0}): "B"}
     blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
-    (made,) = parts._factors([change], names, blocks).values()
-    assert made.how == f"measured here, {how}"
-    assert made.half == (half and pytest.approx(half, rel=1e-3))
+    (made,) = trial._factors([change], names, blocks).values()
+    assert made.how == how and made.half == pytest.approx(half, rel=1e-3)
+    assert ("only 2 blocks of 3 (--budget)" in made.words) == (n == 2)
     fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))
-    rest = parts.rest(fast, slow, [made])
-    assert (rest.half is None) == (half is None) and ("not 95 %" in rest.words) == (n == 2)
+    assert parts.rest(fast, slow, [made]).half == pytest.approx(half, rel=1e-3)
     assert parts.rest(dataclasses.replace(fast, spread=None), slow, []).half is None
 
 
 def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = command._sides([a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8)], False)[0]
-    assert parts._of_state(one, other, ("A", "B")).how == parts.EQUAL
+    one, other = pair(a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8))
+    assert parts._of_state({"A": one, "B": other}).how == parts.EQUAL
     busy = {id(record) for record in other.records[4:]}
-    monkeypatch.setattr(disturbances, "disturbances", lambda record: id(record) in busy)
-    found = parts._of_state(one, other, ("A", "B"))
+    monkeypatch.setattr(
+        disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0} if id(record) in busy else {}
+    )
+    found = parts._of_state({"A": one, "B": other})
     assert found.factor == pytest.approx(1.002, abs=0.001) and found.half and found.half < 0.01
-    assert found.how.endswith("95 % by bootstrap") and found.words == "4 of 8 runs of B were disturbed"
+    assert found.how.startswith("from the records") and found.words == "B: other processes used 1 core in 4 of 8 runs"
     busy |= {id(record) for record in other.records[2:]}
-    assert parts._of_state(one, other, ("A", "B")).half is None
+    assert parts._of_state({"A": one, "B": other}).how == parts.NOT_KNOWN
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +251,12 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
             now[0] += sum(outcome.steps.n_tokens) / 100
             return outcome
 
-    one, other = command._sides([a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1)], False)[0]
-    found = parts.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
-    assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 40
+    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1))
+    found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 41
     assert part(found, "depth").how == parts.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
     now[0] = 0.0
-    found = parts.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
     assert not found.records and part(found, "threads").how == parts.NOT_KNOWN
 
 

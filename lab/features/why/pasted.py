@@ -59,6 +59,7 @@ class Setup:
     spread: float | None = None
     between: float | None = None
     between_source: str = ""
+    round_trip_s: float = 0.0  # of HTTP, to a server
     compute_tps: float | None = None  # of decode steps without sampling, where that is known
     records: tuple[Record, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
@@ -67,6 +68,12 @@ class Setup:
     @property
     def is_prefill(self) -> bool:
         return self.counts == PREFILL
+
+    @property
+    def model_words(self) -> str:
+        """The model and its quantization."""
+        is_named = self.quantization and self.quantization.lower() in (self.model or "").lower()
+        return " ".join(filter(None, (self.model, None if is_named else self.quantization)))
 
     @property
     def label(self) -> str:
@@ -79,9 +86,7 @@ class Setup:
             what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
             what += "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
             what += "" if before is None else f" after {before:,}"
-        is_named = self.quantization and self.quantization in (self.model or "")
-        model = " ".join(filter(None, (self.model, None if is_named else self.quantization)))
-        return printable(", ".join(filter(None, (self.source, model, self.device, self.about, what))))
+        return printable(", ".join(filter(None, (self.source, self.model_words, self.device, self.about, what))))
 
 
 def read(name: str) -> list[Setup]:

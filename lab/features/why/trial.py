@@ -1,0 +1,152 @@
+"""Measure a path from one setup to another, in blocks with fresh engines, within a budget.
+
+Each variant on the path changes one group more, and so do those of the reverse path. A factor is the mean of both
+orders, so the order does not decide it. One run of the cheapest variant tells what a block will take; the path has as
+many changes, the cheapest first, as fit. What the budget does not hold is cut off and not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lab.core import shell, stats
+from lab.core.asked_settings import defaults
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.features.compare import side_by_side
+from lab.features.why.parts import FEWEST, GEN, MEASURED, Change, Part, figure, length, position
+from lab.features.why.pasted import Setup
+from lab.process.worker import Worker
+from lab.runner import as_options
+from lab.runner.cases import Plan
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.session import new_results_file
+from lab.show.wording import seconds, times
+
+MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES, INTERACTION = 30, FEWEST + 1, 6, 0.05
+SURE = 0.005
+"""Half of a range, as a logarithm, at which a trial ends before its budget does."""
+
+
+class _Spent(Exception):
+    """The budget is spent, in the middle of a run."""
+
+
+@contextlib.contextmanager
+def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
+    """A watch that ends the block when the budget is spent, even within a run."""
+    ends = time.monotonic() + budget_s
+
+    def look(status: Status) -> None:
+        watch(status)
+        if time.monotonic() > ends:
+            raise _Spent
+
+    with contextlib.suppress(_Spent):
+        yield look
+
+
+def start(fast: Setup, slow: Setup) -> dict[str, Any]:
+    """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
+    chosen = {**slow.settings, **fast.settings}
+    kept = {
+        name: value for name, value in chosen.items() if value != defaults().get(name) and name not in ("lib", "rpc")
+    }
+    return {**kept, "prompt_len": length(fast if position(fast) is not None else slow)}
+
+
+def measured(
+    start: Mapping[str, Any],
+    todo: Sequence[Change],
+    is_prefill: bool,
+    budget_s: float,
+    out: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Any] = Worker,
+) -> tuple[dict[str, Part], list[Record], Path | None]:
+    """The parts of the changes that fit into the budget, by name, the trial's records and their file."""
+    began, gen = time.monotonic(), 1 if is_prefill else GEN
+    todo = sorted(todo[:MOST_CHANGES], key=lambda one: ("prompt_len" in one.settings, "model" in one.settings))
+    ends = [start["prompt_len"], *(one.settings["prompt_len"] for one in todo if "prompt_len" in one.settings)]
+    short, run_s = {**start, "prompt_len": min(ends)}, math.inf
+    with TemporaryDirectory() as folder, limited(watch, budget_s) as look:
+        first = dict(list(_plans(short, todo[:1], gen, new_worker)[1].items())[:1])
+        list(side_by_side.execute(first, 1, Path(folder) / "first.jsonl", look, new_worker, n_turns=1))
+        run_s = time.monotonic() - began
+    needs = list[float]()  # seconds of a block with the first change, the first two and so on
+    for n, change in enumerate(todo, 1):
+        longer = (sum(ends) / 2 + gen) / (min(ends) + gen) if "prompt_len" in change.settings else 1.0
+        needs.append(run_s * 2 * n * longer)
+    n = sum(PLANNED_BLOCKS * need <= budget_s - run_s for need in needs)
+    found = {}
+    for change, need in zip(todo[n:], needs[n:], strict=True):
+        why = f"needs about {seconds(run_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
+        found[change.name] = Part(change.name, words=f"{change.words}; not measured: {why} (--budget)")
+    if not n:
+        return found, [], None
+    is_deep = any("prompt_len" in change.settings for change in todo[:n])
+    names, plans = _plans(start if is_deep else short, todo[:n], gen, new_worker)
+    path, records = new_results_file(next(iter(plans.values())), out), list[Record]()
+    blocks, measured_parts = [dict[str, float]()], dict[str, Part]()
+    with limited(watch, budget_s - (time.monotonic() - began)) as look:
+        for record in side_by_side.execute(plans, MOST_BLOCKS, path, look, new_worker, n_turns=1):
+            records.append(record)
+            if record.run.is_timed and (value := figure(record.run, is_prefill)):
+                blocks[-1][record.run.variant or ""] = value
+            if len(blocks[-1]) == len(plans):
+                measured_parts = _factors(todo[:n], names, blocks)
+                if len(blocks) >= PLANNED_BLOCKS and all((part.half or 0.0) < SURE for part in measured_parts.values()):
+                    break
+                blocks.append({})
+    return found | (measured_parts or _factors(todo[:n], names, [])), records, path
+
+
+def _plans(
+    start: Mapping[str, Any], todo: Sequence[Change], gen: int, new_worker: Callable[[], Any]
+) -> tuple[dict[frozenset[int], str], dict[str, Plan]]:
+    """The plans of the variants on the path and on its reverse, by name, and the name of each set of changes."""
+    n = len(todo)
+    sets = [frozenset(range(i)) for i in range(n + 1)] + [frozenset(range(i, n)) for i in range(1, n)]
+    variants = []
+    for chosen in sets:
+        settings = dict(start)
+        for i in sorted(chosen):
+            settings |= todo[i].settings
+        shown = {**settings, "prompt_len": str(settings["prompt_len"])}
+        words = [word for name, value in shown.items() for word in as_options.option(name, value)]
+        variants.append((shell.join(*words), shown))
+    with new_worker() as worker:
+        plans = side_by_side.plan(worker, variants, MOST_BLOCKS, gen=gen)
+    return dict(zip(sets, plans, strict=True)), plans
+
+
+def _factors(
+    todo: Sequence[Change], names: Mapping[frozenset[int], str], blocks: Sequence[Mapping[str, float]]
+) -> dict[str, Part]:
+    """The factor of each change from blocks of times per token, with its 95 % range."""
+    n, made = len(todo), dict[str, Part]()
+    for i, change in enumerate(todo):
+        if len(blocks) < FEWEST:
+            words = f"{change.words}; not measured: only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
+            made[change.name] = Part(change.name, words=words)
+            continue
+        ends = [(range(i), range(i + 1)), (range(i + 1, n), range(i, n))]  # changed after those before it, and before
+        first, last = (
+            [math.log(own[names[frozenset(after)]] / own[names[frozenset(before)]]) for own in blocks]
+            for before, after in ends
+        )
+        logs, words = [statistics.fmean(pair) for pair in zip(first, last, strict=True)], change.words
+        orders = statistics.fmean(first), statistics.fmean(last)
+        if abs(orders[0] - orders[1]) > INTERACTION:
+            words += f"; {times(math.exp(orders[0]))} or {times(math.exp(orders[1]))}, depending on the order"
+        half = stats.mean_half_width(logs, stats.CONFIDENCE)
+        how = f"{MEASURED}, {len(blocks)} blocks"
+        made[change.name] = Part(change.name, statistics.fmean(logs), half, how, words)
+    return made
