@@ -1,384 +1,479 @@
-"""Loads as arms: requests and tokens in the steady window of each round, attainment of limits, and capacity.
+"""`lab load`: plan a load, put it on a server window after window, and write each request soon after it has ended.
 
-The steady window of a round is [warmup_s, warmup_s + duration_s] from the start of its plan. A request belongs to it
-if it was due inside it (open loop: at its intended time; closed loop: when it was sent), no matter when it ended: the
-load continues until it has. Rates count what arrived inside the window, from all requests that overlap it. Rounds are
-the replicates: ranges are between rounds.
+An arm is a level of load: a number of users, a rate, or a replay. Each round measures every arm once, in random order,
+because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window. Between two
+windows the server is idle: all requests of the last one have ended.
 
-Attainment is the share of requests due in the steady window that meet every limit. Failures and unknown figures count
-as missed. An arm holds if at least 90 % of its requests do. Slow requests come in bunches because they wait in the same
-queue, so a plain binomial interval of attainment is far too narrow (tests/bench/load_truth.py). It is widened by how
-much batches of successive requests differ.
+Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes a pool of at
+most MOST_VALUES equally likely values, its quantiles, so that a few prompts of exact length represent it. Requests draw
+from shuffled decks of the pool, so that after each deck all values came equally often.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
-from collections.abc import Sequence
+import random
+import re
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple, Unpack
 
-from lab.core import request_times as times
-from lab.core import stats
+from lab.core.asked_settings import in_digits
+from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, Slo
-from lab.core.request_times import Figures, figures
+from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, RequestRecord, Slo, parse_slo
+from lab.core.results import unless_empty
+from lab.errors import LabError
+from lab.features.serve.send_plan import MOST_AT_ONCE, Reply, SendPlan
+from lab.features.serve.server_session import ServerSession, warn_of_failures
+from lab.features.serve.servers import Reaching, Server, connect, prompt_text, reaching_of
+from lab.runner import progress
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.prompts import TEXT
 
-NS = 1e9
-PAUSE_S = 0.5
-"""In a closed loop some user always waits for an answer, or pauses after a failure (0.25 s). A round was aborted if
-nothing happened for longer than this before the end of its window."""
+MOST_VALUES = 32
+MOST_TOKENS = 10_000_000
+MOST_CALLS = 200_000
+"""Maximum number of requests read from a file."""
 
-FAILED_S = 0.25
-"""A user's pause after a failure (PAUSE_S of client_process.py)."""
+NAMES, MOONCAKE = ("n_prompt", "n_gen", "at_s"), ("input_length", "output_length", "timestamp")
+"""Field names in replay files: the lab's, and those of Mooncake's traces (FAST '25; timestamp in milliseconds).
 
-MOST_GAPS = 6
-"""In an open loop of random arrivals, a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
+Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 
-ORDER = (CLOSED, POISSON, CONSTANT, REPLAY)
+DEFAULT_CONCURRENCY = "1,2,4,8"
+WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
+MAX_REQUESTS, TIMEOUT_S, STALL_S = 2000, 300.0, 60.0
+MOST_DRAWN = 20_000
+"""Maximum number of lengths drawn for a window; then they repeat."""
+
+MOST_LOST = 20
+"""A server counts as gone after this number of requests in a row without a connection."""
+
+MOST_ARMS, MOST_ROUNDS, MOST_REQUESTS, LONGEST_S = 50, 100, 10_000_000, 86_400.0
+LEAST_RATE, MOST_RATE = 0.001, 10_000.0
+REST = 2.0
+"""An open loop has times for REST times its window, because the load continues until the window's requests end."""
+
+LOOK_S = 1.0
+"""Interval of writing finished requests to disk."""
+
+Numbers = str | float | Sequence[float]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A request of a load without its events: its figures, and the tokens that arrived inside the steady window.
+class Lengths(NamedTuple):
+    """A length or a distribution of lengths: its text, and its pool of values in ascending order."""
 
-    `n_in_window` is None if its tokens are not counted. `is_spread`: only their sum is known, so they were spread
-    evenly over the events. `at_s`: when it was due, in seconds from the start of its plan; NaN if only the other
-    requests of its round show that.
+    asked: str
+    values: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """A request of a replay file: tokens of the prompt and of the answer, and its time."""
+
+    n_prompt: int
+    n_gen: int
+    at_s: float | None
+
+
+def parse(option: str, text: str | int) -> Lengths:
+    """`512`, `100-1000` (uniform), `normal:MEAN,SD`, `lognormal:MEDIAN,SIGMA` (of the logarithm), or LabError."""
+    words = in_digits(str(text).strip())
+    hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
+    if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", words):
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            raise LabError(f"{option} {words} begins with the larger number.", hint)
+        n = high - low + 1
+        step = n / min(n, MOST_VALUES)
+        values = [low + math.floor((i + 0.5) * step) for i in range(min(n, MOST_VALUES))]
+    elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words):
+        middle, spread = float(match[2]), float(match[3])
+        if middle <= 0 or (match[1] == "lognormal" and spread > 10):
+            raise LabError(f"{option} {words} is not possible.", hint)
+        normal = [spread * NormalDist().inv_cdf((i + 0.5) / MOST_VALUES) for i in range(MOST_VALUES)]
+        values = [round(middle + z if match[1] == "normal" else middle * math.exp(z)) for z in normal]
+    else:
+        raise LabError(f"{option} {words} is not a length.", hint)
+    if not 1 <= min(values) <= max(values) <= MOST_TOKENS:
+        raise LabError(f"{option} {words} has lengths from {min(values):,} to {max(values):,} tokens.", hint)
+    return Lengths(words, tuple(values) if len(set(values)) > 1 else (values[0],))
+
+
+def drawn(prompts: Lengths, answers: Lengths, n: int, seed: str) -> tuple[tuple[int, int], ...]:
+    """For n requests: the index of a value of `prompts`, and the number of tokens to generate."""
+
+    def decks(values: Sequence[int], name: str) -> Iterator[int]:
+        rng = random.Random(f"{seed} {name}")
+        while True:
+            yield from rng.sample(values, len(values))
+
+    pairs = zip(decks(range(len(prompts.values)), "prompts"), decks(answers.values, "answers"), strict=False)
+    return tuple(itertools.islice(pairs, n))
+
+
+def read(path: Path) -> tuple[list[Call], list[str]]:
+    """The requests of a replay file in the order of their times, and sentences about skipped lines.
+
+    Times count from the first request. LabError if no line is valid, or only some have a time.
     """
-
-    figures: Figures
-    n_in_window: float | None
-    is_spread: bool
-    at_s: float
-
-    @property
-    def load(self) -> Load:
-        load = self.figures.asked.load
-        assert load is not None
-        return load
-
-    @property
-    def is_ok(self) -> bool:
-        return self.figures.status == OK
-
-    @property
-    def first_s(self) -> float:
-        """When its first token arrived; infinity without one."""
-        return self._at(self.figures.ttft_ns)
-
-    @property
-    def end_s(self) -> float:
-        """When it ended or failed; infinity for a timeout or a stall whose end is unknown."""
-        if self.figures.failure in (TIMEOUT, STALLED) and self.figures.ended_ns is None:
-            return math.inf
-        end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
-        return self.at_s if end_s == math.inf else end_s  # refused at once
-
-    @property
-    def date_s(self) -> float:
-        """When it was sent (wall-clock time); 0 if a damaged line does not say."""
-        try:
-            return datetime.fromisoformat(self.figures.started_at).timestamp()
-        except ValueError:
-            return 0.0
-
-    def _at(self, ns: int | None) -> float:
-        sent_ns = self.figures.sent_ns
-        return math.inf if ns is None or sent_ns is None else (sent_ns + ns) / NS
+    calls: list[Call] = []
+    bad: dict[str, list[int]] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if len(calls) == MOST_CALLS:
+                    bad[f"only {MOST_CALLS:,} requests are read"] = [number]
+                    break
+                try:
+                    calls += [_call(line)] if line.strip() else []
+                except ValueError as problem:
+                    bad.setdefault(str(problem), []).append(number)
+    except OSError as problem:
+        raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
+    more = {problem: f" and {len(at) - 1:,} more" if len(at) > 1 else "" for problem, at in bad.items()}
+    notes = [f"{path.name} line {at[0]}{more[problem]} skipped: {problem}." for problem, at in bad.items()]
+    if not calls:
+        problem = " ".join(notes) or f"The file {path} is empty."
+        raise LabError(problem, 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}')
+    times_s = [call.at_s for call in calls if call.at_s is not None]
+    if 0 < len(times_s) < len(calls):
+        raise LabError(f"Only some lines of {path} have a time.", "Give at_s in all lines, or in none.")
+    calls.sort(key=lambda call: call.at_s or 0.0)
+    return [call if call.at_s is None else call._replace(at_s=call.at_s - min(times_s)) for call in calls], notes
 
 
-def sample(request: Request) -> Sample:
-    """A request of a load as a Sample. ValueError for other requests."""
-    load = request.asked.load
-    if load is None:
-        raise ValueError("the request is not part of a load")
-    due_ns = request.sent_ns if request.scheduled_ns is None else request.scheduled_ns
-    return Sample(figures(request), *_tokens(request, load), math.nan if due_ns is None else due_ns / NS)
+def _call(line: bytes) -> Call:
+    """The request in a line. ValueError says what is wrong with it."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(fields, dict):
+        raise ValueError("it is not a JSON object")
+    names = MOONCAKE if MOONCAKE[0] in fields else NAMES
+    *lengths, at = (fields.get(name) for name in names)
+    if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
+        raise ValueError(f"{names[2]} is not a time")
+    for name, n in zip(names, lengths, strict=False):
+        if type(n) is not int or not 1 <= n <= MOST_TOKENS:
+            raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
+    return Call(*lengths, None if at is None else at / 1000 if names is MOONCAKE else float(at))
 
 
-def _tokens(request: Request, load: Load) -> tuple[float | None, bool]:
-    indices = times.generated(request)
-    if request.sent_ns is None or not indices:
-        return 0.0, False
-    begin_ns = load.warmup_s * NS - request.sent_ns
-    inside = [i for i in indices if begin_ns <= request.events.arrive_ns[i] < begin_ns + load.duration_s * NS]
-    if request.events.n_tokens is not None:
-        return float(sum(request.events.n_tokens[i] for i in inside)), False
-    n = times.n_generated(request)
-    return (None, False) if n is None else (n * len(inside) / len(indices), n != len(indices))
+def _pool(calls: Sequence[Call]) -> tuple[tuple[int, ...], list[str]]:
+    """The prompt lengths that represent those of `calls` (all, or quantiles if there are too many), and a note."""
+    ordered = sorted(call.n_prompt for call in calls)
+    picked = set(ordered)
+    if len(picked) > MOST_VALUES:
+        picked = {ordered[int((i + 0.5) * len(ordered) / MOST_VALUES)] for i in range(MOST_VALUES)}
+    values = tuple(sorted(picked))
+    off = [abs(values[_nearest(values, n)] - n) / n for n in ordered]
+    note = (
+        f"The prompts have {len(values)} lengths, the nearest to the file's: median difference "
+        f"{statistics.median_high(off):.1%}, at most {max(off):.0%}. Answers have the file's lengths."
+    )
+    return values, [note] if max(off) else []
+
+
+def _nearest(values: Sequence[int], n: int) -> int:
+    """The index of the value nearest to n."""
+    i = bisect_left(values, n)
+    return min((j for j in (i - 1, i) if 0 <= j < len(values)), key=lambda j: abs(values[j] - n))
+
+
+def spread_s(load: Load) -> float:
+    """Users of a closed loop begin at random times within this: together they would stay together, in waves."""
+    return load.warmup_s / 2 if load.arrivals == CLOSED and load.concurrency != 1 else 0.0
 
 
 @dataclass(frozen=True)
-class Round:
-    """One arm in one round: all its requests in the order in which they were due, including the warm-up."""
+class Window:
+    """One arm in one round. `times_ns` are the times of an open loop's requests from its start."""
 
     load: Load
-    all: tuple[Sample, ...]
-    is_cut_off: bool  # aborted before the end of its window, as far as that is visible
+    times_ns: tuple[int, ...] | None = None
 
     @property
-    def begin_s(self) -> float:
-        """The start of the steady window."""
-        return self.load.warmup_s
+    def stop_s(self) -> float:
+        """When the steady window ends."""
+        return self.load.warmup_s + self.load.duration_s
 
     @property
-    def length_s(self) -> float:
-        """The length of the steady window; for a round that was cut off, the part that was measured."""
-        known_s = _reach_s(self.all) - self.begin_s if self.is_cut_off else self.load.duration_s
-        return max(0.0, min(self.load.duration_s, known_s))
+    def label(self) -> str:
+        """Such as "8 users, round 2"."""
+        return f"{self.load.label}, round {self.load.round + 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """A session of loads."""
+
+    windows: tuple[Window, ...]  # in the order in which they are measured
+    prompts: Lengths  # `values` are the lengths of the prompts to make
+    answers: Lengths | None  # None: as in `calls`
+    calls: tuple[Call, ...]  # of a file to replay
+    max_requests: int
+    timeout_s: float
+    seed: int
+    notes: tuple[str, ...] = ()
 
     @property
-    def end_s(self) -> float:
-        return self.begin_s + self.length_s
-
-    @cached_property
-    def inside(self) -> tuple[Sample, ...]:
-        """The requests that were due inside the window."""
-        return tuple(one for one in self.all if self.begin_s <= one.at_s < self.end_s)
+    def n_most(self) -> int:
+        """Maximum number of requests."""
+        times_ns = [window.times_ns for window in self.windows if window.times_ns is not None]
+        return sum(map(len, times_ns)) if times_ns else self.max_requests
 
     @property
-    def busy_s(self) -> float:
-        """Closed loop: the seconds that the users spent on the requests of the window, per user; infinity if unknown,
-        as after a timeout. Then rates count what arrived inside the window, as in an open loop.
-
-        Each user always waits for an answer or pauses after a failure. So N users get N answers per mean time of an
-        answer (Little's law), and rates follow from the requests alone. To count what ends inside the window aliases
-        with waves of users: who began together stays together, and the window cuts the waves at one phase.
-        """
-        spent_s = sum(one.end_s - one.at_s + (0 if one.is_ok else FAILED_S) for one in self.inside)
-        return spent_s / (self.load.concurrency or 1)
+    def seconds(self) -> float:
+        """Duration of all windows, without the ends of their last requests."""
+        return sum(window.stop_s for window in self.windows)
 
     @property
-    def is_by_users(self) -> bool:
-        """Whether rates follow from the times of the users' requests."""
-        return self.load.arrivals == CLOSED and 0 < self.busy_s < math.inf
+    def longest_answer(self) -> int:
+        return max(self.answers.values if self.answers else (call.n_gen for call in self.calls))
 
-    @property
-    def tokens_tps(self) -> float | None:
-        """Tokens per second: in an open loop those that arrived inside the window. None if an answer is not counted."""
-        if not self.length_s:
-            return None
-        if self.is_by_users:
-            counts = [one.figures.n_generated for one in self.inside if one.is_ok]
-            known = [n for n in counts if n is not None]
-            return sum(known) / self.busy_s if len(known) == len(counts) else None
-        if any(one.n_in_window is None for one in self.all if one.is_ok):
-            return None
-        return sum(one.n_in_window or 0.0 for one in self.all) / self.length_s
-
-    @property
-    def requests_ps(self) -> float | None:
-        """Whole answers per second: in an open loop those that ended inside the window."""
-        if not self.length_s:
-            return None
-        if self.is_by_users:
-            return sum(one.is_ok and not one.figures.is_truncated for one in self.inside) / self.busy_s
-        whole = [one for one in self.all if one.is_ok and not one.figures.is_truncated]
-        return sum(self.begin_s <= one.end_s < self.end_s for one in whole) / self.length_s
-
-    def in_flight(self, at_s: float) -> int:
-        """Requests that were due and had not ended at this time."""
-        return sum(one.at_s <= at_s < one.end_s for one in self.all)
-
-    def waiting(self, at_s: float) -> int:
-        """Requests that were due and had no first token at this time."""
-        return sum(one.at_s <= at_s < min(one.first_s, one.end_s) for one in self.all)
+    def order(self, window: Window, n: int) -> tuple[tuple[int, int], ...]:
+        """For n requests of a window: the prompt's index, and the tokens to generate. Equal for all arms of a round."""
+        if self.answers is None:
+            return tuple((_nearest(self.prompts.values, call.n_prompt), call.n_gen) for call in self.calls[:n])
+        return drawn(self.prompts, self.answers, min(n, MOST_DRAWN), f"{self.seed} {window.load.round}")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A load in all its rounds. Rounds that were cut off count only if all were."""
+class LoadOptions(Reaching, total=False):
+    """The options of a load. Lengths are those of `parse`; the default levels are DEFAULT_CONCURRENCY."""
 
-    label: str
-    load: Load  # of its first round
-    rounds: tuple[Round, ...]
-    n_cut_off: int
-
-    @property
-    def inside(self) -> tuple[Sample, ...]:
-        """The requests that were due inside the steady window of a round."""
-        return tuple(one for of_round in self.rounds for one in of_round.inside)
-
-    @property
-    def level(self) -> float | None:
-        """Users, or requests per second; None for a replay."""
-        return self.load.concurrency if self.load.arrivals == CLOSED else self.load.rate
-
-    @property
-    def is_overloaded(self) -> bool:
-        """Whether requests of an open loop arrived faster than they ended, so it has no steady state.
-
-        More are in flight at the end of the windows than at the start, by more than random arrivals explain: 2 standard
-        deviations of a Poisson count of all arrivals, and at least 3.
-        """
-        growth = sum(one.in_flight(one.end_s) - one.in_flight(one.begin_s) for one in self.rounds)
-        return self.load.arrivals != CLOSED and growth >= 3 and growth > 2 * math.sqrt(len(self.inside))
+    concurrency: Numbers | None
+    rate: Numbers | None
+    arrivals: str
+    replay: str | Path | None
+    prompt_len: str | int
+    gen: str | int
+    warmup: float | None
+    duration: float | None
+    rounds: int | None
+    slo: str | Slo | None
+    max_requests: int
+    seed: int
 
 
-def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
-    """The arms of a session of loads: closed loops by users, then open loops by rate, then replays."""
-    by_arm: dict[tuple[object, ...], dict[int, list[Sample]]] = {}
-    for one in samples:
-        load = one.load
-        key = load.arrivals, load.concurrency, load.rate, load.lengths
-        if not one.figures.asked.warmup:
-            by_arm.setdefault(key, {}).setdefault(load.round, []).append(one)
-    has_lengths = len({key[-1] for key in by_arm}) > 1
-    last = max((one.date_s for one in samples), default=0.0)
-    made = [_arm(by_round, has_lengths, last) for by_round in by_arm.values()]
-    return tuple(sorted(made, key=lambda arm: (_place(arm.load), arm.level or 0, arm.load.lengths)))
+def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
+    """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
 
-
-def _place(load: Load) -> int:
-    return ORDER.index(load.arrivals) if load.arrivals in ORDER else len(ORDER)
-
-
-def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> Arm:
-    rounds = [_round(own, max(one.date_s for one in own) == last) for _, own in sorted(by_round.items())]
-    whole = [one for one in rounds if not one.is_cut_off]
-    load = rounds[0].load
-    label = f"{load.label}, {load.lengths}" if has_lengths else load.label
-    return Arm(label, load, tuple(whole or rounds), len(rounds) - len(whole))
-
-
-def _round(samples: Sequence[Sample], is_last: bool) -> Round:
-    """A round of an arm, its requests in the order in which they were due.
-
-    A request of a closed loop that found no connection has no send time. Its date gives it, counted from the start of
-    the plan, which follows from the dates of the others.
+    With `replay` the lengths come from a file, and the times too unless `concurrency` or `rate` is given. LabError for
+    invalid options, and if the load could need more than `max_requests`.
     """
-    starts = [one.date_s - one.figures.sent_ns / NS for one in samples if one.figures.sent_ns is not None]
-    start_s = min(starts or [one.date_s for one in samples])
-    due = [dataclasses.replace(one, at_s=one.date_s - start_s) if math.isnan(one.at_s) else one for one in samples]
-    in_order = tuple(sorted(due, key=lambda one: one.at_s))
-    return Round(samples[0].load, in_order, _is_cut_off(samples[0].load, in_order, is_last))
+    replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
+    prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
+    lengths, notes, calls = f"{prompts.asked} + {answers.asked} tokens", list[str](), list[Call]()
+    warmup_s, duration_s, n_rounds = WARMUP_S, DURATION_S, ROUNDS
+    if replay is not None:
+        calls, notes = read(Path(replay))
+        values, note = _pool(calls)
+        lengths, notes = f"as in {Path(replay).name}", [*notes, *note]
+        prompts = Lengths(lengths, values)
+    is_replay = replay is not None and asked.get("concurrency") is None and asked.get("rate") is None
+    if is_replay:
+        if (last_s := calls[-1].at_s) is None:
+            raise LabError(f"The requests in {replay} have no times.", "Add --concurrency or --rate for their lengths.")
+        warmup_s, duration_s, n_rounds = 0.0, max(1.0, last_s + 0.001), 1
+    rounds = int(_checked("--rounds", asked.get("rounds"), n_rounds, 1, MOST_ROUNDS))
+    most = int(_checked("--max-requests", asked.get("max_requests"), MAX_REQUESTS, 1, MOST_REQUESTS))
+    base = Load(
+        arrivals=REPLAY if is_replay else CLOSED,
+        round=0,
+        warmup_s=_checked("--warmup", asked.get("warmup"), warmup_s, 0, LONGEST_S),
+        duration_s=_checked("--duration", asked.get("duration"), duration_s, 0.1, LONGEST_S),
+        lengths=lengths,
+        seed=seed,
+        slo=parse_slo(slo) if isinstance(slo, str) else slo,
+    )
+    arms = [base] if is_replay else _arms(base, asked)
+    n_windows, users = len(arms) * rounds, max(arm.concurrency or 0 for arm in arms)
+    if most // n_windows < users:
+        raise LabError(
+            f"{most:,} requests are too few: {n_windows} windows of up to {users} users need at least one for each "
+            "user.",
+            f"Allow more: --max-requests {10 * users * n_windows}",
+        )
+    windows, n = list[Window](), 0
+    for round_ in range(rounds):  # all arms in each round, in random order
+        for arm in random.Random(f"{seed} {round_}").sample(arms, len(arms)):
+            load = dataclasses.replace(arm, round=round_)
+            times_ns = None
+            if load.arrivals != CLOSED:
+                times_ns = tuple(round(1e9 * at_s) for at_s in itertools.islice(_times_s(load, calls), most + 1 - n))
+                n += len(times_ns)
+            windows.append(Window(load, times_ns))
+            if n > most:
+                needed = sum((one.rate or 0) * REST * (one.warmup_s + one.duration_s) for one in arms) * rounds
+                raise LabError(
+                    f"This load could need more than --max-requests {most:,}: about {needed or len(calls):,.0f} "
+                    "requests, including those after each window, until its last request ends.",
+                    "Increase --max-requests, or use lower rates, a shorter --duration or fewer --rounds.",
+                )
+    return LoadPlan(
+        windows=tuple(windows),
+        prompts=prompts,
+        answers=None if calls else answers,
+        calls=tuple(calls),
+        max_requests=most,
+        timeout_s=_checked("--timeout", asked.get("timeout"), TIMEOUT_S, 0.1, LONGEST_S),
+        seed=seed,
+        notes=tuple(notes),
+    )
 
 
-def _is_cut_off(load: Load, requests: Sequence[Sample], is_last: bool) -> bool:
-    """Whether nothing happened before the end of the window although something should have.
+def _checked(option: str, asked: float | None, default: float, least: float, most: float) -> float:
+    value = default if asked is None else asked
+    if not least <= value <= most:  # also for NaN
+        raise LabError(f"{option} {value:g} is not possible.", f"Give a number from {least:g} to {most:,g}.")
+    return float(value)
 
-    In an open loop only the last round can have been aborted, and only a pause that chance does not explain shows it.
-    False for a replay.
+
+def _arms(base: Load, asked: LoadOptions) -> list[Load]:
+    """A load for each number of users or each rate."""
+    users, rates, arrivals = asked.get("concurrency"), asked.get("rate"), asked.get("arrivals", POISSON)
+    if users is not None and rates is not None:
+        raise LabError("--concurrency (closed loop) and --rate (open loop) exclude each other.", "Give one of them.")
+    if arrivals not in (POISSON, CONSTANT):
+        raise LabError(f"--arrivals {arrivals} is not known.", f"Choose {POISSON} or {CONSTANT}.")
+    option = "--concurrency" if rates is None else "--rate"
+    given = rates if users is None else users
+    given = DEFAULT_CONCURRENCY if given is None else given
+    parts = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    try:
+        levels = list(dict.fromkeys(float(part) for part in parts))
+    except ValueError:
+        levels = []
+    if not 1 <= len(levels) <= MOST_ARMS:
+        raise LabError(f"{option} {given} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
+    if rates is not None:
+        levels = [_checked(option, level, 0, LEAST_RATE, MOST_RATE) for level in levels]
+        return [dataclasses.replace(base, arrivals=arrivals, rate=level) for level in levels]
+    if wrong := [n for n in levels if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
+        raise LabError(f"{option} {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}.")
+    return [dataclasses.replace(base, concurrency=int(n)) for n in levels]
+
+
+def _times_s(load: Load, calls: Sequence[Call]) -> Iterator[float]:
+    """The times of an open loop's requests."""
+    end_s, rate = REST * (load.warmup_s + load.duration_s), load.rate or 0.0
+    rng = random.Random(f"{load.seed} {load.rate} {load.round}")
+    times_s: Iterator[float]
+    if load.arrivals == REPLAY:
+        times_s = (call.at_s or 0.0 for call in calls)
+    elif load.arrivals == CONSTANT:
+        times_s = (i / rate for i in itertools.count())
+    else:
+        times_s = itertools.accumulate(rng.expovariate(rate) for _ in itertools.repeat(None))
+    return itertools.takewhile(lambda at_s: at_s < end_s, times_s)
+
+
+def load(
+    url: str,
+    *,
+    model: str | None = None,
+    prompt: str = TEXT,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **asked: Unpack[LoadOptions],
+) -> list[RequestRecord]:
+    """Put load on a server and return the records of all requests, which are also in a new file in `out`.
+
+        records = lab.load("http://127.0.0.1:8080/v1", concurrency=[1, 4, 16], duration=30)
+
+    A closed loop for each of `concurrency` (its users), or an open loop for each `rate` (requests per second), or
+    the requests of the file `replay`. Lengths are numbers or distributions: "100-1000", "normal:500,100",
+    "lognormal:300,0.8". Each round measures every load once: `warmup` seconds, then `duration` seconds that count.
+    `slo` are limits such as "ttft=1s,tpot=50ms". Sends at most `max_requests`, besides those that examine the server
+    and count prompts. Failed requests are records too, with a warning. The other arguments are those of `lab.measure`
+    with `url`. LabError if no server answers, or it stops answering.
     """
-    silent_s = load.warmup_s + load.duration_s - _reach_s(requests)
-    if load.arrivals == CLOSED:
-        return silent_s > PAUSE_S
-    return is_last and silent_s * (load.rate or 0) > (MOST_GAPS if load.arrivals == POISSON else 1.5)
+    plan = make_plan(**asked)
+    text, notes = prompt_text(prompt), list(plan.notes)
+    with progress.in_notebook() as watching:
+        show = watch or watching
+        how = reaching_of({**asked, "timeout": plan.timeout_s})
+        with connect(url, model, lambda words: show(Status(words)), **how) as server:
+            path = server.new_file(Path(out))
+            records = list(execute(plan, server, text, path, show, notes.append))
+    warn_of_failures(notes, [record.request.error for record in records])
+    return records
 
 
-def _reach_s(requests: Sequence[Sample]) -> float:
-    """The time of the last known event."""
-    return max(at_s for one in requests for at_s in (one.at_s, one.end_s) if at_s < math.inf)
+def execute(
+    plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Callable[[str], object]
+) -> Generator[RequestRecord, None, None]:
+    """Measure the plan's windows; yield each record after it is written to the file `path`.
 
-
-SHARE = 0.9
-"""An arm holds from this attainment on."""
-
-N_BATCHES = 5
-FAR = 2
-"""If all requests stay below half of their limits, or all exceed twice their limits, bunches of slow requests say
-nothing about which requests exceed a limit."""
-
-HOLDS, FAILS, UNSURE = "holds", "does not hold", "unclear"
-
-
-@dataclass(frozen=True)
-class Attainment:
-    """The share of requests that met every limit, with its 95 % interval."""
-
-    n_good: int
-    n: int
-    low: float
-    high: float
-
-    @property
-    def share(self) -> float:
-        return self.n_good / self.n
-
-    @property
-    def verdict(self) -> str:
-        return HOLDS if self.low >= SHARE else FAILS if self.high < SHARE else UNSURE
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The highest load at which 90 % of requests meet their limits: `at_least` and `below`, None if no arm shows it.
-
-    `best` is the highest arm whose measured share reaches 90 %, together with all lower arms.
+    Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
+    requests.
     """
+    started, began, part, n_failed, later_s = time.monotonic(), 0.0, "", 0, plan.seconds
 
-    unit: str  # users, requests/s
-    at_least: float | None
-    below: float | None
-    best: float | None
-    sentence: str
+    def report(doing: str) -> None:
+        watch(Status(doing, part=part))
 
+    def ended(reply: Reply) -> None:
+        nonlocal n_failed
+        n_failed += reply.request.status != OK
 
-def attainment(arm: Arm, slo: Slo) -> Attainment | None:
-    """Attainment of an arm; None if no request was due."""
-    used = [[one.figures.used(slo) for one in of_round.inside] for of_round in arm.rounds]
-    everything = sorted(value for own in used for value in own)
-    if not everything:
-        return None
-    per_round = math.ceil(N_BATCHES / len(used))
-    batches = [batch for own in used for batch in _split(own, per_round)]
-    is_far = everything[-1] * FAR < 1 or everything[0] > FAR
-    worst = everything[math.ceil(0.9 * len(everything)) - 1]
-    met = [[value <= 1 for value in batch] for batch in batches]
-    not_slow = [[value <= worst for value in batch] for batch in batches] if not is_far else []
-    interval = stats.share_interval(met, not_slow)
-    return Attainment(sum(map(sum, met)), len(everything), interval.low, interval.high)
+    def show(is_over: bool = False) -> None:
+        lasted_s = time.monotonic() - began
+        left_s = later_s + (0.0 if is_over else max(0.0, window.stop_s - lasted_s))
+        doing = plural(session.n_kept, "request") + (f", {n_failed:,} failed" if n_failed else "")
+        if not is_over and lasted_s > window.stop_s:
+            doing = f"waiting for the last requests, {doing}"
+        elif not is_over and lasted_s < window.load.warmup_s:
+            doing = f"warming up, {doing}"
+        watch(Status(doing, part=part, elapsed_s=time.monotonic() - started, left_s=left_s))
 
-
-def _split(values: Sequence[float], n: int) -> list[Sequence[float]]:
-    """`values` in n parts of about equal size."""
-    return [values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n)]
-
-
-def capacity(arms: Sequence[Arm], slo: Slo | None = None) -> Capacity | None:
-    """The highest load at which 90 % of requests meet every limit, as they do at all lower loads.
-
-    In users for closed loops, otherwise in requests per second. `slo` replaces the limits of the loads. None without
-    limits, and without closed or open loops.
-    """
-    known = [(arm, arm.level, arm.load.slo if slo is None else slo) for arm in arms]
-    first = next((arm.load.arrivals for arm, level, limits in known if level is not None and limits), None)
-    measured = [
-        (level, of_arm, arm.is_overloaded)
-        for arm, level, limits in known
-        if arm.load.arrivals == first and level is not None and limits and (of_arm := attainment(arm, limits))
-    ]
-    if not measured:
-        return None
-    at_least, below, best, holding = None, None, None, True
-    for level, of_arm, is_overloaded in measured:
-        verdict = UNSURE if is_overloaded and of_arm.verdict == HOLDS else of_arm.verdict
-        holding = holding and of_arm.share >= SHARE
-        best = level if holding else best
-        at_least = level if holding and verdict == HOLDS else at_least
-        below = level if verdict == FAILS and below is None else below
-    unit = "users" if first == CLOSED else "requests/s"
-    ends = measured[0][0], measured[-1][0]
-    return Capacity(unit, at_least, below, best, _words(unit, at_least, below, best, ends))
-
-
-def _words(
-    unit: str, at_least: float | None, below: float | None, best: float | None, ends: tuple[float, float]
-) -> str:
-    by_share = f"; {best:g} by the measured shares alone" if best not in (None, at_least) else ""
-    if at_least is not None and below is not None:
-        return f"between {at_least:g} and {_amount(below, unit)}{by_share}"
-    if at_least is not None:
-        why = "every load met the limits" if at_least == ends[1] else "no load clearly missed the limits"
-        return f"at least {_amount(at_least, unit)} ({why}){by_share}"
-    if below is not None:
-        why = "no load met the limits" if below == ends[0] else "no load clearly met the limits"
-        return f"below {_amount(below, unit)} ({why}){by_share}"
-    return f"unknown, too few requests{by_share}"
-
-
-def _amount(level: float, unit: str) -> str:
-    return f"{level:g} {'user' if level == 1 and unit == 'users' else unit}"
+    session = ServerSession(server, path, report)
+    with unless_empty(path):
+        asks, lengths, n_left = [], plan.prompts.values, plan.max_requests
+        for i, n in enumerate(lengths):
+            report(f"sizing prompts, {i + 1} of {len(lengths)}")
+            prompt = server.prompt(n, text, plan.seed, i)
+            asks.append(server.ask(prompt, server.asked(prompt, n, plan.longest_answer)))
+        if too_long := server.too_long(max(lengths), plan.longest_answer):
+            note(str(too_long).replace("\n", " "))
+        for i, window in enumerate(plan.windows):
+            n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
+            own = {"load": window.load, "repeat": window.load.round}
+            sending = SendPlan(
+                asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
+                api=server.endpoint.api,
+                n_at_once=window.load.concurrency or MOST_AT_ONCE,
+                n_requests=n_most,
+                times_ns=window.times_ns,
+                timeout_s=plan.timeout_s,
+                stall_s=STALL_S,
+                stop_s=window.stop_s,
+                spread_s=spread_s(window.load),
+                order=plan.order(window, n_most),
+                most_lost=MOST_LOST,
+            )
+            part = f"{window.label} of {1 + max(one.load.round for one in plan.windows)}"
+            could_count, began, n_failed, later_s = session.can_count, time.monotonic(), 0, later_s - window.stop_s
+            yield from session.send(sending, LOOK_S, show, ended)
+            lasted_s = time.monotonic() - began
+            if could_count and not session.can_count:
+                note("The server does not count the tokens of its answers, so there are no token rates.")
+            show(is_over=True)
+            session.check_reached(MOST_LOST, f"{window.label}; ")
+            if window.times_ns is None and session.n_kept >= n_most and lasted_s < window.stop_s:
+                needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
+                note(
+                    f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: it used its share of "
+                    f"--max-requests ({n_most:,}). Use --max-requests {needed:.0f} for all windows."
+                )
+            n_left -= session.n_kept

@@ -1,0 +1,468 @@
+"""Loads as sections: the answer, a table with a row per arm, sentences, warnings, and pictures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from lab.core.lists import grouped, join_and, plural
+from lab.core.record import OK, Record
+from lab.core.request import CLOSED, Endpoint, RequestRecord, Slo
+from lab.errors import LabError
+from lab.features.serve import load_figures, request_words
+from lab.runner import machine as machines
+from lab.show import canvas
+from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits, seconds, times
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LATE_S = 0.01
+"""A warning says if the client sent a request more than LATE_S later than intended: it was too busy."""
+
+DRIFT = 1.5
+"""A warning says if TTFT differs by more than this factor between the halves of the windows."""
+
+IS_FULL = re.compile(r"context (size|length|window)", re.IGNORECASE)
+"""In errors of servers for a request that their context cannot hold, such as llama-server's "exceeds the available
+context size (256 tokens)" and "Context size has been exceeded."."""
+
+DEFINITIONS = (
+    "TTFT, TPOT, E2E: successful requests due in the window; (n) counts the requests that exceed a percentile. total: "
+    "all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % within limits."
+)
+
+PICTURES = {
+    "load": ("Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.", (11, 5)),
+    "throughput": (
+        "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are arms, with "
+        "their range over rounds.",
+        (11, 5),
+    ),
+    "timeline": (
+        "The requests of the first round: waiting for the first token, then receiving the answer. The steady window is "
+        "shaded.",
+        (11, 7),
+    ),
+}
+"""Captions of the pictures, and their sizes in inches."""
+
+WIDE = 12
+"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
+
+MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
+"""Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
+
+SPREAD = 0.16
+"""Horizontal spread of an arm's points to each side, as a share of the distance to the next arm."""
+
+WAITING, ANSWERED = COLOURS[4], COLOURS[0]
+FAILED = (COLOURS[1], COLOURS[3], COLOURS[6], COLOURS[2], COLOURS[5])
+"""Colours of classes of failure, by their number."""
+
+Arms = Sequence[SimpleNamespace]
+
+
+def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
+    """A section for each session of loads."""
+    return [section(own) for own in load_figures.sessions(records).values()]
+
+
+def section(records: Sequence[RequestRecord]) -> Section:
+    """The loads of a session, with findings and warnings."""
+    rows = load_figures.frame([record.request for record in records])
+    plain = load_figures.arm_rows(rows)
+    arms = [SimpleNamespace(**row) for row in plain]
+    first, endpoint = records[0], records[0].endpoint
+    lengths, windows, warmups = (
+        join_and(list(dict.fromkeys(made(arm) for arm in arms)))
+        for made in (
+            lambda arm: arm.load_lengths,
+            lambda arm: f"{arm.load_duration_s:g} s",
+            lambda arm: f"{arm.load_warmup_s:g} s",
+        )
+    )
+    rounds = plural(max((arm.n_rounds for arm in arms), default=0), "round")
+    answer, warnings, sentences = answer_of(arms), _warnings(arms, rows, endpoint), _findings(arms, endpoint)
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    data = {
+        "session": first.session,
+        "url": endpoint.url,
+        "model": first.model,
+        "arms": plain,
+        "capacity": load_figures.capacity(plain),
+        "n_slots": n_slots,
+        "sentences": [answer, *(f"! {line}" for line in warnings), *sentences],
+    }
+    return Section(
+        title(first),
+        answer=answer,
+        words=[f"{lengths}; windows of {windows} after {warmups} of warm-up; {rounds}"],
+        **tabled(_columns(arms), arms),
+        warnings=warnings,
+        sentences=sentences,
+        notes=[DEFINITIONS],
+        pictures=pictures(arms, rows, title(first), n_slots),
+        data=lambda: {"loads": [data]},
+    )
+
+
+def title(record: RequestRecord) -> str:
+    """Which model, server and client: such as "tiny on llama-server b1, 4 slots; client: 8 cores"."""
+    of = record.endpoint
+    server = " ".join(word for word in (of.server, of.version) if word) or "a server without a name"
+    slots = "" if of.settings is None or of.settings.n_slots is None else f", {plural(of.settings.n_slots, 'slot')}"
+    return f"{record.model} on {server}{slots}; client: {machines.label(record.machine)}"
+
+
+def answer_of(arms: Arms) -> str:
+    """How much load the server handles: its capacity if there are limits, otherwise what the largest load got."""
+    n, n_ok = sum(arm.n for arm in arms), sum(arm.n_ok for arm in arms)
+    if not n_ok:
+        return f"All {n:,} requests failed." if n else "No request was due in a steady window: try a longer --duration."
+    by_lengths = grouped(arms, lambda arm: arm.load_lengths)
+    known = {lengths: load_figures.capacity([vars(arm) for arm in own]) for lengths, own in by_lengths.items()}
+    parts = [f"{f' with {lengths}' * (len(known) > 1)}: {of['sentence']}" for lengths, of in known.items() if of]
+    if parts:
+        limits = f"within {label}" if (label := _slo(arms[0]).label) else "complete"
+        return f"Capacity{', and'.join(parts)} (at least 90 % of requests {limits})."
+    arm = [one for one in arms if one.n_ok][-1]
+    base = arms[0] if arms[0].load_arrivals == arm.load_arrivals and arms[0] is not arm else None
+
+    def against(name: str, show: Callable[[float], str]) -> str:
+        known = base is not None and getattr(base, name) == getattr(base, name)
+        return show(getattr(arm, name)) + (f" ({base.load}: {show(getattr(base, name))})" if known and base else "")
+
+    rate = f"answers {against('requests_ps', digits)} requests/s"
+    if arm.tokens_tps == arm.tokens_tps:
+        rate = f"generates {against('tokens_tps', digits)} tokens/s"
+    line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server {rate}"
+    if arm.e2e_n:
+        line += f"; the median request takes {against('e2e_median_s', seconds)}"
+    if arm.ttft_n:
+        line += f" and waits {against('ttft_median_s', seconds)} for its first token"
+    return f"{line}."
+
+
+def _slo(arm: SimpleNamespace) -> Slo:
+    return Slo(**(arm.load_slo or {}))
+
+
+def _columns(arms: Arms) -> Columns:
+    def latency(name: str, factor: float, arm: SimpleNamespace) -> str:
+        values = [getattr(arm, f"{name}_{which}_s") for which in ("median", "p95", "p99")]
+        return "\n".join(digits(factor * value) for value in values if value == value) or UNKNOWN
+
+    def rate(name: str, arm: SimpleNamespace) -> str:
+        value, low, high = (getattr(arm, f"{name}{end}") for end in ("", "_low", "_high"))
+        return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
+
+    def requests(arm: SimpleNamespace) -> str:
+        lines = ["median"]
+        for name in ("p95", "p99"):
+            counts = [getattr(arm, f"{of}_{name}_beyond") or 0 for of in ("ttft", "tpot", "e2e") if getattr(arm, f"{of}_n")]
+            lines += [f"{name[1:]} % ({', '.join(map(str, dict.fromkeys(counts)))})"] if any(counts) else []
+        return "\n".join(lines)
+
+    def load(arm: SimpleNamespace) -> str:
+        marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
+        return "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)])
+
+    def within(arm: SimpleNamespace) -> str:
+        low, high = arm.attainment_low, arm.attainment_high
+        return f"{arm.attainment:.0%}\n{low:.0%}-{high:.0%}" if low == low else UNKNOWN
+
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    limits: Columns = (("within\nlimits", within), ("goodput\nper s", partial(rate, "goodput_ps")))
+    return [
+        ("load", load),
+        ("requests", requests),
+        ("TTFT\ns", partial(latency, "ttft", 1)),
+        (f"TPOT\nms{bound}", partial(latency, "tpot", 1e3)),
+        ("E2E\ns", partial(latency, "e2e", 1)),
+        ("total\ntokens/s", partial(rate, "tokens_tps")),
+        *(limits if any(arm.load_slo for arm in arms) else [("requests\nper s", partial(rate, "requests_ps"))]),
+        ("per user\ntokens/s", lambda arm: digits(arm.user_tps)),
+        ("longest\nstall s", lambda arm: digits(arm.stall_s)),
+    ]
+
+
+def _findings(arms: Arms, endpoint: Endpoint) -> list[str]:
+    """How the server spent its time under each load, what limited it, and what made requests wait."""
+    words = []
+    busy = [arm for arm in arms if arm.share_idle < 1]
+    if split := [arm for arm in busy if arm.share_by]:
+        shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
+        parts = [f"{arm.load}: {' / '.join(f'{share:.0f}' for share in own)} %" for arm, own in zip(split, shares, strict=True)]
+        most = min(split, key=lambda arm: arm.share_idle)
+        words.append(
+            f"Share of the time in prefill / decode / idle, from {join_and(list(dict.fromkeys(arm.share_by for arm in split)))}"
+            f": {'; '.join(parts)}. With {most.load}, "
+            f"{'prefill' if most.share_prefill > most.share_decode else 'decode'} takes most of the time."
+        )
+    if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
+        words.append(
+            f"Idle: {join_and(rest)}. How the rest divides into prefill and decode is unknown: the server does not "
+            "report the time of every prompt, and a load of 1 user in the same session (--concurrency 1,...) is "
+            "missing or does not explain the others."
+        )
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    users = [arm.load_concurrency or 0 for arm in arms]
+    if waits := [f"{n - n_slots} of {arm.load}" for n, arm in zip(users, arms, strict=True) if n_slots and n > n_slots]:
+        words.append(f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}.")
+    if known := [arm for arm in arms if arm.wait_s == arm.wait_s]:
+        parts = [f"{seconds(arm.wait_s) if arm.wait_s >= 1e-4 else 'under 0.1 ms'} with {arm.load}" for arm in known]
+        words.append(
+            f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
+        )
+    late = [arm for arm in arms if arm.late_most_s <= LATE_S]
+    if late and not any(arm.late_most_s > LATE_S for arm in arms):
+        words.append(f"The client sent each request at most {seconds(max(arm.late_most_s for arm in late))} late.")
+    words += [
+        f"{arm.load}: the server does not count tokens, so tokens/s is unknown."
+        for arm in arms
+        if arm.tokens_tps != arm.tokens_tps and arm.n_ok
+    ]
+    if any(arm.is_spread for arm in arms):
+        words.append("The server does not count tokens per event, so they are spread evenly over events.")
+    return words
+
+
+def _warnings(arms: Arms, rows: pd.DataFrame, endpoint: Endpoint) -> list[str]:
+    """What went wrong under each load, what a full context did, and which loads were not steady."""
+    words, n_ctx = [], endpoint.settings.n_ctx if endpoint.settings else None
+    for number, arm in enumerate(arms):
+        own = rows[(rows.arm == number) & rows.kept & rows.inside & rows.ok]
+        said = []
+        if arm.failures:
+            named = [(f"{n} {name}", arm.errors.get(name)) for name, n in arm.failures.items()]
+            classes = "; ".join(f"{what}, for example {error}" if error else what for what, error in named)
+            said.append(f"{arm.n - arm.n_ok} of {arm.n} requests failed ({classes}).")
+        if any(IS_FULL.search(error) for error in arm.errors.values()):
+            said.append(
+                "the server's context is too short for these requests. Give it a longer one (llama-server: "
+                "--ctx-size), or use fewer tokens or users."
+            )
+        if arm.n_truncated:
+            said.append(
+                f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than "
+                "requested): the server's context was full. They have no E2E and meet no limits."
+            )
+        if n := sum((one.n_prompt or 0) + (one.n_generated or 0) > (n_ctx or math.inf) for one in own.figures):
+            said.append(
+                f"{plural(n, 'answer')} went beyond the server's context of {n_ctx:,} tokens: it dropped earlier tokens "
+                "(context shift), so they are not answers to the whole prompt."
+            )
+        if arm.n_failed_outside:
+            said.append(f"{arm.n_failed_outside} more failed before or after the window.")
+        if not arm.n:
+            said.append("no request was due in the window. Try a longer --duration.")
+        if arm.n_cut_off:
+            is_all = rows[(rows.arm == number) & rows.kept].is_cut_off.all()
+            kept = "there are no others, so long requests are missing" if is_all else "left out"
+            said.append(f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({kept}).")
+        if arm.n_short:
+            said.append(f"{plural(arm.n_short, 'answer')} shorter than requested.")
+        if arm.n_warm:
+            said.append(f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache.")
+        said += request_words.wrong(list(own.figures))
+        if arm.is_overloaded:
+            said.append(
+                f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
+                f"{arm.in_flight_end:.0f} when it ended ({arm.waiting_end:.0f} waited for a first token). A longer "
+                "window would show longer waits."
+            )
+        elif arm.drift <= 1 / DRIFT or arm.drift >= DRIFT:
+            said.append(
+                f"TTFT in the second half of the window was {times(arm.drift)} that in the first: the load was not "
+                "steady. Try a longer --warmup and --duration."
+            )
+        if arm.late_most_s > LATE_S:
+            said.append(
+                f"the client was busy and sent requests {seconds(arm.late_median_s)} late (median; at most "
+                f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time."
+            )
+        words += [f"{arm.load}: {line}" for line in said]
+    return words
+
+
+def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
+    """A picture of the first session of loads among records: load (latency over it), throughput, or timeline.
+
+        lab.plot_arms(lab.load(url, concurrency="1,2,4"), "throughput")
+
+    LabError if there is nothing to draw.
+    """
+    made = sections(records)
+    if not made:
+        raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
+    drawn = {one.name: one for one in made[0].pictures}
+    if name not in drawn:
+        raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
+    figure = figure or canvas.new_figure(drawn[name].size)
+    drawn[name].draw(figure)
+    return figure
+
+
+def pictures(arms: Arms, rows: pd.DataFrame, title: str, n_slots: int | None) -> list[Picture]:
+    """The pictures with data. Open and closed loops, and several lengths, have separate ones: load-2, ..."""
+    made = []
+    groups = grouped(enumerate(arms), lambda one: (one[1].load_arrivals == CLOSED, one[1].load_lengths))
+    for number, ((_, lengths), numbered) in enumerate(groups.items(), 1):
+        shown = [arm for _, arm in numbered]
+        own = [rows[(rows.arm == i) & rows.kept] for i, _ in numbered]
+        below = f"{title}\n{lengths}"
+        window = f"; {shown[0].load_duration_s:g} s window, {plural(max(arm.n_rounds for arm in shown), 'round')}"
+        drawings: dict[str, Callable[[Figure], Any]] = {}
+        if any(arm.ttft_n for arm in shown):
+            drawings["load"] = partial(_plot_latency, shown, own, f"Latency over load\n{below}{window}", n_slots)
+        if any(arm.tokens_tps == arm.tokens_tps and arm.ttft_n for arm in shown):
+            drawings["throughput"] = partial(_plot_throughput, shown, f"Throughput against latency\n{below}{window}")
+        drawings["timeline"] = partial(_plot_timeline, shown, own, f"The timeline of requests\n{below}")
+        suffix = f"-{number}" if number > 1 else ""
+        made += [Picture(f"{name}{suffix}", PICTURES[name][0], draw, PICTURES[name][1]) for name, draw in drawings.items()]
+    return made
+
+
+def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
+    """TTFT and TPOT over the load: a point per request, lines for the median and percentiles.
+
+    Limits are dash-dotted lines. If there are more users than slots of the server, the slots are a dotted line.
+    """
+    slo, is_closed = _slo(arms[0]), arms[0].load_arrivals == CLOSED
+    bound = any(arm.tpot_is_bound for arm in arms)
+    ttft_label = "TTFT (s)" + ("" if is_closed else " from the intended time")
+    panels = [("ttft", "ttft_s", 1.0, ttft_label, slo.ttft_s)]
+    if any(arm.tpot_n for arm in arms):
+        tpot_label = "TPOT (ms)" + (", at most" if bound else "")
+        panels.append(("tpot", "tpot_most_s" if bound else "tpot_s", 1e3, tpot_label, slo.tpot_s))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    levels = [arm.load_concurrency if is_closed else arm.load_rate for arm in arms]
+    for ax, (name, column, factor, label, limit_s) in zip(axes, panels, strict=True):
+        largest = factor * (limit_s or 0)
+        for place, own in enumerate(rows):
+            known = sorted(factor * own[column][own.inside].dropna())
+            largest = max([largest, *known])
+            n = min(len(known), MOST_POINTS)
+            drawn = [known[i * (len(known) - 1) // max(1, n - 1)] for i in range(n)]
+            xs = [place + SPREAD * (2 * (0.618034 * i % 1) - 1) for i in range(n)]
+            style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "alpha": 0.5, "mew": 0, "color": COLOURS[5]}
+            ax.plot(xs, drawn, label="requests" if place == 0 else None, **style)
+        lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
+        for number, (line, which) in enumerate(lines.items()):
+            values = [factor * getattr(arm, f"{name}_{which}_s") for arm in arms]
+            if points := [(place, y) for place, y in enumerate(values) if y == y]:
+                style = {"color": COLOURS[(0, 1, 3)[number]], "marker": MARKERS[number]}
+                ax.plot(*zip(*points, strict=True), lw=1.8, ms=5, label=line, **style)
+        medians = [y for arm in arms if (y := factor * getattr(arm, f"{name}_median_s")) > 0]
+        if medians and largest > WIDE * min(medians):
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(0, 1.08 * largest)
+        if limit_s is not None:
+            ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
+        ax.set_ylabel(label)
+        ax.set_xticks(range(len(arms)), ["replay" if level is None else f"{level:,g}" for level in levels])
+        ax.set_xlim(-0.5, len(arms) - 0.5)
+        ax.set_xlabel("users" if is_closed else "requests per second")
+        n_inside = sum(level <= n_slots for level in levels) if is_closed and n_slots is not None else len(arms)
+        if n_inside < len(arms):
+            words = f"to the right: more users than the server's {plural(n_slots or 0, 'slot')}"
+            ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
+    if slo.label:
+        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
+    for place, arm in enumerate(arms):
+        if n := arm.n - arm.n_ok:
+            at = {"transform": axes[0].get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
+            axes[0].text(place, 1.0, f"{n:,} of {arm.n:,}\nfailed", **at)
+    canvas.finish(axes, title, is_apart=True)
+
+
+def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
+    """Tokens per second of all users over median TTFT and median TPOT: a point per load, with its range over rounds."""
+    counted = [arm for arm in arms if arm.tokens_tps == arm.tokens_tps]
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    panels = [("ttft", "median TTFT (s)", 1.0), ("tpot", f"median TPOT (ms){bound}", 1e3)]
+    panels = [panel for panel in panels if any(getattr(arm, f"{panel[0]}_n") for arm in counted)]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    what = "number of users" if arms[0].load_arrivals == CLOSED else "request rate"
+    labels = []
+    for ax, (name, label, factor) in zip(axes, panels, strict=True):
+        known = [arm for arm in counted if getattr(arm, f"{name}_n")]
+        xs, ys = [factor * getattr(arm, f"{name}_median_s") for arm in known], [arm.tokens_tps for arm in known]
+        by_round = [[factor * x for x in getattr(arm, f"{name}_by_round_s")] for arm in known]
+        left, right = [min(own) for own in by_round], [max(own) for own in by_round]
+        low, high = [arm.tokens_tps_low for arm in known], [arm.tokens_tps_high for arm in known]
+        ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
+        style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
+        n = max(arm.n_rounds for arm in known)
+        if n > 1:  # the median of all can lie outside the rounds' range
+            bars = [[max(0, b - a) for a, b in zip(*of, strict=True)] for of in ((left, xs), (xs, right), (low, ys), (ys, high))]
+            ax.errorbar(xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3, label=f"{what}, with range over {n} rounds", **style)
+        else:
+            ax.plot(xs, ys, label=what, **style)
+        if max(xs) > WIDE * min(xs) > 0:
+            ax.set_xscale("log")
+            ax.set_xlim(right=max(2 * max(xs), 1.1 * max(right)))
+        else:
+            ax.set_xlim(0, max(1.3 * max(xs), 1.1 * max(right)))
+        ax.set_ylim(0, 1.15 * max([*high, 1e-9]))
+        ax.set_xlabel(label)
+        along = [i / 20 for i in range(21)]  # positions on the bars, which labels avoid
+        avoid = [(a + (b - a) * t, y) for a, b, y in zip(left, right, ys, strict=True) for t in along]
+        avoid += [(x, a + (b - a) * t) for x, a, b in zip(xs, low, high, strict=True) for t in along]
+        names = [arm.load.removesuffix(f", {arm.load_lengths}") for arm in known]
+        labels.append((ax, list(zip(xs, ys, names, strict=True)), avoid))
+    axes[0].set_ylabel("tokens per second, all users")
+    canvas.finish(axes, title, is_apart=True)
+    for ax, points, avoid in labels:
+        canvas.label_points(ax, points, avoid)
+
+
+def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure: Figure) -> None:
+    """A bar per request of the first round of each load: waiting for the first token, then receiving the answer.
+
+    The steady window is shaded. A failure is a mark at the time when the request was due. Of more than 6 loads the
+    smallest, the largest and some between are drawn.
+    """
+    n = min(len(arms), MOST_PANELS)
+    chosen = [round(i * (len(arms) - 1) / max(1, n - 1)) for i in range(n)]
+    axes = canvas.grid(figure, n, 1 if n == 1 else 2 if n in (2, 4) else 3, sharex=True)
+    firsts = [own[own["round"] == own["round"].min()] for own in (rows[i] for i in chosen)]
+    failures = [[None if one.status == OK else one.failure or "failed" for one in own.figures] for own in firsts]
+    classes = {name: None for own in failures for name in own if name}
+    styles = {name: (FAILED[i % len(FAILED)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(classes)}
+    over_s = [arms[i].load_warmup_s + arms[i].load_duration_s for i in chosen]
+    last_s = 1.01 * max(*over_s, *(end_s for own in firsts for end_s in own.end_s if end_s < math.inf))
+    for ax, i, own, failed, stop_s in zip(axes, chosen, firsts, failures, over_s, strict=True):
+        ax.axvspan(arms[i].load_warmup_s, stop_s, color=GRID, alpha=0.5, lw=0)
+        step = math.ceil(len(own) / MOST_BARS)
+        drawn = own[::step]
+        for place, (at_s, first_s, end_s) in enumerate(zip(drawn.at_s, drawn.first_s, drawn.end_s, strict=True)):
+            if end_s < math.inf:
+                first_s = min(first_s, end_s)
+                ax.barh(place, first_s - at_s, left=at_s, height=0.9, color=WAITING, lw=0)
+                ax.barh(place, end_s - first_s, left=first_s, height=0.9, color=ANSWERED, lw=0)
+        for name, (colour, marker) in styles.items():
+            places = [place for place, of in enumerate(failed[::step]) if of == name]
+            ax.plot(drawn.at_s.iloc[places], places, ls="", ms=5, mew=0, color=colour, marker=marker)
+        of_step = f", 1 of {step} drawn" if step > 1 else ""
+        ax.set_title(f"{arms[i].load}: {plural(len(own), 'request')}{of_step}", fontsize=10)
+        ax.set_xlim(0, last_s)
+        ax.set_ylim(max(len(drawn), FEWEST_BARS) - 0.5, -0.5)
+        ax.set_yticks([])
+    canvas.name_axes(axes, "since the start (s)", "requests, in order")
+    wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
+    for label, colour in ((wait, WAITING), ("receiving the answer", ANSWERED), ("steady window (measured)", GRID)):
+        axes[0].fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
+    for name, (colour, marker) in styles.items():
+        axes[0].plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
+    canvas.finish(axes, title, is_apart=True)
