@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,12 +33,10 @@ from lab.core.request import (
 )
 from lab.errors import LabError
 from lab.features.compare import comparison
-from lab.features.serve import load_figures, load_shares, loads, plot_load, text_load
-from lab.features.serve.load_figures import ArmFigures, Tail
-from lab.features.serve.loads import FAILS, HOLDS, UNSURE, Arm, Sample
+from lab.features.serve import load_figures, load_views
 from lab.show import canvas, svg
 from lab.show.console import console
-from lab.show.section import print_section
+from lab.show.section import Section, print_section
 from tests.conftest import MACHINE, make_record, run_lab
 from tests.test_request import make_request
 
@@ -69,77 +69,65 @@ def failed(at_s: float, load: Load = LOAD, failure: str = TIMEOUT, **changes: An
     return planted(at_s, load, status=FAILED, failure=failure, events=Events(), usage=None, ended_ns=None, **changes)
 
 
-def arm(*requests: Request) -> Arm:
-    (only,) = loads.arms([loads.sample(request) for request in requests])
+def arms_of(*requests: Request) -> list[SimpleNamespace]:
+    return [SimpleNamespace(**row) for row in load_figures.arm_rows(load_figures.frame(requests))]
+
+
+def arm(*requests: Request) -> SimpleNamespace:
+    """The figures of requests of one arm."""
+    (only,) = arms_of(*requests)
     return only
 
 
-def n_in_window(request: Request) -> float | None:
-    return loads.sample(request).n_in_window
+def due_inside(*requests: Request) -> list[float]:
+    rows = load_figures.frame(requests)
+    return [round(at_s, 6) for at_s in rows.at_s[rows.inside]]
+
+
+def spaced(n: int, load: Load = LOAD, **changes: Any) -> list[Request]:
+    """n requests, evenly over the window, and one behind it, so that the round is whole."""
+    inside = [planted(1 + 3.6 * (i + 0.5) / n, load, **changes) for i in range(n)]
+    return [*inside, planted(5.1, load)]
+
+
+def with_ttft(times_s: list[float], load: Load = LOAD) -> list[Request]:
+    return [planted(1 + 3.9 * i / len(times_s), load, ttft) for i, ttft in enumerate(times_s)] + [planted(5.1, load)]
 
 
 def test_tokens_count_that_arrived_inside_the_window() -> None:
-    assert n_in_window(planted(2)) == 5
-    assert n_in_window(planted(0.8)) == 3  # 0.9, 0.95 are of the warm-up; 1.0 is in the window
-    assert n_in_window(planted(4.85)) == 1  # 4.95; 5.0 is behind it
-    assert n_in_window(planted(0)) == n_in_window(planted(5)) == 0
-    assert n_in_window(failed(2)) == 0
-
-
-def test_tokens_are_spread_over_events_only_where_each_is_not_counted() -> None:
-    uncounted = dataclasses.replace(planted(0.8).events, n_tokens=None)
-    assert loads.sample(planted(0.8, events=uncounted)) == loads.sample(planted(0.8))
-    bundled = loads.sample(planted(0.8, events=uncounted, usage=Usage(completion_tokens=20)))
-    assert (bundled.n_in_window, bundled.is_spread) == (12, True)
-    unknown: Sample = loads.sample(planted(0.8, events=uncounted, usage=None))
-    assert (unknown.n_in_window, unknown.is_spread) == (None, False)
-
-
-def test_a_request_that_ran_alone_is_of_no_load() -> None:
-    with pytest.raises(ValueError, match="not part of a load"):
-        loads.sample(planted(1, asked=Asked(n_prompt=1, n_gen=1)))
-
-
-def test_a_request_belongs_to_the_window_in_which_it_was_due() -> None:
-    requests = [planted(at_s) for at_s in (0.9, 1.0, 4.9, 5.0)]
-    assert [due.at_s for due in arm(*requests).inside] == [1.0, 4.9]
-    late = planted(1.5, OPEN, scheduled_ns=900_000_000)  # intended in the warm-up
-    assert [due.at_s for due in arm(late, planted(5.1, OPEN)).inside] == []
-
-
-def test_a_round_in_which_the_server_hangs_is_a_round() -> None:
-    hung = arm(planted(0.5), planted(2), failed(3, failed_ns=60 * 10**9))
-    assert not hung.rounds[0].is_cut_off and [due.at_s for due in hung.inside] == [2, 3]
-    assert arm(planted(0.5), planted(2)).rounds[0].is_cut_off  # nobody asked after 2.3 s: it was given up
-
-
-def test_rates_are_of_all_that_arrived_inside_the_window() -> None:
-    (only,) = arm(planted(0.8, OPEN), planted(2, OPEN), planted(4.85, OPEN)).rounds
+    rows = load_figures.frame([planted(at_s, OPEN) for at_s in (0, 0.8, 2, 4.85, 5)])
+    # 0.9, 0.95 are of the warm-up, 1.0 is in the window; 4.95 is in the window, 5.0 is behind it
+    assert list(rows.n_in_window) == [0, 3, 5, 1, 0]
+    only = arm(planted(0.8, OPEN), planted(2, OPEN), planted(4.85, OPEN))
     assert only.tokens_tps == (3 + 5 + 1) / 4
     assert only.requests_ps == 2 / 4  # the last one ends at 5.15 s
     uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
-    assert arm(planted(2, events=uncounted, usage=None), planted(5)).rounds[0].tokens_tps is None
+    bundled = load_figures.row(planted(0.8, events=uncounted, usage=Usage(completion_tokens=20)))
+    assert (bundled["n_in_window"], bundled["is_spread"]) == (12, True)
+    assert math.isnan(arm(planted(2, events=uncounted, usage=None), planted(5)).tokens_tps)
+
+
+def test_a_request_belongs_to_the_window_in_which_it_was_due() -> None:
+    assert due_inside(*(planted(at_s) for at_s in (0.9, 1.0, 4.9, 5.0))) == [1.0, 4.9]
+    late = planted(1.5, OPEN, scheduled_ns=900_000_000)  # intended in the warm-up
+    assert due_inside(late, planted(5.1, OPEN)) == []
 
 
 def test_arms_are_in_order_of_their_load() -> None:
-    several = [
-        dataclasses.replace(LOAD, concurrency=16),
-        dataclasses.replace(LOAD, concurrency=2),
-        dataclasses.replace(OPEN, rate=0.5),
-        OPEN,
-    ]
-    shown = loads.arms([loads.sample(planted(4.9, load)) for load in reversed(several)])
-    assert [one.label for one in shown] == ["2 users", "16 users", "0.5 requests/s", "2 requests/s"]
+    several = [LOAD, dataclasses.replace(LOAD, concurrency=16), dataclasses.replace(OPEN, rate=0.5), OPEN]
+    rows = load_figures.arm_rows(load_figures.frame([planted(4.9, load) for load in reversed(several)]))
+    assert [one["load"] for one in rows] == ["1 user", "16 users", "0.5 requests/s", "2 requests/s"]
 
 
 def test_a_round_that_was_given_up_counts_only_where_there_is_no_other() -> None:
-    cut = [planted(at_s) for at_s in (0.0, 1.5, 2.0)]
+    cut = [planted(at_s) for at_s in (0.0, 1.5, 2.0)]  # nobody asked after 2.3 s
     only = arm(*cut)
-    assert only.n_cut_off == 1
-    assert only.rounds[0].length_s == pytest.approx(2.3 - 1)
+    assert only.n_cut_off == 1 and only.window_s == [pytest.approx(2.3 - 1)]
     again = dataclasses.replace(LOAD, round=1)
     both = arm(*cut, planted(1.5, again), planted(4.9, again))
-    assert (both.n_cut_off, len(both.rounds), both.rounds[0].load.round) == (1, 1, 1)
+    assert (both.n_cut_off, both.n_rounds, both.n) == (1, 1, 2)
+    hung = arm(planted(0.5), planted(2), failed(3, failed_ns=60 * 10**9))
+    assert (hung.n_cut_off, hung.n) == (0, 2)
 
 
 def test_an_open_loop_was_given_up_where_chance_does_not_explain_the_pause() -> None:
@@ -153,63 +141,34 @@ def test_an_open_loop_was_given_up_where_chance_does_not_explain_the_pause() -> 
 
 def test_a_request_without_a_connection_was_due_at_its_date() -> None:
     refused = failed(2, failure=REFUSED, sent_ns=None)
-    (only,) = arm(planted(0.5), refused, planted(4.8)).rounds
-    assert [due.at_s for due in only.inside] == [pytest.approx(2), 4.8]
-    alone = arm(*(failed(at_s, failure=REFUSED, sent_ns=None) for at_s in (0, 2, 4.8)))
-    assert [due.at_s for due in alone.inside] == [pytest.approx(2), pytest.approx(4.8)]
-
-
-def test_requests_in_flight_and_waiting() -> None:
-    (only,) = arm(planted(1), planted(1.2), failed(1.25), failed(4, failure=REFUSED), planted(4.9)).rounds
-    assert (only.in_flight(1.22), only.waiting(1.22)) == (2, 1)
-    assert (only.in_flight(3), only.waiting(3)) == (1, 1)  # nobody knows how long the timeout was
-    assert only.in_flight(4) == 1
-
-
-def figures(*requests: Request) -> ArmFigures:
-    return load_figures.figures_of(arm(*requests))
-
-
-def spaced(n: int, load: Load = LOAD, **changes: Any) -> list[Request]:
-    """n requests, evenly over the window, and one behind it, so that the round is whole."""
-    inside = [planted(1 + 3.6 * (i + 0.5) / n, load, **changes) for i in range(n)]
-    return [*inside, planted(5.1, load)]
-
-
-def with_ttft(times_s: list[float], load: Load = LOAD) -> list[Request]:
-    return [planted(1 + 3.9 * i / len(times_s), load, ttft) for i, ttft in enumerate(times_s)] + [planted(5.1, load)]
+    assert due_inside(planted(0.5), refused, planted(4.8)) == [2, 4.8]
+    assert due_inside(*(failed(at_s, failure=REFUSED, sent_ns=None) for at_s in (0, 2, 4.8))) == [2, 4.8]
 
 
 def test_percentiles_are_values_that_were_measured_and_say_how_many_are_beyond() -> None:
-    ttft = figures(*with_ttft([0.001 * i for i in range(200, 0, -1)])).ttft
-    assert ttft is not None
-    assert (ttft.n, ttft.most_s) == (200, 0.2)
-    assert ttft.median_s == pytest.approx(0.1005)
-    assert (ttft.p95, ttft.p99) == (Tail(0.19, 10), Tail(0.198, 2))
-    few = figures(*with_ttft([0.001 * i for i in range(1, 100)])).ttft
-    assert few is not None and few.p95 == Tail(0.095, 4) and few.p99 is None  # nothing is beyond the 99th of 99
-    fewer = figures(*with_ttft([0.1] * 19)).ttft
-    assert fewer is not None and fewer.p95 is None
+    one = arm(*with_ttft([0.001 * i for i in range(200, 0, -1)]))
+    assert (one.ttft_n, one.ttft_most_s, one.ttft_median_s) == (200, 0.2, pytest.approx(0.1005))
+    assert (one.ttft_p95_s, one.ttft_p95_beyond, one.ttft_p99_s, one.ttft_p99_beyond) == (0.19, 10, 0.198, 2)
+    few = arm(*with_ttft([0.001 * i for i in range(1, 100)]))
+    assert (few.ttft_p95_s, few.ttft_p95_beyond) == (0.095, 4)
+    assert math.isnan(few.ttft_p99_s)  # nothing is beyond the 99th of 99
+    assert math.isnan(arm(*with_ttft([0.1] * 19)).ttft_p95_s)
 
 
 def test_in_an_open_loop_waits_count_from_the_intended_time() -> None:
     late = planted(2.5, OPEN, 0.1, scheduled_ns=2_000_000_000)
-    shown = figures(late, planted(4.9, OPEN, 0.1))
-    assert shown.ttft is not None and shown.ttft.most_s == pytest.approx(0.6)
-    assert shown.e2e is not None and shown.e2e.most_s == pytest.approx(0.8)
-    assert shown.late_median_s == pytest.approx(0.25)
-    assert shown.late_most_s == pytest.approx(0.5)
-    assert shown.attainment is not None and shown.attainment.n_good == 1  # 0.6 s from the intended time is too long
-    assert figures(planted(4.9)).late_most_s is None
+    shown = arm(late, planted(4.9, OPEN, 0.1))
+    assert (shown.ttft_most_s, shown.e2e_most_s) == pytest.approx((0.6, 0.8))
+    assert (shown.late_median_s, shown.late_most_s) == pytest.approx((0.25, 0.5))
+    assert shown.attainment == 0.5  # 0.6 s from the intended time is too long
+    assert math.isnan(arm(planted(4.9)).late_most_s)
 
 
 def test_failures_count_as_bad_and_not_as_latencies() -> None:
-    shown = figures(*spaced(8), failed(2), failed(2.1), failed(3, failure=RATE_LIMITED), failed(0.5))
+    shown = arm(*spaced(8), failed(2), failed(2.1), failed(3, failure=RATE_LIMITED), failed(0.5))
     assert (shown.n, shown.n_ok, shown.failures) == (11, 8, {TIMEOUT: 2, RATE_LIMITED: 1})
-    assert shown.n_failed_outside == 1
-    assert shown.ttft is not None and shown.ttft.n == 8
-    assert shown.attainment is not None and (shown.attainment.n_good, shown.attainment.n) == (8, 11)
-    assert shown.goodput_ps is not None and shown.goodput_ps.value == 8 / 4
+    assert (shown.n_failed_outside, shown.ttft_n) == (1, 8)
+    assert (shown.attainment, shown.goodput_ps) == (8 / 11, 8 / 4)
 
 
 def test_rates_of_a_closed_loop_do_not_depend_on_where_the_window_cuts_its_waves() -> None:
@@ -217,119 +176,106 @@ def test_rates_of_a_closed_loop_do_not_depend_on_where_the_window_cuts_its_waves
     load = dataclasses.replace(LOAD, concurrency=2)
     for shift_s in (0.0, 0.1, 0.2):
         waves = [planted(shift_s + 0.3 * wave, load) for wave in range(18) for _ in range(2)]
-        shown = figures(*waves)
-        assert shown.requests_ps and shown.requests_ps.value == pytest.approx(2 / 0.3)
-        assert shown.tokens_tps and shown.tokens_tps.value == pytest.approx(10 / 0.3)
-        late = figures(*waves, failed(2.0, load, RATE_LIMITED))
-        assert late.requests_ps and late.requests_ps.value < 2 / 0.3  # a failure takes its time, and the pause after
+        shown = arm(*waves)
+        assert (shown.requests_ps, shown.tokens_tps) == pytest.approx((2 / 0.3, 10 / 0.3))
+        late = arm(*waves, failed(2.0, load, RATE_LIMITED))
+        assert late.requests_ps < 2 / 0.3  # a failure takes its time, and the pause after
 
 
 def test_an_unknown_figure_does_not_keep_a_limit() -> None:
     uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
-    shown = figures(planted(2, events=uncounted, usage=None), planted(5.1))
-    assert shown.attainment is not None and shown.attainment.n_good == 0
-    assert (shown.tpot, shown.tokens_tps) == (None, None)
+    shown = arm(planted(2, events=uncounted, usage=None), planted(5.1))
+    assert (shown.attainment, shown.tpot_n) == (0, 0) and math.isnan(shown.tokens_tps)
 
 
 def test_tpot_is_a_bound_where_nobody_says_how_many_tokens_are_in_an_event() -> None:
     uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
-    shown = figures(planted(2, events=uncounted, usage=Usage(completion_tokens=9)), failed(5.1))
-    assert shown.tpot_is_bound and shown.user_tps is None
-    assert shown.tpot is not None and shown.tpot.median_s == pytest.approx(0.05)
+    shown = arm(planted(2, events=uncounted, usage=Usage(completion_tokens=9)), failed(5.1))
+    assert shown.tpot_is_bound and math.isnan(shown.user_tps) and shown.tpot_median_s == pytest.approx(0.05)
 
 
 def test_rates_have_an_interval_over_rounds() -> None:
     first, again = OPEN, dataclasses.replace(OPEN, round=1)
-    shown = figures(*spaced(8, first), *spaced(4, again))
-    rate = shown.tokens_tps
-    assert rate is not None
-    assert (rate.value, rate.low, rate.by_round) == (7.5, 0, (10.0, 5.0))
-    assert rate.high == pytest.approx(7.5 + 6.3138 * 2.5 + 7.5 / 12, rel=1e-4)  # t(1) at 95 %, 6 requests in a round
+    shown = arm(*spaced(8, first), *spaced(4, again))
+    assert (shown.tokens_tps, shown.tokens_tps_low, shown.tokens_tps_by_round) == (7.5, 0, [10.0, 5.0])
+    # t(1) at 95 %, 6 requests in a round
+    assert shown.tokens_tps_high == pytest.approx(7.5 + 6.3138 * 2.5 + 7.5 / 12, rel=1e-4)
     assert shown.user_tps == pytest.approx(1 / 0.05)
 
 
 def test_the_longest_stall_and_the_wait_for_a_slot() -> None:
     timings = ServerTimings(prompt_ms=30.0)
-    shown = figures(*spaced(4, timings=timings), planted(2, gap_s=0.3, timings=timings))
-    assert shown.stall_s == pytest.approx(0.3)
-    assert shown.wait_s == pytest.approx(0.07)
-    assert figures(*spaced(4)).wait_s is None
+    shown = arm(*spaced(4, timings=timings), planted(2, gap_s=0.3, timings=timings))
+    assert (shown.stall_s, shown.wait_s) == pytest.approx((0.3, 0.07))
 
 
-def test_an_open_loop_that_piles_up_is_overloaded() -> None:
-    busy = dataclasses.replace(OPEN, rate=10.0)
-    waits = [planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)]
-    shown = figures(*waits)
-    assert shown.arm.is_overloaded
-    assert shown.in_flight_end > shown.in_flight_begin + 10
-    assert not figures(*spaced(40, busy)).arm.is_overloaded
+def test_an_open_loop_that_piles_up_is_overloaded_and_does_not_hold() -> None:
+    busy = dataclasses.replace(OPEN, rate=10.0, slo=Slo(ttft_s=60))
+    shown = arm(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(200)))
+    assert shown.is_overloaded and shown.in_flight_end > shown.in_flight_begin + 10
+    capacity = load_figures.capacity([vars(shown)])
+    assert capacity is not None and (capacity["at_least"], capacity["best"]) == (None, 10)
+    assert not arm(*spaced(40, busy)).is_overloaded
     users = dataclasses.replace(LOAD, concurrency=10)
     assert not arm(*(planted(0.1 * i, users, 0.1 + 0.08 * i) for i in range(50))).is_overloaded
 
 
 def test_halves_of_the_window_are_compared() -> None:
-    assert figures(*with_ttft([0.1] * 10 + [0.3] * 10)).drift == pytest.approx(3)
-    assert figures(*with_ttft([0.1] * 4 + [0.3] * 4)).drift is None
-
-
-@pytest.mark.parametrize(
-    ("n_good", "n", "verdict"), [(60, 60, HOLDS), (20, 20, UNSURE), (40, 80, FAILS), (0, 5, FAILS), (0, 1, UNSURE)]
-)
-def test_an_arm_holds_or_not_or_too_few_requests_show_it(n_good: int, n: int, verdict: str) -> None:
-    step = max(1, n // max(1, n_good))
-    times_s = [0.05 if i % step == 0 and i // step < n_good else 5.0 for i in range(n)]
-    shown = figures(*with_ttft(times_s)).attainment
-    assert shown is not None and (shown.n_good, shown.verdict) == (n_good, verdict)
+    assert arm(*with_ttft([0.1] * 10 + [0.3] * 10)).drift == pytest.approx(3)
+    assert math.isnan(arm(*with_ttft([0.1] * 4 + [0.3] * 4)).drift)
 
 
 def test_bunches_of_slow_requests_make_attainment_less_sure() -> None:
-    apart = figures(*with_ttft(([0.3] * 19 + [0.6]) * 5)).attainment
-    bunched = figures(*with_ttft([0.3] * 60 + [0.6] * 5 + [0.3] * 35)).attainment
-    assert apart is not None and bunched is not None and apart.n_good == bunched.n_good == 95
-    assert bunched.low < 0.85 < apart.low
+    apart = arm(*with_ttft(([0.3] * 19 + [0.6]) * 5))
+    bunched = arm(*with_ttft([0.3] * 60 + [0.6] * 5 + [0.3] * 35))
+    assert apart.attainment == bunched.attainment == 0.95
+    assert bunched.attainment_low < 0.85 < apart.attainment_low
 
 
-def capacity_words(*holding: tuple[float, int], load: Load = OPEN) -> str:
-    """Of arms at a rate, each with so many of 80 requests within the limits."""
+@pytest.mark.parametrize(
+    ("holding", "words"),
+    [
+        ([(1, 80), (2, 80), (4, 20)], "between 2 and 4 requests/s"),
+        ([(1, 80), (2, 80)], "at least 2 requests/s (every load met the limits)"),
+        ([(0.5, 10), (2, 20)], "below 0.5 requests/s (no load met the limits)"),
+        ([(1, 80), (2, 72), (4, 20)], "between 1 and 4 requests/s; 2 by the measured shares alone"),
+        ([(1, 72)], "unknown, too few requests; 1 by the measured shares alone"),
+        ([(1, 20), (2, 80)], "below 1 requests/s (no load met the limits)"),  # all lower loads must hold
+    ],
+)
+def test_capacity_in_words(holding: list[tuple[float, int]], words: str) -> None:
+    """Of loads at a rate, each with a number of 80 requests within the limits."""
     requests = []
     for rate, n_good in holding:
-        level = {"rate": rate} if load is OPEN else {"concurrency": int(rate)}
         bad = {80 * (2 * i + 1) // (2 * (80 - n_good)) for i in range(80 - n_good)}
-        times_s = [5.0 if i in bad else 0.05 for i in range(80)]
-        requests += with_ttft(times_s, dataclasses.replace(load, **level))
-    capacity = loads.capacity(loads.arms([loads.sample(request) for request in requests]))
-    assert capacity is not None
-    return capacity.sentence
+        requests += with_ttft([5.0 if i in bad else 0.05 for i in range(80)], dataclasses.replace(OPEN, rate=rate))
+    capacity = load_figures.capacity(load_figures.arm_rows(load_figures.frame(requests)))
+    assert capacity is not None and capacity["sentence"] == words
 
 
-def test_capacity_in_words() -> None:
-    assert capacity_words((1, 80), (2, 80), (4, 20)) == "between 2 and 4 requests/s"
-    assert capacity_words((1, 80), (2, 80)) == "at least 2 requests/s (every load met the limits)"
-    assert capacity_words((0.5, 10), (2, 20)) == "below 0.5 requests/s (no load met the limits)"
-    assert capacity_words((1, 80), (2, 72), (4, 20)) == "between 1 and 4 requests/s; 2 by the measured shares alone"
-    assert capacity_words((1, 72)) == "unknown, too few requests; 1 by the measured shares alone"
-    assert capacity_words((1, 20), (2, 80)) == "below 1 requests/s (no load met the limits)"  # all lower arms must hold
-    assert capacity_words((1, 80), (2, 20), load=LOAD) == "between 1 and 2 users"
-    assert capacity_words((1, 20), load=LOAD) == "below 1 user (no load met the limits)"
-
-
-def test_capacity_needs_limits_and_a_load_with_a_level() -> None:
-    assert loads.capacity([arm(planted(4.9, dataclasses.replace(LOAD, slo=None)))]) is None
-    assert loads.capacity([]) is None
-    assert loads.capacity([arm(*spaced(60))], Slo(ttft_s=0.01)) is not None
-
-
-def test_an_overloaded_arm_does_not_hold() -> None:
-    busy = dataclasses.replace(OPEN, rate=10.0, slo=Slo(ttft_s=60))
-    capacity = loads.capacity([arm(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(200)))])
-    assert capacity is not None and (capacity.at_least, capacity.best) == (None, 10)
+def test_capacity_needs_limits() -> None:
+    assert load_figures.capacity([vars(arm(planted(4.9, dataclasses.replace(LOAD, slo=None))))]) is None
+    assert load_figures.capacity([]) is None
 
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:1/v1", api="chat", settings=ServerSettings(n_slots=4, n_ctx=4096))
 
 
+def recorded(session: str, requests: list[Request], **changes: Any) -> list[RequestRecord]:
+    endpoint = dataclasses.replace(ENDPOINT, server="llama-server", **changes)
+    return [
+        RequestRecord(session=session, machine=MACHINE, endpoint=endpoint, model="tiny", request=request)
+        for request in requests
+    ]
+
+
+def section(*requests: Request) -> Section:
+    (only,) = load_views.sections(recorded("s", list(requests)))
+    return only
+
+
 def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
-    print_section(text_load.section([loads.sample(request) for request in requests], ENDPOINT), console())
+    print_section(section(*requests), console())
     return capsys.readouterr().out
 
 
@@ -343,13 +289,22 @@ def test_a_load_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 round" in text
 
 
+def test_a_load_without_limits_is_answered_by_its_largest_arm() -> None:
+    plain = dataclasses.replace(LOAD, slo=None)
+    many = dataclasses.replace(plain, concurrency=4)
+    assert load_views.answer_of(arms_of(*spaced(60, plain), *spaced(60, many, ttft_s=0.5))) == (
+        "With 4 users the server generates 28.6 tokens/s (1 user: 16.7 tokens/s); the median request takes 700 ms (1 "
+        "user: 300 ms) and waits 500 ms (1 user: 100 ms) for its first token."
+    )
+    assert load_views.answer_of(arms_of(failed(2, plain), planted(6, plain))) == "1 request failed, and none succeeded."
+
+
 def test_a_load_without_limits_or_answers_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     plain = dataclasses.replace(LOAD, slo=None)
     text = printed(*(failed(0.1 * i, plain, REFUSED) for i in range(51)), capsys=capsys)
-    assert "Capacity" not in text and "limits" not in text
+    assert text.splitlines()[1] == "40 requests failed, and none succeeded."
     assert "! 1 user: 40 of 40 requests failed (40 connection refused)." in text
     assert "! 1 user: 11 more failed before or after the window." in text
-    assert printed(capsys=capsys) == "There are no requests of a load.\n"
 
 
 def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -362,7 +317,7 @@ def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     cut_off = printed(planted(0), planted(1.5), capsys=capsys)
     assert "1 round stopped before the window ended (there are no others" in cut_off
     late = planted(2.5, OPEN, scheduled_ns=2_000_000_000)
-    assert "! The client sent requests 500 ms late" in printed(late, planted(9, OPEN), capsys=capsys)
+    assert "the client was busy and sent requests 500 ms late" in printed(late, planted(9, OPEN), capsys=capsys)
     busy = dataclasses.replace(OPEN, rate=10.0)
     piled = printed(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)), capsys=capsys)
     assert "overloaded" in piled
@@ -377,10 +332,9 @@ def test_a_full_cache_is_named_and_a_truncated_answer_is_not_a_good_one(capsys: 
     assert "4 requests" in text and "2 truncated" in text
     assert "! 1 user: 2 answers truncated (finish reason length, but fewer tokens than requested)" in text
     assert "! 1 user: 1 answer shorter than requested" in text  # ended by itself
-    figures = load_figures.figures_of(arm(*cut, planted(3), planted(4), planted(6)))
-    assert figures.attainment and (figures.attainment.n_good, figures.attainment.n) == (2, 4)
-    assert figures.e2e and figures.ttft and (figures.e2e.n, figures.ttft.n) == (2, 4)
-    assert figures.requests_ps and figures.requests_ps.value == pytest.approx(2 / (4 * 0.3))
+    shown = arm(*cut, planted(3), planted(4), planted(6))
+    assert (shown.n, shown.attainment, shown.e2e_n, shown.ttft_n) == (4, 0.5, 2, 4)
+    assert shown.requests_ps == pytest.approx(2 / (4 * 0.3))
 
     refused = "400 Bad Request: request (300 tokens) exceeds the available context size (256 tokens), try increasing it"
     for error in (refused, "Context size has been exceeded.", "This model's maximum context length is 256 tokens"):
@@ -391,24 +345,13 @@ def test_a_full_cache_is_named_and_a_truncated_answer_is_not_a_good_one(capsys: 
     assert "1 answer went beyond the server's context of 4,096 tokens: it dropped earlier tokens" in said
 
 
-def test_a_count_of_the_tokenizer_says_truncated_only_if_it_is_far_too_low() -> None:
-    def is_truncated(n: int, n_events: int, n_gen: int, counted_by: str = "tokenize") -> bool:
-        usage = Usage(completion_tokens=n, counted_by=counted_by)
-        asked = Asked(n_prompt=10, n_gen=n_gen, load=LOAD)
-        return loads.sample(
-            planted(2, n=n_events, asked=asked, usage=usage, finish_reason="length")
-        ).figures.is_truncated
-
-    assert not is_truncated(90, 20, 100) and is_truncated(89, 20, 100)
-    assert not is_truncated(50, 95, 100)  # an event has at least a token
-    assert is_truncated(99, 20, 100, "usage") and not is_truncated(100, 20, 100, "usage")
-    assert not loads.sample(planted(2, usage=None, finish_reason="length")).figures.is_truncated
-
-
 def of_time(*requests: Request) -> list[tuple[float | None, float | None, float, str | None]]:
-    shown = load_figures.all_figures([loads.sample(request) for request in requests])
-    known = [one.shares for one in shown]
-    return [(one.prefill, one.decode, one.idle, one.by) for one in known if one]
+    def known(share: float) -> float | None:
+        return share if share == share else None
+
+    return [
+        (known(one.share_prefill), known(one.share_decode), one.share_idle, one.share_by) for one in arms_of(*requests)
+    ]
 
 
 ONE_A_HALF_SECOND = [planted(0.5 * i) for i in range(11)]  # 0.1 s of prefill, 0.2 s of decode, then a pause
@@ -416,10 +359,10 @@ AT_ONCE = dataclasses.replace(LOAD, concurrency=4)
 
 
 def test_the_time_of_a_load_is_prefill_decode_and_idle() -> None:
-    assert of_time(*ONE_A_HALF_SECOND) == [pytest.approx((0.2, 0.4, 0.4, load_shares.BY_ONE_USER))]
+    assert of_time(*ONE_A_HALF_SECOND) == [pytest.approx((0.2, 0.4, 0.4, load_figures.BY_ONE_USER))]
     # four at once wait for each other: 0.4 s until the last first token, then they decode together
     queued = [planted(i, AT_ONCE, 0.1 * (k + 1)) for i in range(6) for k in range(4)]
-    assert of_time(*ONE_A_HALF_SECOND, *queued)[1] == pytest.approx((0.4, 0.2, 0.4, load_shares.BY_ONE_USER))
+    assert of_time(*ONE_A_HALF_SECOND, *queued)[1] == pytest.approx((0.4, 0.2, 0.4, load_figures.BY_ONE_USER))
     assert of_time(*queued) == [pytest.approx((None, None, 0.4, None))]  # nobody says how long a prompt takes
     longer = [dataclasses.replace(one, asked=dataclasses.replace(one.asked, n_prompt=11)) for one in queued]
     assert of_time(*ONE_A_HALF_SECOND, *longer)[1][0] is None  # longer than what one user asked
@@ -432,7 +375,7 @@ def test_the_time_of_a_load_is_prefill_decode_and_idle() -> None:
 def test_prompts_that_a_server_computes_together_count_once() -> None:
     together = ServerTimings(n_prompt=10, prompt_ms=400)  # llama-server: 400 ms for each of four prompts in one step
     requests = [planted(i, AT_ONCE, 0.5, timings=together) for i in range(6) for _ in range(4)]
-    assert of_time(*requests) == [pytest.approx((0.4, 0.3, 0.3, load_shares.BY_SERVER))]
+    assert of_time(*requests) == [pytest.approx((0.4, 0.3, 0.3, load_figures.BY_SERVER))]
     without = [*requests, planted(2, AT_ONCE)]
     assert of_time(*without)[0][0] is None
     assert of_time(*requests, failed(2, AT_ONCE, REFUSED, failed_ns=0)) == of_time(*requests)
@@ -446,29 +389,23 @@ def test_a_load_says_whether_prefill_or_decode_limits_it(capsys: pytest.CaptureF
     assert "With 4 users, prefill takes most of the time." in text
     text = printed(*queued, capsys=capsys)
     assert "Idle: 40 % with 4 users." in text and "--concurrency 1,..." in text
-    (row,) = text_load._as_row([loads.sample(one) for one in queued], ENDPOINT)["arms"]
-    assert (row["share_prefill"], row["share_idle"], row["share_by"]) == (None, pytest.approx(0.4), None)
 
 
 def test_rows_name_their_units() -> None:
-    rows = text_load._as_row([loads.sample(request) for request in spaced(60)], ENDPOINT)
-    (row,) = rows["arms"]
+    (document,) = section(*spaced(60)).document()["loads"]
+    (row,) = document["arms"]
     assert row["load"] == "1 user" and row["load_concurrency"] == 1
     assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
-    assert (row["ttft_p99_s"], row["ttft_p99_beyond"]) == (None, None)
+    assert math.isnan(row["ttft_p99_s"]) and row["ttft_p99_beyond"] is None
     assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (pytest.approx(5 / 0.3), [pytest.approx(5 / 0.3)])
-    assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
-    assert text_load._as_row([], ENDPOINT)["arms"] == []
+    assert (row["attainment"], document["capacity"]["at_least"], document["n_slots"]) == (1.0, 1, 4)
 
 
 def pictures(*requests: Request) -> dict[str, Any]:
-    made = plot_load.pictures([loads.sample(request) for request in requests], "tiny on a server", 4)
-    return {one.name: one.draw for one in made}
+    return {one.name: one.draw for one in section(*requests).pictures}
 
 
 def texts(figure: Any) -> str:
-    from matplotlib.text import Text
-
     return " | ".join(text.get_text() for text in figure.findobj(Text))
 
 
@@ -531,22 +468,13 @@ def test_the_timeline_has_a_bar_a_request_and_marks_failures() -> None:
 )
 def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
     for name, draw in pictures(*requests).items():
-        assert "tiny on a server" in texts(canvas.drawn(draw, (8, 5)))
+        assert "tiny on llama-server" in texts(canvas.drawn(draw, (8, 5)))
         assert svg.inline(draw, name, (8, 5)).startswith("<svg")
 
 
 def test_open_and_closed_loops_have_pictures_of_their_own() -> None:
     names = list(pictures(*spaced(3), *spaced(3, OPEN)))
     assert names == ["load", "throughput", "timeline", "load-2", "throughput-2", "timeline-2"]
-    assert pictures() == {}
-
-
-def test_a_picture_names_model_server_and_client() -> None:
-    named = dataclasses.replace(ENDPOINT, server="llama-server", version="b1")
-    title = plot_load.title(named, "tiny", MACHINE)
-    assert title == "tiny on llama-server b1, 4 slots; client: Test CPU, 4 cores"
-    unnamed = dataclasses.replace(ENDPOINT, settings=None)
-    assert plot_load.title(unnamed, "tiny", MACHINE).startswith("tiny on a server without a name; client")
 
 
 def test_a_share_is_as_sure_as_its_batches_are_alike() -> None:
@@ -559,14 +487,6 @@ def test_a_share_is_as_sure_as_its_batches_are_alike() -> None:
     assert stats.share_interval([[False] * 35]).low == 0
     with pytest.raises(ValueError, match="no draw"):
         stats.share_interval([[]])
-
-
-def recorded(session: str, requests: list[Request], **changes: Any) -> list[RequestRecord]:
-    endpoint = dataclasses.replace(ENDPOINT, server="llama-server", **changes)
-    return [
-        RequestRecord(session=session, machine=MACHINE, endpoint=endpoint, model="tiny", request=request)
-        for request in requests
-    ]
 
 
 def three_rounds(*users: int, factor: float = 1.0) -> list[Request]:
@@ -665,9 +585,9 @@ def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
 
 def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
     replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
-    assert text_load.again(recorded("s", spaced(3, replay))) is None
+    assert load_views.again(recorded("s", spaced(3, replay))) is None
     rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
-    command = text_load.again(recorded("s", spaced(3, rates)))
+    command = load_views.again(recorded("s", spaced(3, rates)))
     assert command is not None
     assert command.endswith(
         "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"

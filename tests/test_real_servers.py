@@ -46,7 +46,7 @@ from lab.core.request import (
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson_server
-from lab.features.serve import formats, load_shares, own_server
+from lab.features.serve import formats, load_figures, own_server
 from lab.features.serve.access import access, all_headers, ask
 from lab.features.serve.probe import LONG
 from lab.features.serve.send_plan import Ask, SendPlan
@@ -323,7 +323,7 @@ def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
     # two slots: a third user waits before the server begins
     assert all(one.timings is not None and figures(one).n_cached == 0 for one in requests)
     shares = {load["load"]: load for load in json.loads(out)["arms"]}
-    assert shares["1 user"]["share_by"] == load_shares.BY_SERVER
+    assert shares["1 user"]["share_by"] == load_figures.BY_SERVER
     assert 0 < shares["1 user"]["share_prefill"] < 1 and 0 < shares["1 user"]["share_decode"] < 1
     for load in (shares["1 user"], shares["3 users"]):  # of three, one may always be in prefill
         assert 0 < load["share_prefill"] <= 1 and 0 <= load["share_decode"] < 1

@@ -46,7 +46,7 @@ FEATURES = (
     Feature("Compare and choose", "tune.command", ("tune",), ("tune.text_tune",)),
     Feature("Understand", "claims.command", ("claims",), ("claims.views",)),
     Feature("Compare and choose", "quant.command", ("quant",), ("quant.views",)),
-    Feature("Servers", "serve.command", ("server", "load"), ("serve.text_requests", "serve.text_load")),
+    Feature("Servers", "serve.command", ("server", "load"), ("serve.text_requests", "serve.load_views")),
     Feature("Machines", "lend.command", ("rpc_server",)),
     Feature("Understand", "trace.command", ("trace",), ("trace.trace_views",)),
     Feature("Files", "compare.command", ("export", "import_")),

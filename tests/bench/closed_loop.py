@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from lab.core.record import OK
 from lab.core.request import CLOSED, TEXT, Asked, Events, Load, Request, Usage
-from lab.features.serve import load_figures, loads
-from lab.features.serve.load_plan import DURATION_S, WARMUP_S, spread_s
+from lab.features.serve import load_figures
+from lab.features.serve.loads import DURATION_S, WARMUP_S, spread_s
 
 N_TOKENS, N_ROUNDS, N_SESSIONS, LONG_S = 20, 3, 10, 20_000.0
 
@@ -78,8 +78,8 @@ def drawn(rng: random.Random) -> Simulated:
     return Simulated(n_users, n_slots, slows, rng.uniform(0.2, 5) / answers_per_wait, kind)
 
 
-def session(server: Simulated, rng: random.Random, is_apart: bool) -> list[loads.Sample]:
-    samples = []
+def session(server: Simulated, rng: random.Random, is_apart: bool) -> list[Request]:
+    requests = []
     for round_ in range(N_ROUNDS):
         load = Load(
             arrivals=CLOSED,
@@ -94,27 +94,18 @@ def session(server: Simulated, rng: random.Random, is_apart: bool) -> list[loads
         for sent, began, ended in server.answers(WARMUP_S + DURATION_S, rng, starts):
             step = (ended - began) / N_TOKENS
             arrive_ns = tuple(round(1e9 * (began - sent + step * (i + 1))) for i in range(N_TOKENS))
-            samples.append(
-                loads.sample(
-                    Request(
-                        asked=Asked(n_prompt=10, n_gen=N_TOKENS, load=load),
-                        started_at=f"2026-01-01T00:{round_:02}:00Z",
-                        sent_ns=round(1e9 * sent),
-                        ended_ns=arrive_ns[-1],
-                        status=OK,
-                        events=Events(arrive_ns, (1,) * N_TOKENS, (TEXT,) * N_TOKENS, (1,) * N_TOKENS),
-                        usage=Usage(completion_tokens=N_TOKENS),
-                    )
+            requests.append(
+                Request(
+                    asked=Asked(n_prompt=10, n_gen=N_TOKENS, load=load),
+                    started_at=f"2026-01-01T00:{round_:02}:00Z",
+                    sent_ns=round(1e9 * sent),
+                    ended_ns=arrive_ns[-1],
+                    status=OK,
+                    events=Events(arrive_ns, (1,) * N_TOKENS, (TEXT,) * N_TOKENS, (1,) * N_TOKENS),
+                    usage=Usage(completion_tokens=N_TOKENS),
                 )
             )
-    return samples
-
-
-def counted_ps(arm: loads.Arm) -> float:
-    """What was printed before: answers that ended inside the windows."""
-    return statistics.fmean(
-        sum(one.begin_s <= each.end_s < one.end_s for each in one.all) / one.length_s for one in arm.rounds
-    )
+    return requests
 
 
 def main() -> None:
@@ -125,13 +116,14 @@ def main() -> None:
         for server in servers:
             true = server.true_ps(rng)
             for _ in range(N_SESSIONS):
-                (arm,) = loads.arms(session(server, rng, is_apart))
-                rate = load_figures.figures_of(arm).requests_ps
-                assert rate is not None
-                off.append(rate.value / true - 1)
-                before.append(counted_ps(arm) / true - 1)
-                inside.append(rate.low <= true * 1.0001 and true <= rate.high * 1.0001)
-                widths.append((rate.high - rate.low) / rate.value)
+                rows = load_figures.frame(session(server, rng, is_apart))
+                (arm,) = load_figures.arm_rows(rows)
+                rate, low, high = (arm[f"requests_ps{end}"] for end in ("", "_low", "_high"))
+                counted = rows[(rows.begin_s <= rows.end_s) & (rows.end_s < rows.over_s)]  # ended inside the windows
+                off.append(rate / true - 1)
+                before.append(len(counted) / sum(arm["window_s"]) / true - 1)
+                inside.append(low <= true * 1.0001 and true <= high * 1.0001)
+                widths.append((high - low) / rate)
         words = "apart" if is_apart else "together"
         for name, values in (("counted in the window", before), ("by Little's law", off)):
             beyond = [sum(abs(value) > share for value in values) / len(values) for share in (0.03, 0.05, 0.1)]

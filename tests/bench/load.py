@@ -25,11 +25,11 @@ from scipy import stats
 from lab.core import results
 from lab.core.request import CHAT, Asked
 from lab.core.request_times import figures
-from lab.features.serve import loading, loads
+from lab.features.serve import load_figures, loads
 from lab.features.serve.access import access, ask
 from lab.features.serve.client import Client
 from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
-from lab.features.serve.load_plan import make_plan
+from lab.features.serve.loads import make_plan
 from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server, connect, prompt_text
 from tests.bench.client import quantile, stamped_late
@@ -50,7 +50,7 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
         path = server.new_file(Path(folder))
-        for record in loading.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
+        for record in loads.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
             keep(record)
 
 
@@ -94,7 +94,7 @@ def truth_of_open_loops(seconds: float) -> None:
         p = stats.kstest(gaps, "expon", args=(0, 1 / rate)).pvalue
         late_us = sorted(figures(request).delay_ns / 1e3 for request in requests)  # type: ignore[operator]
         late = f"{late_us[len(late_us) // 2]:.0f} us in the median, {late_us[int(0.99 * len(late_us))]:.0f} in 99 %"
-        tokens = sum(loads.sample(request).n_in_window or 0 for request in requests)
+        tokens = sum(load_figures.row(request)["n_in_window"] for request in requests)
         print(
             f"  {rate:2}/s: {len(requests)} requests, {len(requests) / sent_s[-1]:.2f}/s; gaps exponential with "
             f"p = {p:.2f}; late {late}, {late_us[-1]:.0f} at most; window: {tokens:.0f} tokens, sent {truth}"
@@ -108,7 +108,7 @@ def memory(n_few: int, n_many: int) -> None:
         here, child = psutil.Process(), psutil.Process(server.client.pid)
 
         def add(record: Any) -> None:
-            samples.append(loads.sample(record.request))
+            samples.append(load_figures.row(record.request))
             if len(samples) in (n_few // 10, n_few, n_many):
                 rss[len(samples)] = here.memory_info().rss / 1e6, child.memory_info().rss / 1e6
 
@@ -127,7 +127,7 @@ def reading(n_tokens: int) -> None:
     print(f"stamps at {n_streams} streams, {n_streams * 1000 / gap_ms:.0f} events/s")
     for words, poll_s, is_single in (
         ("read and written line by line", 0.1, True),
-        ("once a second in one piece", loading.LOOK_S, False),
+        ("once a second in one piece", loads.LOOK_S, False),
         ("not read", 3600.0, False),
     ) * 2:
         with (

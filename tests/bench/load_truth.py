@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.optimize import brentq
 from scipy.special import gammainc
@@ -25,8 +26,7 @@ from scipy.special import gammainc
 from lab.core import stats
 from lab.core.record import FAILED, OK
 from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
-from lab.features.serve import load_figures, loads
-from lab.features.serve.loads import Arm, Attainment, Capacity
+from lab.features.serve import load_figures
 
 N_SLOTS, MEAN_S, LIMIT_S, N_TOKENS, N_ROUNDS = 4, 0.5, 0.5, 20, 3
 FULL = N_SLOTS / MEAN_S
@@ -93,15 +93,13 @@ def planted(of: Load, rng: random.Random, refuses: float = 0.0) -> list[Request]
             heapq.heappush(users, start_s + service_s)
 
 
-def session(levels: tuple[float, ...], is_open: bool, rng: random.Random, refuses: float = 0.0) -> tuple[Arm, ...]:
-    return loads.arms(
-        [
-            loads.sample(one)
-            for level in levels
-            for round_ in range(N_ROUNDS)
-            for one in planted(load(level, is_open, round_), rng, refuses)
-        ]
-    )
+def session(levels: tuple[float, ...], is_open: bool, rng: random.Random, refuses: float = 0.0) -> list[Request]:
+    return [
+        one
+        for level in levels
+        for round_ in range(N_ROUNDS)
+        for one in planted(load(level, is_open, round_), rng, refuses)
+    ]
 
 
 def has_to_wait(rate: float) -> float:
@@ -130,36 +128,28 @@ def open_percentile(rate: float, share: float) -> float:
 class Seen:
     """What a session of loads showed, without its requests."""
 
-    attainments: list[Attainment | None]
-    capacity: Capacity | None
-    tokens_tps: list[float | None]
+    arms: list[dict[str, Any]]
+    capacity: dict[str, Any] | None
     ttft_s: list[list[float]]  # of each arm
-    p95_s: list[float | None]
-    p99_s: list[float | None]
 
 
-def seen(arms: tuple[Arm, ...]) -> Seen:
-    shown = [load_figures.figures_of(arm) for arm in arms]
-    tails = [(one.ttft.p95, one.ttft.p99) if one.ttft else (None, None) for one in shown]
-    return Seen(
-        attainments=[one.attainment for one in shown],
-        capacity=loads.capacity(arms),
-        tokens_tps=[one.tokens_tps.value if one.tokens_tps else None for one in shown],
-        ttft_s=[load_figures.values(arm.inside, load_figures.ttft_s) for arm in arms],
-        p95_s=[tail.value_s if tail else None for tail, _ in tails],
-        p99_s=[tail.value_s if tail else None for _, tail in tails],
-    )
+def seen(requests: list[Request]) -> Seen:
+    rows = load_figures.frame(requests)
+    arms, inside = load_figures.arm_rows(rows), rows[rows.kept & rows.inside]
+    return Seen(arms, load_figures.capacity(arms), [list(own.ttft_s.dropna()) for _, own in inside.groupby("arm")])
 
 
 def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth: Callable[[float], float]) -> None:
     for i, level in enumerate(levels):
         true = truth(level)
-        known = [of for one in sessions if (of := one.attainments[i])]
-        plain = [stats.share_interval([[True] * of.n_good + [False] * (of.n - of.n_good)]) for of in known]
-        covers = share([of.low - EXACT <= true <= of.high + EXACT for of in known])
+        known = [one.arms[i] for one in sessions if one.arms[i]["n"]]
+        good = [(round(of["attainment"] * of["n"]), of["n"]) for of in known]
+        plain = [stats.share_interval([[True] * n_good + [False] * (n - n_good)]) for n_good, n in good]
+        ends = [(of["attainment_low"], of["attainment_high"]) for of in known]
+        covers = share([low - EXACT <= true <= high + EXACT for low, high in ends])
         naive = share([of.low - EXACT <= true <= of.high + EXACT for of in plain])
-        width = statistics.median(of.high - of.low for of in known)
-        n = statistics.median(of.n for of in known)
+        width = statistics.median(high - low for low, high in ends)
+        n = statistics.median(n for _, n in good)
         print(
             f"{name} {level:4g}: attainment {true:6.1%} of {n:4.0f} requests, interval {100 * width:4.1f} points wide "
             f"holds it in {covers:.1%} (plain binomial: {naive:.1%})",
@@ -169,9 +159,9 @@ def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth
 
 def capacity(name: str, sessions: list[Seen], true: float) -> None:
     known = [one.capacity for one in sessions if one.capacity]
-    holds = share([(of.at_least or 0) <= true <= (of.below or math.inf) for of in known])
-    both = [of for of in known if of.at_least is not None and of.below is not None]
-    words = max((of.sentence for of in known), key=[of.sentence for of in known].count)
+    holds = share([(of["at_least"] or 0) <= true <= (of["below"] or math.inf) for of in known])
+    both = [of for of in known if of["at_least"] is not None and of["below"] is not None]
+    words = max((of["sentence"] for of in known), key=[of["sentence"] for of in known].count)
     print(
         f"{name}: capacity {true:.2f} is where it was said to be in {holds:.1%} of {len(known)} sessions (at least "
         f"93 % wanted); both ends known in {len(both)}; most often: {words}",
@@ -189,22 +179,23 @@ def figures(sessions: list[Seen]) -> None:
     A session is short: it seldom sees the rare long queues, so its own percentiles of a full server are mostly too low.
     """
     for i, rate in enumerate(RATES):
-        rates = [one.tokens_tps[i] or 0.0 for one in sessions]
+        rates = [one.arms[i]["tokens_tps"] for one in sessions]
         parts = [f"tokens/s {statistics.fmean(rates) / (rate * N_TOKENS):.3f}"]
         together = sorted(value for one in sessions for value in one.ttft_s[i])
         for percentile in (0.95, 0.99):
             true = open_percentile(rate, percentile)
             tail = load_figures.tail(together, percentile)
-            own = [of for one in sessions if (of := (one.p95_s if percentile == 0.95 else one.p99_s)[i]) is not None]
+            known = [one.arms[i][f"ttft_p{100 * percentile:.0f}_s"] for one in sessions]
+            own = [value for value in known if value == value]
             if true > 0 and tail and own:
                 median = statistics.median(own) / true
-                parts.append(f"{percentile:.0%} of TTFT {tail.value_s / true:.3f} (median of sessions {median:.2f})")
+                parts.append(f"{percentile:.0%} of TTFT {tail[0] / true:.3f} (median of sessions {median:.2f})")
         print(f"rate {rate:g}, measured / true: {'; '.join(parts)}", flush=True)
 
 
 def overload(n_trials: int, rng: random.Random) -> None:
     for rate in (0.5 * FULL, 0.75 * FULL, 0.9 * FULL, 1.1 * FULL, 1.25 * FULL, 1.5 * FULL):
-        called = share([session((rate,), True, rng)[0].is_overloaded for _ in range(n_trials)])
+        called = share([seen(session((rate,), True, rng)).arms[0]["is_overloaded"] for _ in range(n_trials)])
         print(f"rate {rate:g} of {FULL:g} that end: called overloaded in {called:.1%}", flush=True)
 
 

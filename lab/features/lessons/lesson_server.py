@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lab.core.request import RequestRecord
-from lab.features.serve import loads, own_server, text_endpoint, text_load
+from lab.features.serve import load_views, own_server, text_endpoint
 from lab.features.serve.own_server import OwnServer
 from lab.models import catalog
 from lab.show import console
@@ -46,8 +47,8 @@ def events(record: RequestRecord) -> pd.DataFrame:
 
 def show_load(records: Sequence[RequestRecord]) -> None:
     """Print a load as `lab load` does."""
-    samples = [loads.sample(one.request) for one in records if one.request.asked.load is not None]
-    print_section(text_load.section(samples, records[0].endpoint), console.console())
+    (section,) = load_views.sections(records)
+    print_section(dataclasses.replace(section, title=""), console.console())
 
 
 def draw_all(drawings: Iterable[Callable[[Figure], object]], size: tuple[float, float] = (10, 4.6)) -> None:

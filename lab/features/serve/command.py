@@ -20,7 +20,7 @@ from lab.features.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good
 
 if TYPE_CHECKING:
     from lab.core.request import RequestRecord
-    from lab.features.serve.load_plan import LoadPlan
+    from lab.features.serve.loads import LoadPlan
     from lab.features.serve.servers import Server
     from lab.features.serve.through_server import ServerPlan
     from lab.runner.progress import ShowStatus, Status
@@ -145,17 +145,17 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     --out. Failed requests count as results: the exit status is 0 if any request succeeded, 1 if none did or the server
     is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
     """
-    from lab.features.serve import loading, text_endpoint
-    from lab.features.serve.load_plan import make_plan
+    from lab.features.serve import load_views, loads, text_endpoint
     from lab.features.serve.servers import connect, prompt_text, reaching_of
     from lab.show import console
+    from lab.show.section import print_section
 
     err, output = console.console(stderr=True), Output.taken_from(asked)
 
     def note(sentence: str) -> None:
         err.print(f"Note: {sentence}", style="yellow")
 
-    plan = make_plan(**asked)
+    plan = loads.make_plan(**asked)
     text = prompt_text(prompt)
     for sentence in plan.notes:
         note(sentence)
@@ -167,10 +167,19 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = server.new_file(output.folder)
-        kept, problem = carry_out(lambda watch: loading.execute(plan, server, text, path, watch, note), path, err)
+        kept, problem = carry_out(lambda watch: loads.execute(plan, server, text, path, watch, note), path, err)
     if kept:
-        _show_load(kept, path, output)
-    end(kept, problem)
+        (section,) = made = load_views.sections(kept)
+        plain = dataclasses.replace(section, title="")
+        output.finish(
+            kept, path, lambda out: print_section(plain, out), lambda: section.document()["loads"][0], made=made
+        )
+    if isinstance(problem, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    if problem:
+        raise problem
+    if not any_good(kept):
+        sys.exit(EXIT_FAILED)
 
 
 def carry_out(
@@ -191,31 +200,6 @@ def carry_out(
         where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
         err.print(f"\nInterrupted{where}")
     return kept, problem
-
-
-def end(requests: Sequence[RequestRecord], problem: LabError | KeyboardInterrupt | None) -> None:
-    """Ends a command that sent these requests: with what ended it early, or as failed if no request succeeded."""
-    if isinstance(problem, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
-    if problem:
-        raise problem
-    if not any_good(requests):
-        sys.exit(EXIT_FAILED)
-
-
-def _show_load(requests: Sequence[RequestRecord], path: Path, output: Output) -> None:
-    """Prints the table, then draws."""
-    from lab.features.serve import text_load
-    from lab.show.section import print_section
-
-    (section,) = made = text_load.sections(requests)
-    output.finish(
-        requests,
-        path,
-        lambda out: print_section(dataclasses.replace(section, title=""), out),
-        lambda: section.document()["loads"][0],
-        made=made,
-    )
 
 
 @contextmanager

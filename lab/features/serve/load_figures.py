@@ -36,7 +36,7 @@ from lab.core import request_times as times
 from lab.core import stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord, Slo
+from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord
 from lab.show import request_table, table
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
         start_s = (own.date_s - own.sent_s).min()
         at_s = own.at_s.fillna(own.date_s - (start_s if start_s == start_s else own.date_s.min()))
         end_s = own.end_s.where((own.end_s < INF) | own.is_unknown, at_s)  # refused at once
-        reach_s = max(at_s.max(), *end_s[end_s < INF])
+        reach_s = max([at_s.max(), *end_s[end_s < INF]])
         silent_s = load.warmup_s + load.duration_s - reach_s
         if load.arrivals == CLOSED:
             is_cut_off = silent_s > PAUSE_S
@@ -308,7 +308,12 @@ def _rate(name: str, windows: pd.DataFrame) -> dict[str, Any]:
     value = (known[name] * known.length_s).sum() / known.length_s.sum()
     cut = value / (2 * max(1.0, known.n.mean())) if len(by_round) > 1 else 0.0
     half = stats.mean_half_width(by_round, 0.9) + cut
-    return {name: value, f"{name}_low": max(0.0, value - half), f"{name}_high": value + half, f"{name}_by_round": by_round}
+    return {
+        name: value,
+        f"{name}_low": max(0.0, value - half),
+        f"{name}_high": value + half,
+        f"{name}_by_round": by_round,
+    }
 
 
 def _attainment(used: Sequence[pd.Series]) -> dict[str, float]:
@@ -423,4 +428,10 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
                 known = {"ttft_s": of.ttft_s, "tpot_ms": 1e3 * of.tpot_s, "e2e_s": of.e2e_s}
                 of_rounds.append({**first, **nothing, **same, "repeat": number, **known})
     rounds = pd.DataFrame(of_rounds)
-    return pd.concat([counted, rounds], ignore_index=True) if len(counted) and len(rounds) else rounds if of_rounds else counted
+    return (
+        pd.concat([counted, rounds], ignore_index=True)
+        if len(counted) and len(rounds)
+        else rounds
+        if of_rounds
+        else counted
+    )

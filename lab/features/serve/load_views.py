@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, Endpoint, RequestRecord, Slo
+from lab.core.request import CLOSED, CONSTANT, Endpoint, RequestRecord, Slo
 from lab.errors import LabError
 from lab.features.serve import load_figures, request_words
+from lab.features.serve.text_requests import server_options
+from lab.runner import as_options
 from lab.runner import machine as machines
-from lab.show import canvas
+from lab.show import canvas, request_table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS
+from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LATE_S = 0.01
@@ -104,8 +106,7 @@ def section(records: Sequence[RequestRecord]) -> Section:
     }
     return Section(
         title(first),
-        answer=answer,
-        words=[f"{lengths}; windows of {windows} after {warmups} of warm-up; {rounds}"],
+        words=[answer, f"{lengths}; windows of {windows} after {warmups} of warm-up; {rounds}"],
         **tabled(_columns(arms), arms),
         warnings=warnings,
         sentences=sentences,
@@ -127,13 +128,17 @@ def answer_of(arms: Arms) -> str:
     """How much load the server handles: its capacity if there are limits, otherwise what the largest load got."""
     n, n_ok = sum(arm.n for arm in arms), sum(arm.n_ok for arm in arms)
     if not n_ok:
-        return f"All {n:,} requests failed." if n else "No request was due in a steady window: try a longer --duration."
+        return (
+            f"{plural(n, 'request')} failed, and none succeeded."
+            if n
+            else "No request was due in a steady window: try a longer --duration."
+        )
     by_lengths = grouped(arms, lambda arm: arm.load_lengths)
     known = {lengths: load_figures.capacity([vars(arm) for arm in own]) for lengths, own in by_lengths.items()}
     parts = [f"{f' with {lengths}' * (len(known) > 1)}: {of['sentence']}" for lengths, of in known.items() if of]
     if parts:
         limits = f"within {label}" if (label := _slo(arms[0]).label) else "complete"
-        return f"Capacity{', and'.join(parts)} (at least 90 % of requests {limits})."
+        return f"Capacity (at least 90 % of requests {limits}){', and'.join(parts)}."
     arm = [one for one in arms if one.n_ok][-1]
     base = arms[0] if arms[0].load_arrivals == arm.load_arrivals and arms[0] is not arm else None
 
@@ -141,9 +146,9 @@ def answer_of(arms: Arms) -> str:
         known = base is not None and getattr(base, name) == getattr(base, name)
         return show(getattr(arm, name)) + (f" ({base.load}: {show(getattr(base, name))})" if known and base else "")
 
-    rate = f"answers {against('requests_ps', digits)} requests/s"
+    rate = f"answers {against('requests_ps', lambda rate: f'{digits(rate)} requests/s')}"
     if arm.tokens_tps == arm.tokens_tps:
-        rate = f"generates {against('tokens_tps', digits)} tokens/s"
+        rate = f"generates {against('tokens_tps', lambda rate: f'{digits(rate)} tokens/s')}"
     line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server {rate}"
     if arm.e2e_n:
         line += f"; the median request takes {against('e2e_median_s', seconds)}"
@@ -168,7 +173,9 @@ def _columns(arms: Arms) -> Columns:
     def requests(arm: SimpleNamespace) -> str:
         lines = ["median"]
         for name in ("p95", "p99"):
-            counts = [getattr(arm, f"{of}_{name}_beyond") or 0 for of in ("ttft", "tpot", "e2e") if getattr(arm, f"{of}_n")]
+            counts = [
+                getattr(arm, f"{of}_{name}_beyond") or 0 for of in ("ttft", "tpot", "e2e") if getattr(arm, f"{of}_n")
+            ]
             lines += [f"{name[1:]} % ({', '.join(map(str, dict.fromkeys(counts)))})"] if any(counts) else []
         return "\n".join(lines)
 
@@ -200,97 +207,91 @@ def _findings(arms: Arms, endpoint: Endpoint) -> list[str]:
     words = []
     busy = [arm for arm in arms if arm.share_idle < 1]
     if split := [arm for arm in busy if arm.share_by]:
-        shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
-        parts = [f"{arm.load}: {' / '.join(f'{share:.0f}' for share in own)} %" for arm, own in zip(split, shares, strict=True)]
+        parts = [
+            f"{arm.load}: {100 * arm.share_prefill:.0f} / {100 * arm.share_decode:.0f} / {100 * arm.share_idle:.0f} %"
+            for arm in split
+        ]
+        sources = join_and(list(dict.fromkeys(arm.share_by for arm in split)))
         most = min(split, key=lambda arm: arm.share_idle)
-        words.append(
-            f"Share of the time in prefill / decode / idle, from {join_and(list(dict.fromkeys(arm.share_by for arm in split)))}"
-            f": {'; '.join(parts)}. With {most.load}, "
-            f"{'prefill' if most.share_prefill > most.share_decode else 'decode'} takes most of the time."
-        )
+        phase = "prefill" if most.share_prefill > most.share_decode else "decode"
+        words += [
+            f"Share of the time in prefill / decode / idle, from {sources}: {'; '.join(parts)}. With {most.load}, "
+            f"{phase} takes most of the time."
+        ]
     if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
-        words.append(
+        words += [
             f"Idle: {join_and(rest)}. How the rest divides into prefill and decode is unknown: the server does not "
             "report the time of every prompt, and a load of 1 user in the same session (--concurrency 1,...) is "
             "missing or does not explain the others."
-        )
+        ]
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
-    users = [arm.load_concurrency or 0 for arm in arms]
-    if waits := [f"{n - n_slots} of {arm.load}" for n, arm in zip(users, arms, strict=True) if n_slots and n > n_slots]:
-        words.append(f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}.")
+    waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
+    words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
     if known := [arm for arm in arms if arm.wait_s == arm.wait_s]:
         parts = [f"{seconds(arm.wait_s) if arm.wait_s >= 1e-4 else 'under 0.1 ms'} with {arm.load}" for arm in known]
-        words.append(
+        words += [
             f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
-        )
-    late = [arm for arm in arms if arm.late_most_s <= LATE_S]
-    if late and not any(arm.late_most_s > LATE_S for arm in arms):
-        words.append(f"The client sent each request at most {seconds(max(arm.late_most_s for arm in late))} late.")
-    words += [
-        f"{arm.load}: the server does not count tokens, so tokens/s is unknown."
-        for arm in arms
-        if arm.tokens_tps != arm.tokens_tps and arm.n_ok
-    ]
+        ]
+    late_s = [arm.late_most_s for arm in arms if arm.late_most_s == arm.late_most_s]
+    words += [f"The client sent each request at most {seconds(max(late_s))} late."] if late_s else []
+    if uncounted := [arm.load for arm in arms if arm.n_ok and arm.tokens_tps != arm.tokens_tps]:
+        words += [f"The server does not count tokens, so tokens/s is unknown: {join_and(uncounted)}."]
     if any(arm.is_spread for arm in arms):
-        words.append("The server does not count tokens per event, so they are spread evenly over events.")
+        words += ["The server does not count tokens per event, so they are spread evenly over events."]
     return words
 
 
 def _warnings(arms: Arms, rows: pd.DataFrame, endpoint: Endpoint) -> list[str]:
     """What went wrong under each load, what a full context did, and which loads were not steady."""
-    words, n_ctx = [], endpoint.settings.n_ctx if endpoint.settings else None
+    words, n_ctx = [], (endpoint.settings.n_ctx if endpoint.settings else None) or math.inf
     for number, arm in enumerate(arms):
-        own = rows[(rows.arm == number) & rows.kept & rows.inside & rows.ok]
-        said = []
-        if arm.failures:
-            named = [(f"{n} {name}", arm.errors.get(name)) for name, n in arm.failures.items()]
-            classes = "; ".join(f"{what}, for example {error}" if error else what for what, error in named)
-            said.append(f"{arm.n - arm.n_ok} of {arm.n} requests failed ({classes}).")
-        if any(IS_FULL.search(error) for error in arm.errors.values()):
-            said.append(
+        own = rows[(rows.arm == number) & rows.kept]
+        good = own[own.inside & own.ok]
+        n_beyond = sum((one.n_prompt or 0) + (one.n_generated or 0) > n_ctx for one in good.figures)
+        examples = {name: f", for example {error}" for name, error in arm.errors.items()}
+        failed = [f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items()]
+        missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
+        said = [
+            (failed, f"{arm.n - arm.n_ok} of {arm.n} requests failed ({'; '.join(failed)})."),
+            (
+                any(map(IS_FULL.search, arm.errors.values())),
                 "the server's context is too short for these requests. Give it a longer one (llama-server: "
-                "--ctx-size), or use fewer tokens or users."
-            )
-        if arm.n_truncated:
-            said.append(
+                "--ctx-size), or use fewer tokens or users.",
+            ),
+            (
+                arm.n_truncated,
                 f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than "
-                "requested): the server's context was full. They have no E2E and meet no limits."
-            )
-        if n := sum((one.n_prompt or 0) + (one.n_generated or 0) > (n_ctx or math.inf) for one in own.figures):
-            said.append(
-                f"{plural(n, 'answer')} went beyond the server's context of {n_ctx:,} tokens: it dropped earlier tokens "
-                "(context shift), so they are not answers to the whole prompt."
-            )
-        if arm.n_failed_outside:
-            said.append(f"{arm.n_failed_outside} more failed before or after the window.")
-        if not arm.n:
-            said.append("no request was due in the window. Try a longer --duration.")
-        if arm.n_cut_off:
-            is_all = rows[(rows.arm == number) & rows.kept].is_cut_off.all()
-            kept = "there are no others, so long requests are missing" if is_all else "left out"
-            said.append(f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({kept}).")
-        if arm.n_short:
-            said.append(f"{plural(arm.n_short, 'answer')} shorter than requested.")
-        if arm.n_warm:
-            said.append(f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache.")
-        said += request_words.wrong(list(own.figures))
-        if arm.is_overloaded:
-            said.append(
+                "requested): the server's context was full. They have no E2E and meet no limits.",
+            ),
+            (
+                n_beyond,
+                f"{plural(n_beyond, 'answer')} went beyond the server's context of {n_ctx:,.0f} tokens: it dropped "
+                "earlier tokens (context shift), so they are not answers to the whole prompt.",
+            ),
+            (arm.n_failed_outside, f"{arm.n_failed_outside} more failed before or after the window."),
+            (not arm.n, "no request was due in the window. Try a longer --duration."),
+            (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
+            (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
+            (arm.n_warm, f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache."),
+            *((True, line) for line in request_words.wrong(list(good.figures))),
+            (
+                arm.is_overloaded,
                 f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
                 f"{arm.in_flight_end:.0f} when it ended ({arm.waiting_end:.0f} waited for a first token). A longer "
-                "window would show longer waits."
-            )
-        elif arm.drift <= 1 / DRIFT or arm.drift >= DRIFT:
-            said.append(
+                "window would show longer waits.",
+            ),
+            (
+                not arm.is_overloaded and (arm.drift <= 1 / DRIFT or arm.drift >= DRIFT),
                 f"TTFT in the second half of the window was {times(arm.drift)} that in the first: the load was not "
-                "steady. Try a longer --warmup and --duration."
-            )
-        if arm.late_most_s > LATE_S:
-            said.append(
+                "steady. Try a longer --warmup and --duration.",
+            ),
+            (
+                arm.late_most_s > LATE_S,
                 f"the client was busy and sent requests {seconds(arm.late_median_s)} late (median; at most "
-                f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time."
-            )
-        words += [f"{arm.load}: {line}" for line in said]
+                f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time.",
+            ),
+        ]
+        words += [f"{arm.load}: {line}" for holds, line in said if holds]
     return words
 
 
@@ -328,7 +329,9 @@ def pictures(arms: Arms, rows: pd.DataFrame, title: str, n_slots: int | None) ->
             drawings["throughput"] = partial(_plot_throughput, shown, f"Throughput against latency\n{below}{window}")
         drawings["timeline"] = partial(_plot_timeline, shown, own, f"The timeline of requests\n{below}")
         suffix = f"-{number}" if number > 1 else ""
-        made += [Picture(f"{name}{suffix}", PICTURES[name][0], draw, PICTURES[name][1]) for name, draw in drawings.items()]
+        made += [
+            Picture(f"{name}{suffix}", PICTURES[name][0], draw, PICTURES[name][1]) for name, draw in drawings.items()
+        ]
     return made
 
 
@@ -405,8 +408,13 @@ def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
         style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
         n = max(arm.n_rounds for arm in known)
         if n > 1:  # the median of all can lie outside the rounds' range
-            bars = [[max(0, b - a) for a, b in zip(*of, strict=True)] for of in ((left, xs), (xs, right), (low, ys), (ys, high))]
-            ax.errorbar(xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3, label=f"{what}, with range over {n} rounds", **style)
+            bars = [
+                [max(0, b - a) for a, b in zip(*of, strict=True)]
+                for of in ((left, xs), (xs, right), (low, ys), (ys, high))
+            ]
+            ax.errorbar(
+                xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3, label=f"{what}, with range over {n} rounds", **style
+            )
         else:
             ax.plot(xs, ys, label=what, **style)
         if max(xs) > WIDE * min(xs) > 0:
@@ -466,3 +474,45 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
     for name, (colour, marker) in styles.items():
         axes[0].plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
     canvas.finish(axes, title, is_apart=True)
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Loads on servers, a part for each session."""
+    first, n_servers = records[0], len({(one.endpoint.url, one.model) for one in records})
+    question = f"How much load can {first.model} handle through {first.endpoint.server or 'its server'}?"
+    parts = sections(records)
+    return [
+        Section(
+            "Under load",
+            name="loads",
+            question="How much load can these servers handle?" if n_servers > 1 else question,
+            sentences=[part.words[0] for part in parts],
+            parts=parts,
+        )
+    ]
+
+
+def again(records: Sequence[RequestRecord]) -> str | None:
+    """The command of loads; None for a replay: records lack its file."""
+    known = [one.request.asked.load for one in records if one.request.asked.load]
+    first, slo = known[0], known[0].slo
+    lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
+    if lengths is None:
+        return None
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
+    given = {
+        "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
+        "rate": sorted({load.rate for load in known if load.rate is not None}),
+        "arrivals": CONSTANT if first.arrivals == CONSTANT else None,
+        "prompt_len": lengths[1],
+        "gen": lengths[2],
+        "warmup": f"{first.warmup_s:g}",
+        "duration": f"{first.duration_s:g}",
+        "rounds": 1 + max(load.round for load in known),
+        "slo": [f"{name}={limit:g}s" for name, limit in limits.items() if limit is not None],
+        "seed": first.seed,
+    }
+    return as_options.line("load", server_options(records[0]) | given)
+
+
+KINDS = (Kind("loads", lambda one: bool(request_table.loads_of([one])), chapters, again),)

@@ -142,8 +142,8 @@ def read(path: Path) -> tuple[list[Call], list[str]]:
     more = {problem: f" and {len(at) - 1:,} more" if len(at) > 1 else "" for problem, at in bad.items()}
     notes = [f"{path.name} line {at[0]}{more[problem]} skipped: {problem}." for problem, at in bad.items()]
     if not calls:
-        problem = " ".join(notes) or f"The file {path} is empty."
-        raise LabError(problem, 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}')
+        why = " ".join(notes) or f"The file {path} is empty."
+        raise LabError(why, 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}')
     times_s = [call.at_s for call in calls if call.at_s is not None]
     if 0 < len(times_s) < len(calls):
         raise LabError(f"Only some lines of {path} have a time.", "Give at_s in all lines, or in none.")
@@ -160,13 +160,15 @@ def _call(line: bytes) -> Call:
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     names = MOONCAKE if MOONCAKE[0] in fields else NAMES
-    *lengths, at = (fields.get(name) for name in names)
+    at = fields.get(names[2])
     if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
         raise ValueError(f"{names[2]} is not a time")
-    for name, n in zip(names, lengths, strict=False):
-        if type(n) is not int or not 1 <= n <= MOST_TOKENS:
+    for name in names[:2]:
+        if type(n := fields.get(name)) is not int or not 1 <= n <= MOST_TOKENS:
             raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
-    return Call(*lengths, None if at is None else at / 1000 if names is MOONCAKE else float(at))
+    return Call(
+        fields[names[0]], fields[names[1]], None if at is None else at / 1000 if names is MOONCAKE else float(at)
+    )
 
 
 def _pool(calls: Sequence[Call]) -> tuple[tuple[int, ...], list[str]]:
@@ -448,9 +450,9 @@ def execute(
             note(str(too_long).replace("\n", " "))
         for i, window in enumerate(plan.windows):
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
-            own = {"load": window.load, "repeat": window.load.round}
+            asked = [dataclasses.replace(ask.asked, load=window.load, repeat=window.load.round) for ask in asks]
             sending = SendPlan(
-                asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
+                asks=tuple(dataclasses.replace(ask, asked=own) for ask, own in zip(asks, asked, strict=True)),
                 api=server.endpoint.api,
                 n_at_once=window.load.concurrency or MOST_AT_ONCE,
                 n_requests=n_most,

@@ -31,7 +31,7 @@ from lab.errors import LabError
 from lab.features.common import cell, first_difference, need_every_position, off_by
 from lab.features.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.limits.step_prediction import StepPrediction
-from lab.features.serve import load_plan
+from lab.features.serve import loads
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.cases import Case, Plan, Text
@@ -162,10 +162,10 @@ def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turn
     message, plus, answer = turn.partition("+")
     if not plus:
         raise LabError(f"--turn {turn!r} has one length.", "Give the tokens of a message and an answer: --turn 300+150")
-    of_message, of_answer = load_plan.parse("--turn", message), load_plan.parse("--turn", answer)
+    of_message, of_answer = loads.parse("--turn", message), loads.parse("--turn", answer)
     if min(of_answer.values) < 2:
         raise LabError(f"--turn {turn}: an answer of 1 token has no decode.", "Give answers of 2 or more tokens.")
-    drawn = load_plan.drawn(of_message, of_answer, turns, f"{seed} turns")
+    drawn = loads.drawn(of_message, of_answer, turns, f"{seed} turns")
     parse_breaks(breaks, turns)
     messages, answers = tuple(of_message.values[i] for i, _ in drawn), tuple(n for _, n in drawn)
     is_drawn = len({*of_message.values}) > 1 or len({*of_answer.values}) > 1
