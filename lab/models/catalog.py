@@ -12,7 +12,7 @@ import hashlib
 import re
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Entry:
     n_bytes: int | None = None
     licence: str | None = None
     gated: bool = False
+    quantizations: dict[str, int] = field(default_factory=dict)  # that the repo has, with their bytes, the best first
 
 
 @dataclass(frozen=True)

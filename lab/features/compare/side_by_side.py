@@ -69,12 +69,13 @@ def plan(
     variants: Sequence[tuple[str, Mapping[str, Any]]],
     n_blocks: int,
     make: Callable[..., Plan] = make_plan,
+    may_be_apart: bool = False,
     **shared: Any,
 ) -> dict[str, Plan]:
     """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
 
     Names are kept in records, so they have only the end of a library folder's path. `make` makes each plan: of a plain
-    measurement, or of an experiment.
+    measurement, or of an experiment. With `may_be_apart` they need not fit into memory together.
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
@@ -85,26 +86,31 @@ def plan(
             words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
         name = f"{chr(65 + i)}: {words or 'as it is'}"
         plans[name] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
-    check(plans)
+    check(plans, may_be_apart)
     return plans
 
 
-def check(plans: dict[str, Plan]) -> None:
+def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
     """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
         raise LabError("A trial needs at least two variants.", 'For example: lab ab "--threads 1" "--threads 2"')
-    need = 0
     for name, plan in plans.items():
         if plan.refused:
             raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
-        need += max(plan.memory(case).total_bytes for case in plan.cases)
-    available = limits.memory_available()
-    on_cpu = all(plan.settings.n_gpu_layers == 0 for plan in plans.values())
-    if on_cpu and need > available:
+    if not may_be_apart and (problem := too_large(plans)):
         raise LabError(
-            f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
+            problem,
             "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
         )
+
+
+def too_large(plans: dict[str, Plan]) -> str:
+    """Why the variants do not fit into memory together; "" if they do."""
+    need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
+    available = limits.memory_available()
+    if any(plan.settings.n_gpu_layers for plan in plans.values()) or need <= available:
+        return ""
+    return f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available."
 
 
 def execute(
@@ -114,13 +120,14 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     n_turns: int = 2,
+    apart: bool = False,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
     failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
-    trial with a LabError; finished runs are kept. In a block, variants with the same RPC servers run one after the
-    other.
+    trial with a LabError; finished runs are kept. In a block, variants that share RPC servers, or all (`apart`), run
+    one after the other.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -129,7 +136,7 @@ def execute(
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes = dict(plans), collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns)
+        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, apart)
         if run.status != OK:
             crashes[run.variant] += 1
             if run.status == FAILED or crashes[run.variant] >= most_crashes:
@@ -146,6 +153,7 @@ def block(
     chance: random.Random,
     new_worker: Callable[[], Worker],
     n_turns: int,
+    apart: bool = False,
 ) -> Generator[Record, None, tuple[Run, int]]:
     """The runs of one block, in random order: each is appended to `path` and yielded as a record.
 
@@ -158,7 +166,7 @@ def block(
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(new_worker()) for name in order}
         engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
-        for name, run in _block(engines, cases, number, n_turns, todo):
+        for name, run in _block(engines, cases, number, n_turns, todo, apart):
             engine, run = engines[name], dataclasses.replace(run, block=number, variant=name)
             plans[name] = dataclasses.replace(plans[name], model=engine.model)
             line = engine.record(path.stem, run)
@@ -168,14 +176,20 @@ def block(
 
 
 def _block(
-    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
+    engines: dict[str, WarmEngine],
+    numbers: Sequence[int],
+    block: int,
+    n_turns: int,
+    todo: list[tuple[int, Case]],
+    apart: bool,
 ) -> Iterator[tuple[str, Run]]:
     """One block: warm-ups, then runs in the order of `engines` and in reverse. A failed run ends its block.
 
-    Variants that share RPC servers cannot be loaded at the same time, so all runs of one come before the next.
+    All runs of one variant come before the next where they cannot be loaded at the same time: they share RPC servers,
+    or memory that is too small (`apart`).
     """
     servers = [server for engine in engines.values() for server in engine.plan.backend.rpc]
-    one_by_one = len(set(servers)) < len(servers)
+    one_by_one = apart or len(set(servers)) < len(servers)
     names, turns = list(engines), range(n_turns)
     together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
     alone = [(turn, name) for name in names for turn in (None, *turns)]

@@ -3,8 +3,11 @@
 Quality: every engine evaluates the same chunks of text, chunk after chunk. The reference writes its logits of a chunk
 to a file, each candidate compares its own with them, and the next chunk overwrites them, so the file stays small. A
 chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the reference is compared
-with itself under other settings: what is below this noise floor cannot be told apart. Speed: blocks in turns with fresh
-engines, as in `lab ab`.
+with itself under other settings: what is below this noise floor cannot be told apart. Speed: blocks with fresh engines
+that take turns, as in `lab ab`.
+
+Models that do not fit into memory together run one after the other. The reference then keeps of each position only its
+largest logits and sums of the rest (about 2 MB a chunk), and the divergences are known within bounds.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.quant import figures
 from lab.features.tune.tuning import seconds_of
-from lab.models import catalog
+from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import as_options, progress, prompts
 from lab.runner.cases import Plan, run_without_steps, utc_now
@@ -41,15 +44,15 @@ N_CHUNK, FIRST = 512, 256
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 """Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
 
-MIN_CHUNKS, N_FLOOR = 16, 8
-"""Chunks before the intervals may end the measurement; chunks of the noise floor."""
+MIN_CHUNKS, N_FLOOR, MOST_APART = 16, 8, 200
+"""Chunks before the intervals may end the measurement, chunks of the noise floor, and those kept at most (0.6 GB)."""
 
 N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
 
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """The plans by variant (the first is the reference), and the texts by kind."""
+    """The plans by variant (the first is the reference), and the texts by kind. `apart`: one engine after the other."""
 
     plans: dict[str, Plan]
     texts: dict[str, str]
@@ -57,6 +60,7 @@ class QuantPlan:
     budget_s: float
     until: float
     blocks: int
+    apart: bool = False
 
     @property
     def reference(self) -> Plan:
@@ -104,13 +108,12 @@ def plan(
 ) -> QuantPlan:
     """What `quant` will measure. LabError for what cannot be compared."""
     types = [one.strip() for one in cache_type.split(",")] if isinstance(cache_type, str) else list(cache_type)
-    types, chosen = list(filter(None, types)), list(files)
+    types = list(filter(None, types))
     if unknown := [one for one in types if one not in CACHE_TYPES]:
         raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
-    if types and len(chosen) > 1:
-        raise LabError(f"--cache-type compares one file, and {len(chosen)} are named.", "Name one.")
-    if not types and chosen in ([], [catalog.DEFAULT]):
-        chosen = [f"{catalog.DEFAULT}:{kind}" for kind in EMBEDDED]
+    if types and len(files) > 1:
+        raise LabError(f"--cache-type compares one file, and {len(files)} are named.", "Name one.")
+    chosen = list(files) if types else list(expanded(files))
     if len(types or chosen) < 2:
         first = types[0] if types else chosen[0]
         example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
@@ -122,6 +125,7 @@ def plan(
     if not 0.001 <= until < 1:
         raise LabError(f"--until {until:g} is not possible.", "Give a share from 0.1% to 99%, such as 5%.")
     check_number("blocks", blocks, 1000)
+    texts, budget_s = _texts(text), seconds_of(budget)
     variants: list[dict[str, Any]] = [{"cache_type_k": one, "cache_type_v": one} for one in types]
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
@@ -129,20 +133,30 @@ def plan(
     words = [
         shell.join(*(word for key, value in one.items() for word in as_options.option(key, value))) for one in variants
     ]
-    plans = side_by_side.plan(worker, list(zip(words, variants, strict=True)), blocks, make_plan, **asked)
+    named = list(zip(words, variants, strict=True))
+    plans = side_by_side.plan(worker, named, blocks, make_plan, may_be_apart=True, **asked)
     name, *others = plans
     for other in others:
         paths = plans[name].file.path, plans[other].file.path
         if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
             raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
-    return QuantPlan(
-        {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()},
-        _texts(text),
-        text or "",
-        seconds_of(budget),
-        until,
-        blocks,
-    )
+    plans = {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()}
+    return QuantPlan(plans, texts, text or "", budget_s, until, blocks, bool(side_by_side.too_large(plans)))
+
+
+def expanded(files: Sequence[str]) -> dict[str, int | None]:
+    """The files to compare, with the bytes of those that a name of the catalog stands for."""
+    if list(files) in ([], [catalog.DEFAULT]):
+        return dict.fromkeys(f"{catalog.DEFAULT}:{kind}" for kind in EMBEDDED)
+    if len(files) == 1 and (own := catalog.entries().get(files[0])) and own.repo and own.quantizations:
+        return {f"hf:{own.repo}:{kind}": n_bytes for kind, n_bytes in own.quantizations.items()}
+    return dict.fromkeys(files)
+
+
+def missing(files: Sequence[str]) -> dict[str, int]:
+    """What would have to be downloaded of the quantizations that a name of the catalog stands for: bytes by SPEC."""
+    sizes = {spec: n_bytes for spec, n_bytes in expanded(files).items() if n_bytes}
+    return {spec: n_bytes for spec, n_bytes in sizes.items() if not obtain.locate(catalog.parse(spec))}
 
 
 def _texts(asked: str | None) -> dict[str, str]:
@@ -164,63 +178,88 @@ def execute(
     """Measure quality, then speed; yields each record after it is in `path`."""
     with unless_empty(path):
         yield from _qualities(made, path, watch, new_worker)
-        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker)
+        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker, apart=made.apart)
 
 
 def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker]) -> Iterator[Record]:
     """A record for each candidate and for the noise floor. After Ctrl-C the chunks that are done are kept."""
     name, *others = made.plans
     found: dict[str, list[Divergence]] = {one: [] for one in (*others, FLOOR)}
-    began, started_at, kinds = time.monotonic(), utc_now(), list[str]()
     settings = {
         key: dataclasses.replace(one.settings, n_ctx=N_CHUNK, n_batch=max(one.settings.n_batch, N_CHUNK))
         for key, one in made.plans.items()
     }
+    began, started_at, pieces = time.monotonic(), utc_now(), list[prompts.Chunk]()
+    groups = [[key] for key in made.plans] if made.apart else [list(made.plans)]  # that are loaded together
+    n = MOST_APART if made.apart else prompts.MOST_CHUNKS
 
-    def kept(key: str) -> Record:
-        is_floor, own = key == FLOOR, found[key]
-        of = made.plans[name if is_floor else key]
-        quality = Quality(name, made.text, tuple(kinds[: len(own)]), tuple(own), is_floor, made.budget_s, made.until)
-        run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
-        used = elsewhere(settings[name]) if is_floor else settings[key]
-        record = Record(path.stem, of.machine, of.model, used, run)
-        save(path, record)
-        return record
+    def is_over(i: int, keys: Sequence[str], share: float) -> bool:
+        """Whether this share of the budget is spent, or the divergences of all `keys` are known well enough."""
+        means = [figures.mean(found[key], figures.divergence) for key in keys] if i >= MIN_CHUNKS else []
+        is_narrow = bool(means) and all(high - mean <= made.until * abs(mean) for mean, _, high in means)
+        return i >= 2 and (is_narrow or time.monotonic() - began > share * made.budget_s)
 
-    with contextlib.ExitStack() as stack:
-        workers = {key: stack.enter_context(new_worker()) for key in made.plans}
-        logits = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mini-lab-"))) / "logits"
-        pieces = list[prompts.Chunk]()
-        for key, worker in workers.items():
-            watch(Status("loading the models", elapsed_s=time.monotonic() - began))
-            worker.use(made.plans[key].backend)
-            vocabulary = worker.load(made.plans[key].file.path, settings[key])
-            settings[key] = worker.new_context(settings[key])
-            own = prompts.chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
-            if key != name and own != pieces:
-                raise LabError(f"{key} splits the text into other tokens than {name}.", "Compare files of one model.")
-            pieces = own
-        try:
-            for i, (kind, tokens) in enumerate(pieces):
-                spent = time.monotonic() - began
-                if i >= 2 and (spent > made.budget_s or (i >= MIN_CHUNKS and _is_narrow(found, others, made.until))):
-                    break
-                watch(Status(f"quality: chunk {i + 1} of at most {len(pieces)}", elapsed_s=spent))
-                workers[name].keep_logits(tokens, FIRST, logits)
-                measured = {key: workers[key].diverge(tokens, FIRST, logits) for key in others}
-                if i < N_FLOOR:
-                    workers[name].new_context(elsewhere(settings[name]))
-                    measured[FLOOR] = workers[name].diverge(tokens, FIRST, logits)
-                    workers[name].new_context(settings[name])
-                kinds.append(kind)
-                for key, one in measured.items():
-                    found[key].append(one)
-        except (KeyboardInterrupt, LabError):
-            for key in found if len(kinds) > 1 else ():
-                kept(key)
-            raise
-    for key in found:
-        yield kept(key)
+    try:
+        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
+            for number, group in enumerate(groups, 1):
+                with contextlib.ExitStack() as stack:
+                    watch(Status("loading the models", elapsed_s=time.monotonic() - began))
+                    workers = {key: stack.enter_context(new_worker()) for key in group}
+                    for key, worker in workers.items():
+                        settings[key] = _load(made, key, worker, settings[key], pieces)
+                    n = min(n, len(pieces))
+                    for i in range(n):
+                        if is_over(i, [key for key in group if key != name], number / len(groups)):
+                            n = i if name in group else n
+                            break
+                        watch(Status(f"quality: chunk {i + 1} of at most {n}", elapsed_s=time.monotonic() - began))
+                        logits = Path(folder) / (f"{i}.npz" if made.apart else "logits")
+                        for key, worker in workers.items():
+                            if key != name:
+                                found[key].append(worker.diverge(pieces[i][1], FIRST, logits))
+                                continue
+                            worker.keep_logits(pieces[i][1], FIRST, logits)
+                            if i < N_FLOOR:
+                                worker.new_context(elsewhere(settings[name]))
+                                found[FLOOR].append(worker.diverge(pieces[i][1], FIRST, logits))
+                                worker.new_context(settings[name])
+    except (KeyboardInterrupt, LabError):
+        n = min(len(found[key]) for key in others)  # whole chunks
+        for key in found if n > 1 else ():
+            _keep(made, path, key, found[key][:n], pieces, settings, started_at)
+        raise
+    for key, own in found.items():
+        yield _keep(made, path, key, own, pieces, settings, started_at)
+
+
+def _load(made: QuantPlan, key: str, worker: Worker, asked: Settings, pieces: list[prompts.Chunk]) -> Settings:
+    """Load a file and cut the text into `pieces`. Returns the settings of its context."""
+    worker.use(made.plans[key].backend)
+    vocabulary = worker.load(made.plans[key].file.path, asked)
+    own = prompts.chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
+    if pieces and own != pieces:
+        raise LabError(f"{key} splits the text into other tokens than the reference.", "Compare files of one model.")
+    pieces[:] = own
+    return worker.new_context(asked)
+
+
+def _keep(
+    made: QuantPlan,
+    path: Path,
+    key: str,
+    own: Sequence[Divergence],
+    pieces: Sequence[prompts.Chunk],
+    settings: dict[str, Settings],
+    started_at: str,
+) -> Record:
+    """Append the record of a candidate, or of the noise floor, to `path`."""
+    name, is_floor, kinds = next(iter(made.plans)), key == FLOOR, tuple(kind for kind, _ in pieces[: len(own)])
+    of, used = made.plans[name if is_floor else key], elsewhere(settings[name]) if is_floor else settings[key]
+    quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s, made.until)
+    run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
+    record = Record(path.stem, of.machine, of.model, used, run)
+    save(path, record)
+    return record
 
 
 def elsewhere(settings: Settings) -> Settings:
@@ -230,9 +269,3 @@ def elsewhere(settings: Settings) -> Settings:
     flash_attn = settings.flash_attn if needs_it else "off" if on else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
     return dataclasses.replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
-
-
-def _is_narrow(found: dict[str, list[Divergence]], others: Sequence[str], until: float) -> bool:
-    """Whether the mean divergence of every candidate is known to within this share."""
-    means = [figures.mean(found[key], figures.divergence) for key in others]
-    return all(high - mean <= until * abs(mean) for mean, _, high in means)
