@@ -1,6 +1,7 @@
 """lab quant: the arithmetic against scipy, planted differences, and the embedded model's requantizations."""
 
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -18,8 +19,10 @@ from lab.engine import quality
 from lab.errors import LabError
 from lab.features import known
 from lab.features.quant import comparing, figures, views
+from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import prompts
+from lab.runner import limits, prompts
+from tests import loopback_hub, odd_models
 from tests.conftest import MODEL, make_record, make_run, run_lab
 
 
@@ -81,6 +84,24 @@ def test_logits_that_no_float_of_16_bits_holds_are_not_clamped() -> None:
         quality.divergence(reference, own * float("nan"), [3])
 
 
+def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "N_TOP", 64)
+    random = np.random.default_rng(4)
+    reference = random.normal(0, 4, (40, 2000)).astype(np.float32)
+    own = (reference + random.normal(0, 0.5, reference.shape)).astype(np.float32)
+    following = random.integers(0, 2000, 40).tolist()
+    exact = quality.divergence(reference, own, following)
+    found = quality.bounded(quality.largest(reference, following), own, following)
+    assert all(low <= kl * (1 + 1e-5) for low, kl in zip(found.kl, exact.kl, strict=True))
+    assert found.most is not None and np.mean(found.kl) < np.mean(exact.kl) < found.most
+    assert (found.n_same, found.nll, found.reference_nll) == pytest.approx(
+        (exact.n_same, exact.nll, exact.reference_nll)
+    )
+    monkeypatch.setattr(quality, "N_TOP", 5000)  # all entries: nothing is left out
+    whole = quality.bounded(quality.largest(reference, following), own, following)
+    assert whole.kl == pytest.approx(exact.kl, rel=1e-4) and whole.most == pytest.approx(np.mean(exact.kl), rel=1e-4)
+
+
 def test_intervals_rest_on_chunks() -> None:
     random = np.random.default_rng(2)
     means = random.gamma(4, 0.01, 12)
@@ -102,8 +123,9 @@ def test_the_planted_front_is_found() -> None:
     assert said[0] == (
         "No other one is better in both quality and decode speed than F16, Q8_0 and Q4_K_M; Q4_0 is beaten in both."
     )
-    assert any(line.startswith("Q4_K_M decodes 2") and "agrees with F16 on 97.6 % of tokens" in line for line in said)
-    assert said[-1] == views.LIMITS
+    answer = views.answer(found)
+    assert answer.startswith("Q8_0 decodes 1.5") and "as fast as F16" in answer and "on 98 % of tokens" in answer
+    assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == views.LIMITS
 
 
 def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart() -> None:
@@ -113,7 +135,7 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     records = [quality_record("B: x", one), quality_record("C: y", other)]
     ((_, found),) = figures.of_sessions(records)
     assert found.equal == [("x", "y")] and found.rows.on_front.all()
-    assert not any("decodes" in line for line in views.sentences(records, found))
+    assert views.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
 
 
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
@@ -125,6 +147,9 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     status, out, _ = run_lab("show", path, "--json")
     rows = json.loads(out)["quant"]
     assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
+    known_of = figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None))
+    assert set(known_of.reference) == {"F16"} and known_of.kl.min() == pytest.approx(0.001)
+    assert figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None, name="other")).empty
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
@@ -153,6 +178,38 @@ def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
         prompts.chunks({"x": "a" * 300}, lambda text: [1] * len(text), None, 512)
 
 
+def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: Path
+) -> None:
+    from huggingface_hub import close_session
+
+    repo = (entry := catalog.entries()["llama-3.2-1b"]).repo or ""
+    kinds = list(entry.quantizations)
+    assert kinds[0] == "F16" and comparing.expanded(["llama-3.2-1b"]) == [
+        (f"hf:{repo}:{kind}", n_bytes) for kind, n_bytes in entry.quantizations.items()
+    ]
+    assert sorted(entry.quantizations.values(), reverse=True) == list(entry.quantizations.values())
+    with loopback_hub.running() as hub:
+        files = {f"Llama-{kind}.gguf": embedded.read_bytes() + bytes(i) for i, kind in enumerate(kinds[:2])}
+        hub.repos[repo] = loopback_hub.Repo(files)
+        monkeypatch.setitem(
+            catalog.entries(),
+            "llama-3.2-1b",
+            dataclasses.replace(entry, quantizations=dict(list(entry.quantizations.items())[:2])),
+        )
+        loopback_hub.set_home(monkeypatch, tmp_path / "hf")
+        loopback_hub.set_endpoint(monkeypatch, hub.endpoint)
+        close_session()
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        status, _, err = run_lab("quant", "llama-3.2-1b", "-o", tmp_path)
+        assert status != 0 and "Download" in err and f"hf:{repo}:F16 2.5 GB" in err and hub.n_bytes == 0
+        with Worker() as worker:
+            made = comparing.plan(worker, ["llama-3.2-1b"], prompt_len=[16], gen=4, threads=1)
+        close_session()
+    assert hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
+    assert [name[:3] for name in made.plans] == ["A: ", "B: "] and not made.apart
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -163,6 +220,7 @@ def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
         (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "empty.txt"), "is empty"),
         (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "random"), "Random tokens"),
         (("smollm2-135m", "--cache-type", "f16,q8_0", "--until", "0"), "--until 0"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "short.txt", "-t", "1"), "too few for two chunks"),
     ],
 )
 def test_what_cannot_be_compared_is_told(
@@ -170,6 +228,7 @@ def test_what_cannot_be_compared_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
+    Path("short.txt").write_text("It rained for a day. " * 50)  # 300 tokens
     status, _, err = run_lab("quant", *arguments)
     assert status == 1 and said in err and "Traceback" not in err
 
@@ -179,14 +238,30 @@ def test_a_model_without_that_vocabulary_is_refused(embedded: Path, mini: Path) 
         comparing.plan(worker, [str(embedded), str(mini)], prompt_len=[16], gen=4)
 
 
-def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> None:
+def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
+    path = odd_models.write("llama", tmp_path / "llama.gguf")
+    status, _, err = run_lab("quant", path, "--cache-type", "f16,q8_0", "-t", "1", "-o", tmp_path / "out")
+    assert status == 1 and "is an embedding model" in err and not list((tmp_path / "out").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_cache_types_of_the_embedded_model(
+    embedded: Path, tmp_path: Path, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, path = tmp_path / "short.txt", tmp_path / "a.jsonl"
-    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 66)
-    with Worker() as worker:
+    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
+    monkeypatch.setattr(comparing, "N_CHUNK", 64)
+    monkeypatch.setattr(comparing, "FIRST", 32)
+    with Worker() as worker, monkeypatch.context() as patch:
+        if apart:
+            patch.setattr(limits, "memory_available", lambda: 300_000_000)
         made = comparing.plan(worker, [str(embedded)], "f16,q4_0", text=str(text), prompt_len=[16], gen=4, threads=1)
+    assert made.apart == apart
     records = list(itertools.islice(comparing.execute(made, path, lambda status: None), 2))
     ((_, found),) = figures.of_sessions(records)
     row = found.rows.iloc[1]
     assert 0 < row.kl < 5 and 0.3 < row.same <= 1 and row.n_chunks == 2
     assert found.floor is not None and found.floor < row.kl
     assert results.read([path]).traces == tuple(records)
+    assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)
+    assert any("ran one after the other" in line for line in views.sentences(records, found)) == apart

@@ -113,7 +113,7 @@ def plan(
         raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
     if types and len(files) > 1:
         raise LabError(f"--cache-type compares one file, and {len(files)} are named.", "Name one.")
-    chosen = list(files) if types else list(expanded(files))
+    chosen = list(files) if types else [file for file, _ in expanded(files)]
     if len(types or chosen) < 2:
         first = types[0] if types else chosen[0]
         example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
@@ -144,19 +144,18 @@ def plan(
     return QuantPlan(plans, texts, text or "", budget_s, until, blocks, bool(side_by_side.too_large(plans)))
 
 
-def expanded(files: Sequence[str]) -> dict[str, int | None]:
-    """The files to compare, with the bytes of those that a name of the catalog stands for."""
+def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
+    """The files to compare, with the bytes of those that a name of the catalog stands for (0 for others)."""
     if list(files) in ([], [catalog.DEFAULT]):
-        return dict.fromkeys(f"{catalog.DEFAULT}:{kind}" for kind in EMBEDDED)
+        return [(f"{catalog.DEFAULT}:{kind}", 0) for kind in EMBEDDED]
     if len(files) == 1 and (own := catalog.entries().get(files[0])) and own.repo and own.quantizations:
-        return {f"hf:{own.repo}:{kind}": n_bytes for kind, n_bytes in own.quantizations.items()}
-    return dict.fromkeys(files)
+        return [(f"hf:{own.repo}:{kind}", n_bytes) for kind, n_bytes in own.quantizations.items()]
+    return [(file, 0) for file in files]
 
 
 def missing(files: Sequence[str]) -> dict[str, int]:
     """What would have to be downloaded of the quantizations that a name of the catalog stands for: bytes by SPEC."""
-    sizes = {spec: n_bytes for spec, n_bytes in expanded(files).items() if n_bytes}
-    return {spec: n_bytes for spec, n_bytes in sizes.items() if not obtain.locate(catalog.parse(spec))}
+    return {spec: n_bytes for spec, n_bytes in expanded(files) if n_bytes and not obtain.locate(catalog.parse(spec))}
 
 
 def _texts(asked: str | None) -> dict[str, str]:

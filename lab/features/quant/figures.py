@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, shown, stats
 from lab.core.lists import grouped
 from lab.core.quality import Divergence, Quality
-from lab.core.record import Ceilings, Record
+from lab.core.record import Ceilings, Model, Record
 from lab.errors import LabError
 from lab.features.compare import comparison
 from lab.features.limits import probing, roofline, where
@@ -76,6 +76,31 @@ def quant_table(records: Sequence[Record]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def known_quality(records: Sequence[Record], model: Model) -> pd.DataFrame:
+    """What sessions of `lab quant` found for a model's file: a row for each session and pair of cache types.
+
+    Columns: `reference`, `type_k`, `type_v`, and `kl`, `same`, `perplexity_ratio` with their ends. Empty if no session
+    has the file among its candidates. The figures do not depend on the machine.
+    """
+    import pandas as pd
+
+    def is_same(other: Model) -> bool:
+        if model.sha256 and other.sha256:
+            return model.sha256 == other.sha256
+        return (model.name, model.quantization, model.n_bytes) == (other.name, other.quantization, other.n_bytes)
+
+    return pd.DataFrame(
+        {
+            "reference": quality.reference.partition(": ")[2],
+            "type_k": record.settings.type_k,
+            "type_v": record.settings.type_v,
+            **_of_chunks(quality.chunks),
+        }
+        for record, quality in candidates(records)
+        if is_same(record.model)
+    )
+
+
 def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found:
     """The figures of one session."""
     import pandas as pd
@@ -83,21 +108,21 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
     qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
     floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
     first = next(iter(qualities.values()))
-    timed = {one.run.variant or "": one for one in records if one.run.is_timed}
-    of_variant = {**{record.run.variant or "": record for record, _ in candidates(records)}, **timed}
+    timed = [one for one in records if one.run.is_timed]
+    of_variant = {one.run.variant or "": one for one in (*(record for record, _ in candidates(records)), *timed)}
     variants = [first.reference, *qualities]
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
-    ratios = _ratios([one for one in records if one.run.is_timed])
+    ratios = _ratios(timed)
     floor = mean([one for quality in floors for one in quality.chunks], divergence)[0] if floors else None
     rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
-        record, quality = of_variant.get(name), qualities.get(name)
+        quality = qualities.get(name)
         row = {"label": labels[name], "variant": name, "is_reference": quality is None}
         row |= _of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
         for phase in PHASES:
             ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), UNKNOWN)
             row |= dict(zip((phase, f"{phase}_low", f"{phase}_high"), ratio, strict=True))
-        rows.append(row | _of_file(record, ceilings))
+        rows.append(row | _of_file(of_variant.get(name), ceilings))
         by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
         for kind, own in by_kind.items():
             kinds.append({"label": labels[name], "text": kind, **_of_chunks([chunk for _, chunk in own])})
@@ -162,7 +187,8 @@ def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), mean(chunks, figure), strict=True))
     ratio = map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
     row |= dict(zip(("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high"), ratio, strict=True))
-    return row | {"perplexity": _perplexity(chunks, "nll")}
+    most = [NAN if chunk.most is None else chunk.most for chunk in chunks]
+    return row | {"perplexity": _perplexity(chunks, "nll"), "kl_most": math.fsum(most) / len(most)}
 
 
 def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
@@ -202,14 +228,12 @@ def _of_file(record: Record | None, ceilings: Sequence[Ceilings]) -> dict[str, A
     if record is None:
         return row
     model, settings = record.model, record.settings
-    n_past = record.run.n_prompt + record.run.n_gen // 2
-    step = cost.step(model, 1, n_past, 1, settings.type_k, settings.type_v)
-    best = probing.known(ceilings, where.of_record(record))
+    row["n_bytes"] = float(model.n_bytes or NAN)
     if placed := record.run.placement:
         row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in placed.buffers))
-    if model.n_bytes:
-        row["n_bytes"] = float(model.n_bytes)
-    if step:
+    n_past = record.run.n_prompt + record.run.n_gen // 2
+    if step := cost.step(model, 1, n_past, 1, settings.type_k, settings.type_v):
+        best = probing.known(ceilings, where.of_record(record))
         row["bytes_per_token"] = step.n_bytes
         row["ceiling_tps"] = 1e9 * roofline.roof(best).gbps / step.n_bytes if best else NAN
     return row

@@ -50,7 +50,7 @@ def _section(records: Sequence[Record], found: Found) -> Section:
         f"{found.n_chunks} chunks, {found.n_positions:,} positions, against {rows[0].label}",
         name="quant",
         question="What does each quantization cost in quality, and what does it gain in speed?",
-        words=[ABOUT],
+        words=[answer(found), ABOUT],
         **tabled(COLUMNS, rows),
         sentences=sentences(records, found),
         warnings=text_results.disturbed(timed),
@@ -117,27 +117,35 @@ def _of_kinds(found: Found) -> Columns:
     return (("name", lambda row: row.label), *((kind, partial(cell, kind)) for kind in kinds))
 
 
+def answer(found: Found) -> str:
+    """What the files that no other one beats gain and lose, in one sentence."""
+    first, *others = found.rows.sort_values("kl", na_position="first").itertuples()
+    known = [row for row in others if row.decode == row.decode and shown.DISTURBED not in row.decode_doubts]
+    said = list[str]()
+    for row in [row for row in known if row.on_front]:
+        is_sure = row.decode_low == row.decode_low
+        gain = f"{row.label} {'' if said else 'decodes '}{'' if is_sure else 'about '}{times(row.decode)}"
+        ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if is_sure else ""
+        share = f"{percent(row.same)}{'' if said else ' of tokens'}"
+        said.append(
+            f"{gain}{ends} and on {share}"
+            if said
+            else f"{gain} as fast as {first.label}{ends} and agrees with it on {share}"
+        )
+    shares = join_and([f"{row.label} on {percent(row.same)}" for row in others])
+    return f"{'; '.join(said)}." if said else f"Agreement with {first.label} on the most likely token: {shares}."
+
+
 def sentences(records: Sequence[Record], found: Found) -> list[str]:
-    """The answer in words, then what it is based on."""
-    rows = list(found.rows.itertuples())
-    first, others = rows[0], rows[1:]
+    """Which files are beaten in both, what cannot be told apart, and what the figures rest on."""
+    first, *others = found.rows.itertuples()
     lines, known = list[str](), [row for row in others if row.decode == row.decode]
     if known and all(shown.DISTURBED in row.decode_doubts for row in known):
         lines.append("The speeds are unclear: at least half of the runs were disturbed. Measure again.")
     elif known:
-        front, beaten = ([row.label for row in rows if row.on_front == good] for good in (True, False))
+        front, beaten = ([row.label for row in (first, *others) if row.on_front == good] for good in (True, False))
         more = f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both" if beaten else ""
         lines.append(f"No other one is better in both quality and decode speed than {join_and(front)}{more}.")
-    for row in sorted(others, key=lambda row: row.kl):
-        agrees = f"agrees with {first.label} on {percent(row.same)} of tokens"
-        if row.same_low == row.same_low:
-            agrees += f" ({digits(100 * row.same_low)}-{digits(100 * row.same_high)})"
-        if row.decode != row.decode or shown.DISTURBED in row.decode_doubts:
-            lines.append(f"{row.label} {agrees}.")
-            continue
-        has_ends = row.decode_low == row.decode_low
-        ends, about = (f" ({digits(row.decode_low)}-{digits(row.decode_high)})", "") if has_ends else ("", "about ")
-        lines.append(f"{row.label} decodes {about}{times(row.decode)} as fast{ends} and {agrees}.")
     if found.equal:
         pairs = join_and([f"{a} and {b}" for a, b in found.equal])
         lines.append(f"By divergence these cannot be told apart: {pairs}.")
@@ -150,6 +158,12 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
         kind = catalog.entries()[model.name].quantization
         lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
+    if bounded := [row for row in others if row.kl_most == row.kl_most]:
+        ends = join_and([f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded])
+        lines.append(
+            "The models ran one after the other, and the reference's 1,024 most likely tokens and the sum of the rest "
+            f"were kept: divergences are the least that is possible. Within these bounds: {ends}."
+        )
     widths = [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]
     if widths:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
