@@ -90,12 +90,12 @@ class Setup:
 
 
 def read(name: str) -> list[Setup]:
-    """The figures of a file, of stdin (`-`), or in words such as `35 tokens/s`. LabError where none is recognized."""
-    if bare := list(_bare(name)):
-        return bare
+    """The figures of a file, of stdin (`-`), or of a text such as `35 tokens/s`. LabError where none is recognized."""
     try:
         if name == STDIN:
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        elif "\n" in name or any(re.search(form.sign, name) for form in FORMATS):
+            return parse(name)
         else:
             with Path(name).open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
@@ -103,10 +103,8 @@ def read(name: str) -> list[Setup]:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         what = f"{name[:100]!r} is neither a figure such as 35 tokens/s nor a readable file: {reason}."
         raise LabError(what, f"Give a figure, - for stdin, or a file. {KNOWN}") from None
-    is_wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return parse(
-        data.decode("utf-16" if is_wide else "utf-8-sig", "replace"), "The pasted text" if name == STDIN else name
-    )
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return parse(data.decode("utf-16" if wide else "utf-8-sig", "replace"), "stdin" if name == STDIN else name)
 
 
 def parse(text: str, name: str = "The text") -> list[Setup]:
