@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.cli.help import Group
-from lab.cli.models import models
-from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
+from lab.cli.options import AT_LEAST, DETAILS, PLOTS_OUT, as_json_option
 from lab.core import shell
 from lab.errors import LabError, printable
 from lab.features import known, running
@@ -192,52 +191,6 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 
 
 @lab.command()
-@RPC
-@LIB
-@as_json_option(help="Everything that is known, as one JSON document.")
-def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
-    """Show this machine, the llama.cpp build and its devices.
-
-    \b
-      lab machine
-      lab machine --rpc 192.168.1.20:50052  # and of an RPC server
-
-    If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs), measurements show joules per
-    token.
-    """
-    from lab.core.asked_settings import AskedSettings
-    from lab.process.worker import Worker
-    from lab.runner import builds, energy, placing
-    from lab.runner import machine as this_machine
-    from lab.runner.gpu_watch import GpuWatch
-    from lab.show import console, text_setup
-
-    with Worker() as worker:
-        worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
-        build, servers = builds.of_worker(worker), worker.servers
-    here = this_machine.describe(build, builds.name_of(lib))
-    counters = energy.describe(energy.counters(GpuWatch([])))
-    if as_json:
-        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
-        console.print_json({**dataclasses.asdict(here), "energy": counters, **of_servers})
-        return
-    for line in text_setup.describe(here):
-        click.echo(line)
-    for device in here.devices:
-        memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
-        click.echo(f"device   {device.name}: {this_machine.describe_device(device)} ({device.type}{memory})")
-    for one in servers:
-        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in one.memories)
-        click.echo(f"server   {one.endpoint}: {1e3 * one.round_trip_s:.3g} ms for a small request; {memories}")
-    click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
-    click.echo(f"energy   {counters}")
-    click.echo(f"python   {here.python}")
-    click.echo(f"flags    {here.system_info}")
-    for line in text_setup.amx(build.system_info):
-        click.echo(line)
-
-
-@lab.command()
 @click.argument("term", nargs=-1)
 @as_json_option("text")
 def words(term: tuple[str, ...], as_json: bool) -> None:
@@ -261,10 +214,7 @@ def words(term: tuple[str, ...], as_json: bool) -> None:
     click.echo(formatter.getvalue(), nl=False)
 
 
-BASE = {"Understand": (show, plot, report, words), "Files": (models,), "Machines": (machine,)}
-"""The commands of the base by what they are for."""
-
-for title, own in (*BASE.items(), *known.commands_by_group().items()):
+for title, own in (("Understand", [show, plot, report, words]), *known.commands_by_group().items()):
     GROUPS[title] += [str(command.name) for command in own]
     for command in own:
         lab.add_command(command)

@@ -51,23 +51,37 @@ def load(path: Path, asked: Settings) -> Loaded:
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
-    native.clear_log()
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise load_error(path)
-    if reason := _no_generator(model):
-        lib.llama_model_free(model)
-        raise LabError(
-            f"{path.name} {reason}, so it has no prefill and decode to measure.",
-            "Use a model that generates text token by token: lab models",
-        )
+    model = _from_file(path, params)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
     return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *model_params.placed(), alive)
 
 
-def _no_generator(model: Any) -> str | None:
-    """What a model is instead of one that decodes token by token; None if it does that."""
+def _from_file(path: Path, params: Any) -> Any:
+    """The model in a file. LabError with llama.cpp's log, and for a model that does not decode token by token."""
+    native.clear_log()
+    model = llama_cpp().llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise load_error(path)
+    if reason := _no_generator(model):
+        llama_cpp().llama_model_free(model)
+        raise LabError(
+            f"{path.name} {reason}, so it has no prefill and decode to measure.",
+            "Use a model that generates text token by token: lab models",
+        )
+    return model
+
+
+def load_error(path: Path) -> LabError:
+    """Why llama.cpp could not load a model, from its log, and what to do."""
+    hint, reason = "The file may be incomplete: get it again, or try another one.", native.last_warnings()
+    if "allocate" in reason:
+        hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
+    return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
+
+
+def _no_generator(model: Any) -> str:
+    """What a model is instead of one that decodes token by token; "" if it does that."""
     lib, value = llama_cpp(), ctypes.create_string_buffer(256)
 
     def header(key: str) -> str:
@@ -81,16 +95,7 @@ def _no_generator(model: Any) -> str | None:
         return "has an encoder, which reads the whole prompt apart from the decoder"
     if header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false":
         return "is an embedding model, which turns a text into a vector and generates nothing"
-    return None
-
-
-def load_error(path: Path) -> LabError:
-    """Why llama.cpp could not load a model, from its log, and what to do."""
-    reason = native.last_warnings()
-    hint = "The file may be incomplete: get it again, or try another one."
-    if "allocate" in reason:
-        hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
-    return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
+    return ""
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -128,10 +133,7 @@ def reserve(path: Path, asked: Settings) -> list[str]:
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
     params.no_alloc, params.load_mode = True, 0
-    native.clear_log()
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise load_error(path)
+    model = _from_file(path, params)
     native.clear_log()
     pointer = lib.llama_init_from_model(model, _context_params(asked))
     lines = native.log_lines()
@@ -148,7 +150,7 @@ def _context_params(asked: Settings) -> Any:
     params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch
     params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
-    params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
+    params.type_k, params.type_v = (getattr(lib, f"GGML_TYPE_{kind.upper()}") for kind in (asked.type_k, asked.type_v))
     params.op_offload = asked.n_gpu_layers != 0 if asked.op_offload is None else asked.op_offload
     if asked.kv_offload is not None:
         params.offload_kqv = asked.kv_offload
@@ -253,16 +255,7 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     params.vocab_only = True
-    native.clear_log()
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise load_error(path)
-    if reason := _no_generator(model):
-        lib.llama_model_free(model)
-        raise LabError(
-            f"{path.name} {reason}, so it has no prefill and decode to measure.",
-            "Use a model that generates text token by token: lab models",
-        )
+    model = _from_file(path, params)
     vocab = lib.llama_model_get_vocab(model)
     _check_vocabulary(vocab)
     tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
@@ -279,10 +272,6 @@ def _check_vocabulary(vocab: Any) -> None:
             "This model has no vocabulary, so it cannot read or write text.",
             "Use a model with trained weights, or measure its times: --prompt random, without --stream.",
         )
-
-
-def _type_id(name: str) -> int:
-    return int(getattr(llama_cpp(), f"GGML_TYPE_{name.upper()}"))
 
 
 def _flash_attn_resolved(asked: Settings) -> str | None:

@@ -53,8 +53,7 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
         shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
         params.tensor_split = shares
         alive.append(shares)
-    overrides = [*_expert_overrides(asked.n_cpu_moe or 0), *_overrides(asked.override_tensor or ())]
-    if overrides:
+    if overrides := _overrides(asked.n_cpu_moe or 0, asked.override_tensor or ()):
         array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
         params.tensor_buft_overrides = ctypes.addressof(array)
         alive.append(array)
@@ -63,7 +62,15 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
 
 def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
     """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
-    return read_log(native.log_lines(), _owners())
+    owners = dict[str, str]()  # the name of each buffer type and its device
+    for device in handles():
+        kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
+        own = [P(kind(device)) for kind in kinds]
+        for buffer_type in (*filter(None, own), *extra_buffer_types(device)):
+            name = ggml().ggml_backend_buft_name(buffer_type).decode()
+            is_host = ggml().ggml_backend_buft_is_host(buffer_type)
+            owners[name] = CPU_NAME if is_host else name_of(device)  # even if a GPU's driver allocates it (CUDA_Host)
+    return read_log(native.log_lines(), owners)
 
 
 def read_log(
@@ -83,33 +90,14 @@ def read_log(
     return tuple(layers), tuple(buffers)
 
 
-def _owners() -> dict[str, str]:
-    """The name of each buffer type and its device. Memory that the CPU can read belongs to the CPU, even if a GPU's
-    driver allocates it (CUDA_Host)."""
-    owners = dict[str, str]()
-    for device in handles():
-        kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
-        own = [P(kind(device)) for kind in kinds]
-        for buffer_type in (*filter(None, own), *extra_buffer_types(device)):
-            name = ggml().ggml_backend_buft_name(buffer_type).decode()
-            is_host = ggml().ggml_backend_buft_is_host(buffer_type)
-            owners[name] = CPU_NAME if is_host else name_of(device)
-    return owners
-
-
-def _expert_overrides(n_layers: int) -> list[_Override]:
-    """Overrides that keep the experts of the first `n_layers` layers in the CPU's memory."""
-    memory = ggml().ggml_backend_dev_buffer_type(device_of(None))
-    return [_Override(EXPERTS.format(layer).encode(), memory) for layer in range(n_layers)]
-
-
-def _overrides(asked: Sequence[str]) -> list[_Override]:
+def _overrides(n_cpu_moe: int, asked: Sequence[str]) -> list[_Override]:
+    """The overrides of the settings; experts of the first `n_cpu_moe` layers stay in the CPU's memory."""
     memories = {}
     for device in handles():
         memory = ggml().ggml_backend_dev_buffer_type(device)
-        memories[name_of(device)] = memory
-        memories[ggml().ggml_backend_buft_name(memory).decode()] = memory
-    overrides = []
+        memories[name_of(device)] = memories[ggml().ggml_backend_buft_name(memory).decode()] = memory
+    on_cpu = ggml().ggml_backend_dev_buffer_type(device_of(None))
+    overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(n_cpu_moe)]
     for text in asked:
         pattern, _, name = text.rpartition("=")
         if name not in memories:

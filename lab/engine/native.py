@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.engine import devices
-from lab.engine.bindings import ggml, llama_cpp, loaded
+from lab.engine.bindings import TEXT, P, ggml, llama_cpp, loaded
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
 
@@ -36,12 +36,7 @@ ROOM = 4096
 class _Symbol(ctypes.Structure):
     """struct Dl_info of dlfcn.h."""
 
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
+    _fields_ = (("path", TEXT), ("base", P), ("name", TEXT), ("address", P))
 
 
 IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4

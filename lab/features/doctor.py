@@ -8,6 +8,7 @@ is larger than LARGE and than any difference between equal consecutive runs. run
 from __future__ import annotations
 
 import dataclasses
+import platform
 import statistics
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from lab.features.running import EXIT_FAILED
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, limits, machine, placing, prompts
 from lab.runner.cases import Case, Plan
+from lab.runner.limits import system_number, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
@@ -85,7 +87,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
 
     LabError for settings that `make_plan` rejects.
     """
-    began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
+    began, swapped, best = time.monotonic(), swap(), limits.default_threads(root)
     chosen = {name: value for name, value in asked.items() if value is not None}
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
     plan, problem, runs, found = None, None, list[Record](), list[Check]()
@@ -105,7 +107,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
             except WorkerDied as died:
                 problem = died
         watch(Status("working on one core"))
-        before, clock = min(plain_read.work_s(0.2) for _ in range(3)), limits.clock_ghz(root)
+        before, clock = min(plain_read.work_s(0.2) for _ in range(3)), clock_ghz(root)
         if plan:
             try:
                 worker.use(plan.backend)
@@ -128,15 +130,15 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     need = plan.memory(plan.cases[0]).total_bytes if plan else None
     own = [disturbances.disturbances(record) for record in runs]
     n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
-    used, _, back = limits.swap()
+    used, _, back = swap()
     samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
     n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
     found += [
         of_throttling(limits.cpu_quota(root), n_halted, clock, slower),
-        of_power(limits.power_savers(root), here.power),
+        of_power(power_savers(root), here.power),
         of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
         of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
-        *([of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
+        *([of_gpu(gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
@@ -330,3 +332,51 @@ def doctor(as_json: bool, **asked: Any) -> None:
         print_checkup(found, console.console())
     if any(check.verdict == BROKEN for check in found.checks):
         sys.exit(EXIT_FAILED)
+
+
+def swap() -> tuple[int, int, int]:
+    """Bytes of swap: in use, in total, and read back since boot."""
+    import psutil
+
+    counted = psutil.swap_memory()
+    return counted.used, counted.total, counted.sin
+
+
+OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
+"""Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""
+
+VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+"""PCI vendors of GPUs that llama.cpp can use; others are server consoles and virtual displays."""
+
+
+def power_savers(root: Path) -> list[str] | None:
+    """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
+    found = list[str]()
+    cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    for cpu in cpus:
+        driver, governor = (system_text(cpu / f"scaling_{name}").strip() for name in ("driver", "governor"))
+        if governor == "powersave" and driver not in OWN_GOVERNOR:
+            found.append("the governor is powersave")
+        if system_text(cpu / "energy_performance_preference").strip() == "power":
+            found.append("the energy preference is power")
+    return list(dict.fromkeys(found)) if cpus else None
+
+
+def clock_ghz(root: Path) -> tuple[float, float] | None:
+    """The highest current clock of a core, and the highest possible one."""
+    cpus = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    now = max((system_number(cpu / "scaling_cur_freq") or 0 for cpu in cpus), default=0)
+    most = max((system_number(cpu / "cpuinfo_max_freq") or 0 for cpu in cpus), default=0)
+    return (now / 1e6, most / 1e6) if now and most else None
+
+
+def gpus(root: Path) -> list[str]:
+    """The system's GPUs that llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
+    if sys.platform == "darwin":
+        return ["Apple GPU"] if platform.machine() == "arm64" else []
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        kind, vendor, number = (system_text(device / name).strip() for name in ("class", "vendor", "device"))
+        if kind.startswith("0x03") and vendor in VENDORS:
+            found.append(f"{VENDORS[vendor]} {vendor[2:]}:{number[2:]}")
+    return found

@@ -47,8 +47,10 @@ FEATURES = (
     Feature("Understand", "claims.command", ("claims",), ("claims.views",)),
     Feature("Compare and choose", "quant.command", ("quant",), ("quant.views",)),
     Feature("Servers", "serve.command", ("server", "load"), ("serve.text_requests", "serve.load_views")),
+    Feature("Machines", "machine", ("machine",)),
     Feature("Machines", "lend.command", ("rpc_server",)),
     Feature("Understand", "trace.command", ("trace",), ("trace.trace_views",)),
+    Feature("Files", "models", ("models",)),
     Feature("Files", "compare.command", ("export", "import_")),
     Feature("Machines", "doctor", ("doctor",)),
 )

@@ -1,6 +1,4 @@
-"""The cores and the memory that this process may use, including the limits of containers.
-
-Also what the operating system reports about power, clocks, memory modules and GPUs. Unknown is None.
+"""The cores and the memory that this process may use, including the limits of containers. Unknown is None.
 
 Linux limits processes by control groups (version 2), which containers, systemd, Slurm and Kubernetes use. The limits of
 all groups above a process's own apply too. `root` replaces `/`. Source: docs.kernel.org, admin-guide/cgroup-v2.
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -60,14 +57,6 @@ def memory_available(root: Path = ROOT) -> int:
         limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
         left += [max(0, limit - used + reclaimed) for limit in limits if limit is not None and used is not None]
     return min(left)
-
-
-def swap() -> tuple[int, int, int]:
-    """Bytes of swap: in use, in total, and read back since boot."""
-    import psutil
-
-    counted = psutil.swap_memory()
-    return counted.used, counted.total, counted.sin
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -144,43 +133,3 @@ def answer(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
-"""Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""
-
-VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-"""PCI vendors of GPUs that llama.cpp can use; others are server consoles and virtual displays."""
-
-
-def power_savers(root: Path = ROOT) -> list[str] | None:
-    """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
-    found = list[str]()
-    cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    for cpu in cpus:
-        driver, governor = (system_text(cpu / f"scaling_{name}").strip() for name in ("driver", "governor"))
-        if governor == "powersave" and driver not in OWN_GOVERNOR:
-            found.append("the governor is powersave")
-        if system_text(cpu / "energy_performance_preference").strip() == "power":
-            found.append("the energy preference is power")
-    return list(dict.fromkeys(found)) if cpus else None
-
-
-def clock_ghz(root: Path = ROOT) -> tuple[float, float] | None:
-    """The highest current clock of a core, and the highest possible one."""
-    cpus = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    now = max((system_number(cpu / "scaling_cur_freq") or 0 for cpu in cpus), default=0)
-    most = max((system_number(cpu / "cpuinfo_max_freq") or 0 for cpu in cpus), default=0)
-    return (now / 1e6, most / 1e6) if now and most else None
-
-
-def gpus(root: Path = ROOT) -> list[str]:
-    """The system's GPUs that llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
-    if sys.platform == "darwin":
-        return ["Apple GPU"] if platform.machine() == "arm64" else []
-    found = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        kind, vendor, number = (system_text(device / name).strip() for name in ("class", "vendor", "device"))
-        if kind.startswith("0x03") and vendor in VENDORS:
-            found.append(f"{VENDORS[vendor]} {vendor[2:]}:{number[2:]}")
-    return found
