@@ -96,7 +96,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     monkeypatch.setattr(limits, "memory_available", lambda root=None: 10**10)
     monkeypatch.setattr(limits, "cpu_quota", lambda root=None: None)
     monkeypatch.setattr(checkup, "swap", lambda: (0, 0, 0))
-    monkeypatch.setattr(limits, "gpus", lambda root: [])
+    monkeypatch.setattr(checkup, "gpus", lambda root: [])
     monkeypatch.setattr(builds, "unused", lambda text: frozenset())
     monkeypatch.setattr(machine, "describe", lambda *args: MACHINE)
     return chosen

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lab.core.lines import Line, parse_line, to_json, unknown_fields
 from lab.core.record import Ceilings, Record
@@ -160,10 +160,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
 
     records = lab.read(["results"]).records
     """
-    records: list[Record] = []
-    ceilings: list[Ceilings] = []
-    requests: list[RequestRecord] = []
-    traces: list[Record] = []
+    found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
     begin_with_request = False
     known: set[Hashable] = set()
     thresholds = gc.get_threshold()
@@ -185,24 +182,23 @@ def read(paths: Iterable[str | Path]) -> Contents:
                             f"{printable(path.name)} line {number}: {', '.join(unknown[:5])} ignored, because this "
                             f"version of the lab does not know it in lines of schema {parsed.schema}"
                         )
+                name = "ceilings" if isinstance(parsed, Ceilings) else "requests"
+                if isinstance(parsed, Record):
+                    name = "traces" if parsed.run.is_traced else "records"
                 identity = _identity(parsed)
-                if isinstance(parsed, Ceilings):
-                    if identity not in known:  # the same ceilings may be in many files
-                        ceilings.append(parsed)
-                elif identity in known:
+                if identity not in known:
+                    begin_with_request = begin_with_request or (name == "requests" and not found["records"])
+                    found[name].append(parsed)
+                    known.add(identity)
+                elif name != "ceilings":  # the same ceilings may be in many files
                     problems.setdefault("it is a duplicate", []).append(number)
-                elif isinstance(parsed, RequestRecord):
-                    begin_with_request = begin_with_request or not records
-                    requests.append(parsed)
-                else:
-                    (traces if parsed.run.is_traced else records).append(parsed)
-                known.add(identity)
             for problem, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
     finally:
         gc.set_threshold(*thresholds)
-    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request, tuple(traces))
+    made = {name: tuple(lines) for name, lines in found.items()}
+    return Contents(**made, skipped=tuple(skipped), begin_with_request=begin_with_request)
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:

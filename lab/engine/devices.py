@@ -45,15 +45,6 @@ def type_number(name: str) -> int:
     return _type_numbers()[name]
 
 
-def check_columns(name: str, columns: int) -> None:
-    """LabError if a row's length is not a multiple of the type's block: ggml would abort the process."""
-    if columns < 1 or columns % BLOCKS[name][0]:
-        raise LabError(
-            f"{name} packs blocks of {BLOCKS[name][0]} weights; a row of {columns} weights does not fit.",
-            "Use another quantization.",
-        )
-
-
 def handles() -> list[Any]:
     """ggml's handles of all devices, in ggml's order."""
     return [P(ggml().ggml_backend_dev_get(index)) for index in range(ggml().ggml_backend_dev_count())]

@@ -6,6 +6,7 @@ the weights follow. ggml's parser reads the header.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -17,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import shape
-from lab.core.lists import grouped
 from lab.core.placement import Tensor
 from lab.core.record import Model
-from lab.core.shape import read_layers
+from lab.core.shape import group, read_layers
 from lab.engine import llama, native
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
@@ -39,7 +38,6 @@ MOST = {
 }
 MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # in recurrent models
 
-GET_ANOTHER = "Get the file again, or from another source."
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
@@ -127,8 +125,48 @@ def read_model(path: Path, name: str, source: str) -> Model:
             raise LabError(
                 f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes.", "Get the complete file again."
             )
-        file: dict[str, Any] = {"name": name, "source": source, "file": printable(path.name), "n_bytes": n_bytes}
-        return Model(**file, **_of_keys(header, arch), **_of_tensors(tensors))
+
+        def number(key: str) -> int | None:
+            return header.number(f"{arch}.{key}")
+
+        n_embd, key_length, value_length = map(
+            number, ("embedding_length", "attention.key_length", "attention.value_length")
+        )
+        layers = read_layers(arch, number("block_count"), header.number, header.numbers)
+        head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
+        table, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+        by_type = collections.Counter[str]()
+        for one in tensors.values():
+            by_type[one.type] += one.n_bytes
+        file_type = header.number("general.file_type")
+        names = {number: name for name, number in llama.quantizations().items()} | {0: "F32"}
+        return Model(
+            name=name,
+            source=source,
+            file=printable(path.name),
+            n_bytes=n_bytes,
+            **dataclasses.asdict(layers),
+            quantization=None if file_type is None else names.get(file_type),
+            arch=arch,
+            n_layer=number("block_count"),
+            n_embd=n_embd,
+            head_dim=head_dim,
+            head_dim_v=value_length if value_length != head_dim else None,
+            n_ff=number("feed_forward_length"),
+            n_ctx_train=number("context_length"),
+            n_expert=number("expert_count"),
+            n_expert_used=number("expert_used_count"),
+            n_ff_expert=number("expert_feed_forward_length"),
+            n_vocab=table.sizes[1] if table else None,
+            tied_embeddings=output is None,
+            tensor_bytes=dict(by_type),
+            embedding_bytes=table.n_bytes if table else None,
+            output_bytes=output.n_bytes if output else None,
+            embedding_type=table.type if table else None,
+            output_type=output.type if output else None,
+            n_params=sum(math.prod(one.sizes) for one in tensors.values()),
+            matrices=group((name, one.type, one.sizes) for name, one in tensors.items()),
+        )
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
@@ -139,7 +177,16 @@ def read_tensors(path: Path) -> tuple[Tensor, ...]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[_Header]:
-    _check_magic(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as problem:
+        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+    if not magic:
+        raise LabError(f"{path.name} is empty.", "Get the file again.")
+    if magic != b"GGUF":
+        what = f"{path.name} is not a GGUF file (it begins with {magic!r})."
+        raise LabError(what, "Give a model in llama.cpp's format, GGUF.")
     native.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
@@ -157,77 +204,16 @@ def _check(header: _Header, arch: str | None, path: Path) -> None:
             f"{path.name} is one part of a model split into {header.number('split.count')} files.",
             "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
         )
+    problem = ""
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
-        raise LabError(f"{path.name} has an invalid architecture name: {arch[:64]!r}.", GET_ANOTHER)
-    if header.n_tensors > MOST_TENSORS:
-        raise LabError(f"{path.name} lists more than {MOST_TENSORS:,} tensors, so it is damaged.", GET_ANOTHER)
-    if header.longest_list > MOST_ITEMS:
-        raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items, so it is damaged.", GET_ANOTHER)
-    for key, most in MOST.items():
+        problem = f"has an invalid architecture name: {arch[:64]!r}."
+    elif header.n_tensors > MOST_TENSORS:
+        problem = f"lists more than {MOST_TENSORS:,} tensors, so it is damaged."
+    elif header.longest_list > MOST_ITEMS:
+        problem = f"has a list of more than {MOST_ITEMS:,} items, so it is damaged."
+    for key, most in () if problem else MOST.items():
         value = header.number(f"{arch}.{key}")
         if value is not None and not (0 if key in MAY_BE_ZERO else 1) <= value <= most:
-            raise LabError(f"{path.name} is damaged: its header says {key} = {value:,}.", GET_ANOTHER)
-
-
-def _of_keys(header: _Header, arch: str | None) -> dict[str, Any]:
-    """The fields of a Model that come from the keys."""
-
-    def number(key: str) -> int | None:
-        return header.number(f"{arch}.{key}")
-
-    n_embd, key_length, value_length = (
-        number(key) for key in ("embedding_length", "attention.key_length", "attention.value_length")
-    )
-    layers = read_layers(arch, number("block_count"), header.number, header.numbers)
-    head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
-    return {
-        **dataclasses.asdict(layers),
-        "quantization": _quantization(header.number("general.file_type")),
-        "arch": arch,
-        "n_layer": number("block_count"),
-        "n_embd": n_embd,
-        "head_dim": head_dim,
-        "head_dim_v": value_length if value_length != head_dim else None,
-        "n_ff": number("feed_forward_length"),
-        "n_ctx_train": number("context_length"),
-        "n_expert": number("expert_count"),
-        "n_expert_used": number("expert_used_count"),
-        "n_ff_expert": number("expert_feed_forward_length"),
-    }
-
-
-def _of_tensors(tensors: dict[str, _Weights]) -> dict[str, Any]:
-    """The fields of a Model that come from the table of tensors."""
-    embedding, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
-    by_type = grouped(tensors.values(), lambda one: one.type)
-    return {
-        "n_vocab": embedding and embedding.sizes[1],
-        "tied_embeddings": output is None,
-        "tensor_bytes": {kind: sum(one.n_bytes for one in alike) for kind, alike in by_type.items()},
-        "embedding_bytes": embedding and embedding.n_bytes,
-        "output_bytes": output and output.n_bytes,
-        "embedding_type": embedding and embedding.type,
-        "output_type": output and output.type,
-        "n_params": sum(math.prod(one.sizes) for one in tensors.values()),
-        "matrices": shape.group((name, one.type, one.sizes) for name, one in tensors.items()),
-    }
-
-
-def _check_magic(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as problem:
-        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
-    if not magic:
-        raise LabError(f"{path.name} is empty.", "Get the file again.")
-    if magic != b"GGUF":
-        raise LabError(
-            f"{path.name} is not a GGUF file (it begins with {magic!r}).", "Give a model in llama.cpp's format, GGUF."
-        )
-
-
-def _quantization(file_type: int | None) -> str | None:
-    """The usual name (such as Q4_K_M) of a GGUF's general.file_type."""
-    names = {number: name for name, number in llama.quantizations().items()}
-    return {0: "F32", **names}.get(file_type) if file_type is not None else None
+            problem = f"is damaged: its header says {key} = {value:,}."
+    if problem:
+        raise LabError(f"{path.name} {problem}", "Get the file again, or from another source.")

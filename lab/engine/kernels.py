@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lab.core.record import Rate
+from lab.core.shape import BLOCKS
 from lab.engine import devices
 from lab.engine.bindings import InitParams, P, ggml
 from lab.engine.devices import fill, is_remote, random_rows, type_number
@@ -143,8 +144,10 @@ def run(probe: Probe) -> Rate:
     subtracted. The weights stay in memory until `release` or a probe with others.
     """
     _check(probe)
-    if not (_kept and _serves(_kept[0].probe, probe)):
-        release()
+    first, own = (_kept[0].probe if _kept else probe), {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
+    is_alike = dataclasses.replace(first, **own) == dataclasses.replace(probe, **own)  # type: ignore[arg-type]
+    if not _kept or probe.op in (UPLOAD, DOWNLOAD) or probe.n_bytes > first.n_bytes or not is_alike:
+        release()  # its weights are not those of the first probe, or some of them
         _kept.append(_Bench(probe))
     bench = _kept[0]
     try:
@@ -162,13 +165,6 @@ def run(probe: Probe) -> Rate:
     return Rate(probe.op, probe.type, bench.buffer, *sizes, n_bytes, flops, times, *more)
 
 
-def _serves(first: Probe, probe: Probe) -> bool:
-    """Whether the weights of a probe are those of the first, or some of them."""
-    sizes = {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
-    is_kept = probe.op not in (UPLOAD, DOWNLOAD) and probe.n_bytes <= first.n_bytes
-    return is_kept and dataclasses.replace(first, **sizes) == dataclasses.replace(probe, **sizes)  # type: ignore[arg-type]
-
-
 def _unsupported(probe: Probe) -> LabError:
     if probe.op in (MUL_MAT, MUL_MAT_ID):
         return LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
@@ -181,11 +177,12 @@ def _unsupported(probe: Probe) -> LabError:
 def _check(probe: Probe) -> None:
     """LabError where ggml would abort the process."""
     type_number(probe.type)
-    devices.check_columns(probe.type, probe.columns)
-    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD):
-        raise LabError(f"There is no probe for {probe.op}.", "This is a bug of the lab.")
-    if probe.rows < 1 or probe.n_tokens < 1:
-        raise LabError(f"{probe.rows} rows and {probe.n_tokens} tokens cannot be probed.", "This is a bug of the lab.")
+    block = BLOCKS[probe.type][0]
+    if probe.columns < 1 or probe.columns % block:
+        raise LabError(
+            f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does not fit.",
+            "Use another quantization.",
+        )
     is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
     if is_attention and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
         raise LabError(
