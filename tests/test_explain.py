@@ -65,7 +65,7 @@ def test_ceilings_without_repacking_are_apart() -> None:
     assert packed and packed.rates == FAST.rates
     assert unpacked and unpacked.rates == plain.rates and unpacked.repack is False
     with pytest.raises(LabError, match="without repacking have not been measured") as problem:
-        probing.need([FAST], there, False, "these runs")
+        probing.need([FAST], there, "these runs")
     assert problem.value.hint.endswith("lab ceilings --no-repack")
     with pytest.raises(LabError) as problem:
         step_kernels.product_s_per_byte(unpacked, BIG, feed_forward("Q4_0"), 1, 2)

@@ -242,7 +242,7 @@ def test_lengths_that_cost_little_get_more_runs(
     bench: Any, seen: list[Status], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
-    monkeypatch.setattr("lab.runner.rounds.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr("lab.runner.session.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
     clock = itertools.chain([0.0], itertools.count(6.0, 1e-3))
     monkeypatch.setattr("lab.runner.progress.time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     records, _ = bench()

@@ -79,7 +79,7 @@ def record_of(placement: Placement | None, settings: Any, decode_s: float, n_pro
 
 
 def explained(record: Record, phase: str) -> roofline.Explained:
-    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    ceilings = probing.need(KNOWN, where.of_record(record), "this")
     (row,) = [row for row in roofline.explain([record], ceilings) if row.phase == phase]
     return row
 
@@ -138,7 +138,7 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     placement = placed(("RPC0", 8), ("CUDA0", 9))
     record = record_of(placement, settings, 0.05, 4 * 512)
     row = explained(record, "prefill")
-    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    ceilings = probing.need(KNOWN, where.of_record(record), "this")
     shapes = [(512, 512 * i, int(i == 3)) for i in range(4)]
     parts = [step_kernels.parts(BIG, settings, ceilings, *one, layers=where.layers_of(record)) for one in shapes]
     assert None not in parts
@@ -181,7 +181,7 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
     for name, unified in itertools.product(("CUDA0", None), (False, True)):
         settings = dataclasses.replace(WIDE, n_gpu_layers=17 if name else 0, kv_unified=unified)
         place = where.Where(BOTH, (name,))
-        known = probing.need(KNOWN, place, False, "this")
+        known = probing.need(KNOWN, place, "this")
         parts = step_kernels.parts(BIG, settings, known, 1, 511, 3, [(1, 511)] * 2)
         seconds[name, unified] = parts.total.attention_s
     assert seconds["CUDA0", True] == pytest.approx(3 * seconds["CUDA0", False])

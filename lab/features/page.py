@@ -240,7 +240,7 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
     """What limited runs of one setup and one n_gen. LabError without ceilings of their machine."""
     first = records[0]
-    ceilings = probing.need(known, where.of_record(first), False, label)
+    ceilings = probing.need(known, where.of_record(first), label)
     rows = roofline.explain(records, ceilings)
     levers = [*advice.levers(rows, first, ceilings), *advice.experiments(rows, records, ceilings)]
     section = text_why.section(label, records, rows, ceilings, levers)

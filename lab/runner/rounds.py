@@ -9,7 +9,6 @@ Stein, "A two-sample test for a linear hypothesis" (1945).
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,43 +29,17 @@ class WideRow:
     width: float | None
 
 
-class Rounds:
-    """Keeps the finished runs, and decides which lengths are measured again."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._started = time.monotonic()
-        self.is_decided = False  # whether the runs after the planned ones are known
-        self.done: list[tuple[Case, Run]] = []
-        self.given_up: set[Case] = set()
-
-    def further(self) -> list[tuple[int, Case]]:
-        """(repeat, case) of all runs after the planned ones, once; empty if none are needed or no time is left."""
-        done = [(case, run) for case, run in self.done if case not in self.given_up]
-        if self.is_decided or not done or self.is_out_of_time():
-            return []
-        self.is_decided = True
-        runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
-        if until := self._plan.until:  # for intervals within the share; in a sweep the worst length counts
-            needed = {
-                case: max((stats.repeats_needed(values, until.share) for values in _figures(own).values()), default=0)
-                for case, own in runs.items()
-            }
-            targets = {case: min(until.max_repeats, n) for case, n in needed.items()}
-        else:
-            cost_s = {case: _seconds(own) for case, own in runs.items()}
-            extra = extra_runs(self._plan, cost_s, time.monotonic() - self._started)
-            targets = {case: self._plan.n_repeat + n for case, n in extra.items()}
-        first = 1 + max(run.repeat for _, run in done)
-        rounds = range(first, max(targets.values(), default=0))
-        return [run for n in rounds for run in self._plan.round(n, [case for case in targets if n < targets[case]])]
-
-    def is_out_of_time(self) -> bool:
-        """Whether `--max-minutes` forbids a new round."""
-        until = self._plan.until
-        if until is None or until.max_minutes is None:
-            return False
-        return time.monotonic() - self._started >= 60 * until.max_minutes
+def runs_needed(plan: Plan, done: Sequence[tuple[Case, Run]], planned_s: float) -> dict[Case, int]:
+    """How many runs the cases need that need more than planned; the planned ones took `planned_s`."""
+    runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
+    if until := plan.until:  # for intervals within the share; in a sweep the worst length counts
+        wanted = {}
+        for case, own in runs.items():
+            needed = [stats.repeats_needed(values, until.share) for values in _figures(own).values()]
+            wanted[case] = min(until.max_repeats, max(needed, default=0))
+        return wanted
+    extra = extra_runs(plan, {case: _seconds(own) for case, own in runs.items()}, planned_s)
+    return {case: plan.n_repeat + n for case, n in extra.items()}
 
 
 def extra_runs(plan: Plan, cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:

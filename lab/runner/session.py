@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,11 +22,11 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, progress
+from lab.runner import machine, progress, rounds
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.rounds import Rounds, extra_runs
+from lab.runner.rounds import extra_runs
 from lab.runner.warm_engine import WarmEngine
 
 
@@ -73,12 +74,15 @@ def execute(
 
 
 class _Loop:
-    """The state of a running plan: the runs still to do, the crashes of each case, and the abandoned cases."""
+    """The state of a running plan: the runs done and still to do, the crashes of each case, the abandoned cases."""
 
     def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
         self.engine, self.plan, self.todo = engine, engine.plan, todo
-        self.rounds = Rounds(engine.plan)
-        self.crashes: collections.Counter[Case] = collections.Counter()
+        self.started = time.monotonic()
+        self.is_decided = False  # whether the runs after the planned ones are known
+        self.done: list[tuple[Case, Run]] = []
+        self.given_up: set[Case] = set()
+        self.crashes = collections.Counter[Case]()
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
         """All runs with their settings."""
@@ -86,14 +90,25 @@ class _Loop:
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
             if self.engine.warm and self.engine.round != self.todo[0][0]:
-                if self.rounds.is_out_of_time():
+                if self.is_out_of_time():
                     break
                 self.engine.renew()
             yield from self._next() if self.engine.warm else self._warm_up()
 
+    def is_out_of_time(self) -> bool:
+        """Whether `--max-minutes` forbids a new round."""
+        minutes = self.plan.until.max_minutes if self.plan.until else None
+        return minutes is not None and time.monotonic() - self.started >= 60 * minutes
+
     def _extend(self) -> bool:
-        """Add the rounds after the planned ones to the list, if any are needed."""
-        more = self.rounds.further()
+        """Add the rounds after the planned ones to the list, once, if any are needed and there is time."""
+        done = [(case, run) for case, run in self.done if case not in self.given_up]
+        more: list[tuple[int, Case]] = []
+        if not self.is_decided and done and not self.is_out_of_time():
+            self.is_decided = True
+            targets = rounds.runs_needed(self.plan, done, time.monotonic() - self.started)
+            for n in range(1 + max(run.repeat for _, run in done), max(targets.values(), default=0)):
+                more += self.plan.round(n, [case for case in targets if n < targets[case]])
         self.todo += more
         self.engine.reporter.expect(len(more))
         return bool(more)
@@ -102,7 +117,7 @@ class _Loop:
         repeat, case = self.todo.pop(0)
         try:
             run = self.engine.run(case, repeat)
-            self.rounds.done.append((case, run))
+            self.done.append((case, run))
             yield self.engine.settings, run
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
@@ -118,7 +133,7 @@ class _Loop:
         LabError if the model cannot be loaded, and no diagnosed change helps.
         """
         engine = self.engine
-        possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.rounds.given_up}]
+        possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.given_up}]
         is_loaded = is_open = False
         try:
             engine.load()
@@ -142,7 +157,7 @@ class _Loop:
         self.crashes[case] += 1
         settings, words = self.engine.settings, self.engine.mend(problem)
         if is_over := not words and (not isinstance(problem, WorkerDied) or self.crashes[case] >= most):
-            self.rounds.given_up.add(case)
+            self.given_up.add(case)
             self.todo[:] = [(repeat, its_case) for repeat, its_case in self.todo if its_case != case]
         run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
         return settings, dataclasses.replace(run, error=words or run.error)

@@ -188,7 +188,7 @@ def roof(ceilings: Ceilings) -> Roof:
 def ceilings_of(results: Contents) -> Ceilings:
     """The ceilings in a results file for the machine of its first record. LabError without any."""
     first = results.records[0]
-    return probing.need(results.ceilings, where.of_record(first), False, "this file")
+    return probing.need(results.ceilings, where.of_record(first), "this file")
 
 
 def machine_name(record: Record) -> str:

@@ -136,7 +136,7 @@ def explain(
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         if note := text_why.caveat(chosen[0]):
             click.echo(f"Note: {label}: {note}", err=True)
-        known = probing.need(given, where.of_record(chosen[0]), force, label)
+        known = probing.need(given, where.of_record(chosen[0]), label, force)
         stdout = None if as_json else console.console(details=hint(details))
         documents.append(_explained(label, chosen, known, target, stem, stdout))
     if as_json:

@@ -322,12 +322,12 @@ def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
     return alike and own == places.identity(where.machine, name)
 
 
-def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Ceilings:
-    """`known`, or a LabError that says what there is instead."""
-    best = known(given, where, force)
+def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None = None) -> Ceilings:
+    """`known`, or a LabError that says what there is instead. `force`: the option of a command that has it."""
+    best = known(given, where, bool(force))
     if best is not None:
         return best
-    lacking = next(name for name in where.devices if _known(given, where, name, force) is None)
+    lacking = next(name for name in where.devices if _known(given, where, name, bool(force)) is None)
     others = [old for old in given if old.on_gpu == (lacking is not None)]
     if len(where.devices) > 1:
         what = f"{places.label(lacking)} ({places.device_label(where.machine, lacking)}), for {what}"
@@ -340,7 +340,7 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
         raise LabError(
             f"The known ceilings are of another machine or build ({label}, "
             f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
-            f"{hint}. Or use these anyway: --force",
+            hint if force is None else f"{hint}. Or use these anyway: --force",
         )
     raise LabError(f"The ceilings of {what} have not been measured.", hint)
 

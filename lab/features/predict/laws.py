@@ -264,7 +264,7 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
 def _law_here(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> Callable[[Model], Numbers]:
     def law(model: Model) -> Numbers:
         place = dataclasses.replace(where.of(record.machine, model, record.settings), repack=record.settings.repack)
-        ceilings = probing.need(known, place, False, "this machine")
+        ceilings = probing.need(known, place, "this machine")
         learned = learning.learn(runs, ceilings, learning.offload_of(model, record.settings))
         return of_place(model, record.settings, ceilings, learned)
 

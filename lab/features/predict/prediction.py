@@ -256,7 +256,7 @@ def _on_this(
     if not missing:
         return rows
     try:
-        ceilings = probing.need(known, where.of(plan.machine, plan.model, plan.settings), False, HERE)
+        ceilings = probing.need(known, where.of(plan.machine, plan.model, plan.settings), HERE)
         learned = learning.learn(records, ceilings, learning.offload_of(plan.model, plan.settings))
         predicted = [here(plan.model, plan.settings, ceilings, learned, n, n_gen) for n in missing]
     except LabError:

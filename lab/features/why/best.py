@@ -26,7 +26,7 @@ def answer(one: Setup, name: str, folder: str) -> Answer:
     if not one.records:
         raise LabError(f"{one.label} has no steps to explain.", "Give a second figure, or measure here: lab measure")
     first, phase = one.records[0], "prefill" if one.is_prefill else "decode"
-    known = probing.need(ceilings_of(results.read([name]), folder), where.of_record(first), False, one.label)
+    known = probing.need(ceilings_of(results.read([name]), folder), where.of_record(first), one.label)
     rows = [row for row in roofline.explain(one.records, known) if row.n_prompt == one.n_prompt]
     row = next((row for row in rows if row.phase == phase and row.n_gen == one.n_gen), None)
     if row is None:
