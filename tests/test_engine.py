@@ -99,7 +99,6 @@ def test_phases_of_a_run() -> None:
     assert phases.decode_compute_ns(run) == (10 * MS,) * 3
     assert phases.tpot_ns(run) == 11 * MS
     assert phases.e2e_ns(run) == 54 * MS
-    assert phases.between_steps_ns(run) == (0,) * 5
 
 
 def test_what_a_run_cannot_tell_is_none_and_not_zero() -> None:

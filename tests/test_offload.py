@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from lab.cli.options import parse_variant
 from lab.core.placement import CPU, Tensor
 from lab.core.record import Device, Placement, Settings
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
+from lab.features.measure.command import parse_variant
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner.as_options import options

@@ -10,9 +10,9 @@ import click
 import pytest
 
 import lab
-from lab.cli.options import parse_variant
 from lab.core.asked_settings import table
 from lab.errors import LabError
+from lab.features.measure.command import parse_variant
 from lab.main import lab as main
 from lab.runner import saved_settings
 from lab.runner.saved_settings import read, save

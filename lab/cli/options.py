@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from lab.cli.help import SAVED, Command
-from lab.core import shell
+from lab.cli.help import SAVED
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
-from lab.errors import LabError
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -133,16 +129,6 @@ OUTPUT = [
 ]
 AT_LEAST = click.option("--at-least", type=SHARE, default="1%", show_default=True, help="Smallest difference to claim.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing.")
-UNTIL = [
-    click.option(
-        "--until",
-        type=SHARE,
-        metavar="SHARE",
-        help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
-    ),
-    click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
-    click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),
-]
 
 
 def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -154,32 +140,3 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]]
         return command
 
     return decorate
-
-
-class WithVariants(Command):
-    """A command whose arguments may be options in quotes, such as "--threads 2"."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Click takes what begins with a dash for an option: a space before it makes it an argument."""
-        return super().parse_args(ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args])
-
-
-def parse_variant(text: str) -> dict[str, Any]:
-    """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
-
-    @with_options(*SETTINGS)
-    def variant(**_: Any) -> None: ...
-
-    command = click.command(cls=Command, add_help_option=False)(variant)
-    try:
-        context = command.make_context("variant", shell.split(text))
-    except (click.ClickException, ValueError) as problem:
-        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
-        raise LabError(
-            f"The variant {text!r} is not understood: {message}", "Write it as options: --threads 2"
-        ) from None
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-    }

@@ -1,24 +1,25 @@
 """One table of all settings that a user can choose: names, defaults, valid values, help.
 
-The fields of `AskedSettings` are the table. It defines the options of the commands (cli/options.py), the checks of a
-plan (`check`), and the options that reproduce a record (runner/as_options.py). `SettingsKeywords` repeats the names for
-function signatures, so that editors complete them; a test keeps both equal.
+The fields of `AskedSettings` and settings.toml are the table. It defines the options of the commands (cli/options.py),
+the checks of a plan (`check`), and the options that reproduce a record (runner/as_options.py). `SettingsKeywords`
+repeats the names for function signatures, so that editors complete them; a test keeps both equal.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypedDict
 
 from lab.errors import LabError
 
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-SPLIT_MODES = ("none", "layer", "tensor")
 STEP, END = "step", "end"
 AUTO = "auto"
 
@@ -28,27 +29,16 @@ MAX_THREADS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting, except its name, type and default.
-
-    `record_name` is llama.cpp's name, used in record.Settings; None if it equals the setting's name.
-    """
+    """A setting, except its name, type and default; settings.toml explains the fields."""
 
     help: str
-    short: str | None = None  # llama.cpp's short option; for an on/off setting, the one that means off
+    short: str | None = None
     metavar: str | None = None
-    choices: tuple[str, ...] = ()
-    most: int | None = None  # for integers
+    choices: Sequence[str] = ()
+    most: int | None = None
     least: int = 1
     record_name: str | None = None
-    is_placing: bool = False  # whether it decides where or how a model is placed in memory
-
-
-def _setting(default: Any, help: str, short: str | None = None, **more: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"setting": Setting(help=help, short=short, **more)})
-
-
-def _placing(help: str, short: str | None = None, **more: Any) -> Any:
-    return _setting(None, help, short, is_placing=True, **more)
+    is_placing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,95 +48,30 @@ class AskedSettings:
     A list may also be one string with commas.
     """
 
-    prompt: str = _setting(
-        "text",
-        "Where prompts come from: text (all built-in texts), names of some (code,table,story), random, or a file.",
-    )
-    seed: int = _setting(1, "Seed for the order of runs and for the prompts.")
-    threads: int | None = _setting(
-        None,
-        "Threads for decode.  [default: number of fast physical cores]",
-        "-t",
-        most=MAX_THREADS,
-        record_name="n_threads",
-    )
-    threads_batch: int | None = _setting(
-        None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
-    )
-    batch: int = _setting(
-        2048,
-        "Maximum tokens that llama.cpp accepts in one call; --ubatch cannot be larger.",
-        "-b",
-        most=2**30,
-        record_name="n_batch",
-    )
-    ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
-    n_gpu_layers: int | str | None = _setting(
-        None,
-        "Layers to put on devices; the output layer counts as one. 0: none; auto: as many as fit.  [default: all]",
-        "-ngl",
-    )
-    flash_attn: str = _setting("auto", "Use flash attention.", "-fa", choices=("on", "off", "auto"))
-    cache_type_k: str = _setting(
-        "f16",
-        f"Type of the K cache: {', '.join(CACHE_TYPES)}.",
-        "-ctk",
-        choices=CACHE_TYPES,
-        metavar="TYPE",
-        record_name="type_k",
-    )
-    cache_type_v: str = _setting(
-        "f16",
-        "Type of the V cache, from the same list.",
-        "-ctv",
-        choices=CACHE_TYPES,
-        metavar="TYPE",
-        record_name="type_v",
-    )
-    device: str | Sequence[str] | None = _placing(
-        "Devices to put layers on, by name (see lab machine); none: the CPU only.  [default: all]",
-        "-dev",
-        record_name="devices",
-    )
-    split_mode: str | None = _placing(
-        "How to split a model over several devices: by layers, or by parts of every tensor.  [default: layer]",
-        "-sm",
-        choices=SPLIT_MODES,
-    )
-    tensor_split: str | Sequence[float] | None = _placing(
-        "How to divide the model among devices, such as 3,1.  [default: by free memory]", "-ts"
-    )
-    main_gpu: int | None = _placing("With --split-mode none: which device.  [default: 0]", "-mg", least=0, most=10_000)
-    n_cpu_moe: int | None = _placing(
-        "Mixture-of-experts models: keep the experts of the first N layers on the CPU.", "-ncmoe", least=0, most=10_000
-    )
-    override_tensor: str | Sequence[str] | None = _placing(
-        "Put tensors whose names match a regular expression into a buffer: ffn_.*_exps=CPU. Commas separate several.",
-        "-ot",
-        metavar="PATTERN=BUFFER",
-    )
-    kv_offload: bool | None = _placing("Keep the KV cache in the devices' memory.  [default: on]", "-nkvo")
-    op_offload: bool | None = _placing(
-        "Let a GPU compute prefill for layers in RAM.  [default: on if a device holds layers]", "-nopo"
-    )
-    mmap: bool | None = _placing("Map the model file into memory (mmap).  [default: llama.cpp's choice]")
-    repack: bool | None = _placing(
-        "Rearrange weights in memory for the CPU's fastest code (CPU_REPACK, AMX).  [default: on]", "-nr"
-    )
-    rpc: str | Sequence[str] | None = _placing(
-        "Use the devices of RPC servers (lab rpc-server), separated by commas.", "-rpc", metavar="HOST:PORT"
-    )
-    lib: str | None = _placing(
-        "Use the llama.cpp libraries in this folder instead of the installed ones.", metavar="FOLDER"
-    )
-    prefill_wait: str | None = _placing(
-        "Wait for the device after every prefill step, or only at the end.  [default: step; end with RPC servers or a "
-        "pipeline of devices]",
-        choices=(STEP, END),
-    )
-    kv_unified: str | bool = _setting(
-        "off", "Share one KV cache among all answers in progress; no effect with one answer.", choices=("on", "off")
-    )
+    prompt: str = "text"
+    seed: int = 1
+    threads: int | None = None
+    threads_batch: int | None = None
+    batch: int = 2048
+    ubatch: int = 512
+    n_gpu_layers: int | str | None = None
+    flash_attn: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    device: str | Sequence[str] | None = None
+    split_mode: str | None = None
+    tensor_split: str | Sequence[float] | None = None
+    main_gpu: int | None = None
+    n_cpu_moe: int | None = None
+    override_tensor: str | Sequence[str] | None = None
+    kv_offload: bool | None = None
+    op_offload: bool | None = None
+    mmap: bool | None = None
+    repack: bool | None = None
+    rpc: str | Sequence[str] | None = None
+    lib: str | None = None
+    prefill_wait: str | None = None
+    kv_unified: str | bool = "off"
 
     @property
     def is_unified(self) -> bool:
@@ -209,7 +134,8 @@ class SettingsKeywords(TypedDict, total=False):
 @cache
 def table() -> dict[str, Setting]:
     """All settings by name."""
-    return {field.name: field.metadata["setting"] for field in dataclasses.fields(AskedSettings)}
+    texts = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
+    return {field.name: Setting(**texts[field.name]) for field in dataclasses.fields(AskedSettings)}
 
 
 @cache

@@ -25,19 +25,8 @@ Span = tuple[int, int]
 """n_tokens and n_past of a sequence in a step."""
 
 NEVER_SKIPS = (
-    *(
-        "bailingmoe3",
-        "cohere2moe",
-        "deepseek4",
-        "gemma3n",
-        "gemma4",
-        "glm5-next",
-        "gpt-oss",
-        "hy_v3",
-        "hy_v4",
-        "kimi-k3",
-    ),
-    *("nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+    *("bailingmoe3", "cohere2moe", "deepseek4", "gemma3n", "gemma4", "glm5-next", "gpt-oss", "hy_v3", "hy_v4"),
+    *("kimi-k3", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
 )
 """Architectures that run the last layer's feed-forward for every token (tests/bench/last_layer.py reads llama.cpp)."""
 

@@ -129,9 +129,3 @@ def e2e_ns(run: Run) -> int | None:
     if run.status != OK or not run.steps.kind:
         return None
     return run.steps.end_ns[-1] - run.steps.start_ns[0]
-
-
-def between_steps_ns(run: Run) -> tuple[int, ...]:
-    """The lab's own time between steps: from each `end_ns` to the next `start_ns`."""
-    steps = run.steps
-    return tuple(start - end for end, start in zip(steps.end_ns, steps.start_ns[1:], strict=False))

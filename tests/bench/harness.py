@@ -35,7 +35,8 @@ def between_tokens(runs: list[Run]) -> None:
     gaps, choices = [], []
     for run in runs:
         n = phases.n_prefill_steps(run)
-        gaps += [ns / 1000 for ns in phases.between_steps_ns(run)[n:]]
+        between = zip(run.steps.end_ns, run.steps.start_ns[1:], strict=False)
+        gaps += [(start - end) / 1000 for end, start in between][n:]
         steps = run.steps
         choices += [(end - ready) / 1000 for ready, end in zip(steps.ready_ns[n:], steps.end_ns[n:], strict=True)]
     print(f"between two decode steps   {spread(gaps, 'us')}; at most 5 us wanted")

@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lab.cli.help import Command
-from lab.cli.options import (
-    AT_LEAST,
-    DRY_RUN,
-    OUTPUT,
-    SEED,
-    SETTINGS,
-    TOKENS,
-    UNTIL,
-    WithVariants,
-    parse_variant,
-    with_options,
-)
+from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
+from lab.core import shell
+from lab.errors import LabError
 from lab.features.running import Output, carry_out, collect, introduce
 from lab.features.serve import command as servers
 from lab.features.serve.command import REACHING, TIMEOUT, URL
+
+UNTIL = [
+    click.option(
+        "--until",
+        type=SHARE,
+        metavar="SHARE",
+        help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
+    ),
+    click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
+    click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),
+]
+
+
+class WithVariants(Command):
+    """A command whose arguments may be options in quotes, such as "--threads 2"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click takes what begins with a dash for an option: a space before it makes it an argument."""
+        return super().parse_args(ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args])
+
+
+def parse_variant(text: str) -> dict[str, Any]:
+    """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
+
+    @with_options(*SETTINGS)
+    def variant(**_: Any) -> None: ...
+
+    command = click.command(cls=Command, add_help_option=False)(variant)
+    try:
+        context = command.make_context("variant", shell.split(text))
+    except (click.ClickException, ValueError) as problem:
+        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        raise LabError(
+            f"The variant {text!r} is not understood: {message}", "Write it as options: --threads 2"
+        ) from None
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+    }
 
 
 @click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
