@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, table
+from lab.core.asked_settings import CACHE_TYPES, table
 from lab.core.record import Settings
 from lab.features.exchange.other_tools import BENCH, OPTIONS, PYTHON, command_lines
 from tests import llama_args
@@ -159,7 +159,7 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
     assert given["model_path"] == MODEL and given["tensor_split"] == [3.0, 1.5] and given["offload_kqv"] is False
     assert (given["type_k"], given["type_v"], given["split_mode"]) == (8, 2, 3)
     assert all(hasattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in CACHE_TYPES if name != "bf16")
-    assert all(hasattr(llama_cpp, f"LLAMA_SPLIT_MODE_{name.upper()}") for name in SPLIT_MODES)
+    assert all(hasattr(llama_cpp, f"LLAMA_SPLIT_MODE_{name.upper()}") for name in table()["split_mode"].choices)
     assert (
         f"type_k={GGMLQuantizationType.BF16.value},"
         in made(dataclasses.replace(ALL, type_k="bf16"))["llama-cpp-python"]
