@@ -34,6 +34,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
+    Feature("Understand", "shown", ("show", "plot", "report", "words")),
     Feature("Measure", "measure.command", ("measure", "sweep", "ab"), ("measure.text_results",)),
     Feature("Understand", "limits.command", ("ceilings", "explain")),
     Feature("Understand", "why.command", ("command",)),
