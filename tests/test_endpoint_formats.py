@@ -28,7 +28,7 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_times import figures
-from lab.features.serve.formats import Piece, Stream, StreamReader
+from lab.features.serve.formats import Piece, Stream, read_stream
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
@@ -55,10 +55,9 @@ def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
 
 
 def parse(pieces: list[Piece]) -> Stream:
-    reader = StreamReader(sent_ns=0)
-    for _ in reader.read(pieces):
-        pass
-    return reader.stream()
+    *_, stream = read_stream(pieces, 0)
+    assert stream
+    return stream
 
 
 def read(*pieces: bytes) -> Stream:

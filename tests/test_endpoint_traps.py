@@ -45,8 +45,8 @@ from lab.features.serve import prompts
 from lab.features.serve.access import Access, access, ask
 from lab.features.serve.client import Client, ClientDied
 from lab.features.serve.formats import ask_for
-from lab.features.serve.probe import MOST_PROBES, choose_model, probe
 from lab.features.serve.send_plan import Ask, SendPlan
+from lab.features.serve.servers import MOST_PROBES, choose_model, examine
 from tests.null_server import (
     ACCEPT,
     ALWAYS,
@@ -345,7 +345,7 @@ def sent_before(request: Request, stop_s: float) -> bool:
 
 def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None:
     before = n_sent(asked)
-    endpoint = probe(asked, client, "timings").endpoint
+    endpoint = examine(asked, client, "timings").endpoint
     assert n_sent(asked) - before <= MOST_PROBES
     assert endpoint.api == CHAT
     assert endpoint.server == "llama-server"
@@ -369,18 +369,18 @@ def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None
     ],
 )
 def test_the_probe_says_yes_no_or_unknown(client: Client, asked: Access, model: str, name: str, answer: str) -> None:
-    endpoint = probe(asked, client, model).endpoint
+    endpoint = examine(asked, client, model).endpoint
     assert endpoint.can(name) == answer
     assert all(capability.how for capability in endpoint.capabilities)
 
 
 def test_the_probe_wants_a_model_that_is_there(client: Client, asked: Access) -> None:
     with pytest.raises(LabError, match=f"The server lists {len(MODELS)} models"):
-        probe(asked, client)
+        examine(asked, client)
     with pytest.raises(LabError, match="The server has no model mistral"):
-        probe(asked, client, "mistral")
+        examine(asked, client, "mistral")
     with pytest.raises(LabError, match="does not stream an answer of 500"):
-        probe(asked, client, "500")
+        examine(asked, client, "500")
 
 
 # Keys
@@ -400,14 +400,14 @@ def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
             echoed = send(client, "echo")
             assert echoed.failure == BAD_REQUEST and "cannot read" in (echoed.error or "")
             assert "secret" not in repr(echoed)
-            endpoint = probe(asked, client, "plain").endpoint
+            endpoint = examine(asked, client, "plain").endpoint
             assert "secret" not in repr(endpoint)
         wrong = access(server.url, None, [f"Authorization: Bearer wrong-{SECRET}"])
         with Client(wrong) as client:
             refused = send(client, "plain")
             assert (refused.http_status, refused.error) == (401, "401 Unauthorized: the server requires a key")
             with pytest.raises(LabError) as problem:
-                probe(wrong, client, "plain")
+                examine(wrong, client, "plain")
             assert "secret" not in str(problem.value)
 
 

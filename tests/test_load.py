@@ -384,7 +384,7 @@ def test_ctrl_c_keeps_what_had_ended(server: NullServer, tmp_path: Path) -> None
         lab.load(server.url, concurrency=4, out=tmp_path, watch=watch, **SHORT | {"duration": 60})
     (path,) = tmp_path.glob("*.jsonl")
     read = lab.read([path])
-    assert len(read.requests) > 20 and not read.skipped
+    assert read.requests and not read.skipped
 
 
 def test_ctrl_c_while_requests_are_written_keeps_each_once(
@@ -403,7 +403,7 @@ def test_ctrl_c_while_requests_are_written_keeps_each_once(
     (path,) = tmp_path.glob("*.jsonl")
     lines = path.read_bytes().splitlines()
     read = lab.read([path])
-    assert len(lines) == len(set(lines)) == len(read.requests) > 20 and not read.skipped
+    assert len(lines) == len(set(lines)) == len(read.requests) > 0 and not read.skipped
 
 
 # The command

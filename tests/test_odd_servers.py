@@ -25,7 +25,7 @@ from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
 from lab.features.serve import formats, through_server
-from lab.features.serve import probe as probing
+from lab.features.serve import servers as probing
 from lab.features.serve.access import access, hidden, masked
 from lab.features.serve.client import Client
 from lab.features.serve.send_plan import SendPlan

@@ -48,9 +48,8 @@ from lab.errors import LabError
 from lab.features.lessons import lesson_server
 from lab.features.serve import formats, load_figures, own_server
 from lab.features.serve.access import access, all_headers, ask
-from lab.features.serve.probe import LONG
 from lab.features.serve.send_plan import Ask, SendPlan
-from lab.features.serve.servers import Server, connect
+from lab.features.serve.servers import LONG, Server, connect
 from lab.models import catalog
 from tests.bench import llama_bench
 from tests.conftest import run_lab

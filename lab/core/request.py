@@ -12,7 +12,6 @@ last request of the window has ended.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -36,11 +35,8 @@ class Slo:
     def label(self) -> str:
         """Such as "TTFT 1 s, TPOT 50 ms"; empty without limits."""
         named = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        return ", ".join(
-            f"{name} {seconds:g} s" if seconds >= 1 else f"{name} {1e3 * seconds:g} ms"
-            for name, seconds in named
-            if seconds is not None
-        )
+        known = [(name, seconds) for name, seconds in named if seconds is not None]
+        return ", ".join(f"{name} {s:g} s" if s >= 1 else f"{name} {1e3 * s:g} ms" for name, s in known)
 
 
 def parse_slo(text: str) -> Slo:
@@ -123,10 +119,6 @@ NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
 NOT_SENT = "not sent"  # the lab did not send it: the server cannot accept it, or its place was given up
-FAILURES = (
-    *(REFUSED, LOST, TIMEOUT, STALLED, RATE_LIMITED, SERVER_ERROR, BAD_REQUEST, HALF_LINE),
-    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE, NOT_SENT),
-)
 """Classes of failure of a request."""
 
 
@@ -222,8 +214,7 @@ class Events:
     n_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        lengths = {name: len(column) for name, column in columns.items() if column is not None}
+        lengths = {name: len(column) for name, column in vars(self).items() if column is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of events differ in length: {lengths}")
 
@@ -241,7 +232,7 @@ class Request:
     ended_ns: int | None = None  # when the last byte arrived
     failed_ns: int | None = None  # when a sent request failed or timed out
     status: str  # ok, failed
-    failure: str | None = None  # one of FAILURES
+    failure: str | None = None  # such as TIMEOUT
     error: str | None = None
     http_status: int | None = None
     finish_reason: str | None = None

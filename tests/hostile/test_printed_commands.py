@@ -21,7 +21,7 @@ from lab.errors import LabError
 from lab.features import known
 from lab.features.exchange import other_tools
 from lab.features.limits import advice, roofline, step_kernels
-from lab.features.serve import probe
+from lab.features.serve import servers
 from lab.models import catalog, obtain
 from lab.models.catalog import HUB, Spec
 from tests.conftest import SETTINGS, run_lab
@@ -132,7 +132,7 @@ def test_other_programs(empty: Path) -> None:
 
 def test_names_that_a_server_lists(empty: Path) -> None:
     with pytest.raises(LabError) as problem:
-        probe.choose_model((EVIL, "other"), None)
+        servers.choose_model((EVIL, "other"), None)
     listed = problem.value.hint.removeprefix("Name one: ").removesuffix(", other")
     check([f"lab {listed}"], empty)
 

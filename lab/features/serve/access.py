@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.client import responses
-from itertools import groupby
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -46,7 +45,6 @@ characters."""
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
-_INTERFACES = ("/chat/completions", "/completions")
 
 
 @dataclass(frozen=True)
@@ -93,40 +91,30 @@ def access(
         raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
     except ValueError:  # UnicodeError is one too
-        host = ""
-    if (
-        not host
-        or parts.scheme not in ("http", "https")
-        or re.search(r"\s", url)
-        or printable(url) != url
-        or not parts.path.isascii()
-    ):
+        host, port = "", None
+    is_clean = printable(url) == url and not re.search(r"\s", url)
+    if not host or not is_clean or parts.scheme not in ("http", "https") or not parts.path.isascii():
         raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
-    path = parts.path.rstrip("/")
-    for interface in _INTERFACES:
-        path = path.removesuffix(interface)
-    address = f"[{host}]" if ":" in host else host
-    port = f":{parts.port}" if parts.port else ""
-    clean = urlunsplit((parts.scheme, address + port, path or "/v1", "", ""))
+    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    address = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if not (user + password).isprintable():
         raise LabError("The user or password in the address contains control characters.", "Write it without them.")
+    pairs = []
+    for header in headers:
+        name, colon, value = (part.strip() for part in header.partition(":"))
+        if not colon or not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii():
+            raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
+        if not value.isprintable():
+            raise LabError(f"The value of the header {name} contains control characters.", "Write it without them.")
+        pairs.append((name, value))
+    clean = urlunsplit((parts.scheme, address, path or "/v1", "", ""))
     credentials = f"{user}:{password}" if user or password else None
-    asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials, timeout_s)
+    asked = Access(clean, api_key_env, tuple(pairs), credentials, timeout_s)
     key(asked)
     return asked
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    name, value = name.strip(), value.strip()
-    if not colon or not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii():
-        raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
-    if not value.isprintable():
-        raise LabError(f"The value of the header {name} contains control characters.", "Write it without them.")
-    return name, value
 
 
 def key(asked: Access) -> str | None:
@@ -145,13 +133,13 @@ def key(asked: Access) -> str | None:
 
 def all_headers(asked: Access) -> list[tuple[str, str]]:
     """The user's headers and the credentials."""
-    headers = list(asked.headers)
-    names = {name.lower() for name, _ in headers}
-    if "authorization" not in names and (value := key(asked)):
-        headers.append(("Authorization", f"Bearer {value}"))
-    elif "authorization" not in names and asked.credentials:
-        headers.append(("Authorization", f"Basic {base64.b64encode(asked.credentials.encode()).decode()}"))
-    return headers
+    if any(name.lower() == "authorization" for name, _ in asked.headers):
+        return list(asked.headers)
+    if value := key(asked):
+        return [*asked.headers, ("Authorization", f"Bearer {value}")]
+    if asked.credentials:
+        return [*asked.headers, ("Authorization", f"Basic {base64.b64encode(asked.credentials.encode()).decode()}")]
+    return list(asked.headers)
 
 
 def masked(text: str, asked: Access) -> str:
@@ -168,13 +156,14 @@ def masked(text: str, asked: Access) -> str:
     whole += [part for one in whole for part in one.split(":", 1)]
     words = [word for value in (*values, *whole) for word in re.split(r"[\s=;,]+", value)]
     pattern = _pattern((*whole, *words, *(part for word in words for part in re.split(r"[:\"']+", word))))
-    plain, covered = text.translate(_LOWER), bytearray(len(text))
-    for found in pattern.finditer(plain) if pattern else ():
-        covered[found.start() : found.end(1)] = b"*" * len(found[1])
-    if not any(covered):
+    if pattern is None:
         return text
-    runs = groupby(range(len(text)), key=covered.__getitem__)
-    return "".join("***" if is_secret else "".join(text[i] for i in run) for is_secret, run in runs)
+    parts, end = list[str](), 0
+    for found in pattern.finditer(text.translate(_LOWER)):
+        if found.end(1) > end:
+            parts += [text[end : found.start()], "***"] if found.start() > end or not parts else []
+            end = found.end(1)
+    return "".join([*parts, text[end:]])
 
 
 @lru_cache(maxsize=8)
@@ -215,15 +204,6 @@ def hidden(text: str, asked: Access) -> str:
     return printable(masked(text, asked))
 
 
-def _masked_in(value: Any, asked: Access) -> Any:
-    """JSON with every string masked, except field names, which are never printed unmasked."""
-    if isinstance(value, dict):
-        return {name: _masked_in(part, asked) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_masked_in(part, asked) for part in value]
-    return masked(value, asked) if isinstance(value, str) else value
-
-
 def is_loopback(asked: Access) -> bool:
     """Whether the server is on this machine."""
     host = urlsplit(asked.url).hostname or ""
@@ -240,7 +220,6 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
     """
     import httpx2
 
-    has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
     timeout_s = min(timeout_s, asked.timeout_s)
     peers: list[socket.socket] = []
 
@@ -253,14 +232,14 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
             with suppress(OSError):  # it has ended, or is wrapped by the next one
                 peer.shutdown(socket.SHUT_RDWR)
 
-    late = JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
-    timer, until, text = threading.Timer(timeout_s, hang_up), time.monotonic() + timeout_s, bytearray()
+    timer, until, text, error = threading.Timer(timeout_s, hang_up), time.monotonic() + timeout_s, bytearray(), ""
     timer.daemon = True
     timer.start()
-    headers = [*all_headers(asked), ("Accept-Encoding", "identity")]
+    options: dict[str, Any] = {"timeout": timeout_s, "headers": [*all_headers(asked), ("Accept-Encoding", "identity")]}
+    has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
     try:
         with (
-            httpx2.Client(timeout=timeout_s, headers=headers, trust_env=False, verify=has_tls) as client,
+            httpx2.Client(**options, trust_env=False, verify=has_tls) as client,
             client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": trace}) as response,
         ):
             for part in response.iter_raw():
@@ -269,17 +248,16 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
                     return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
     except httpx2.TimeoutException:
         return JsonReply(None, None, f"no answer within {timeout_s:g} s")
-    except (httpx2.RemoteProtocolError, httpx2.ReadError):
-        return late if time.monotonic() >= until else JsonReply(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
-        words = re.sub(r"^\[Errno -?\d+\] ", "", str(problem))
-        return (
-            late if time.monotonic() >= until else JsonReply(None, None, hidden(words, asked) or type(problem).__name__)
-        )
+        error = re.sub(r"^\[Errno -?\d+\] ", "", str(problem)) or type(problem).__name__
+        if isinstance(problem, (httpx2.RemoteProtocolError, httpx2.ReadError)) and time.monotonic() < until:
+            error = _not_http(url)
     finally:
         timer.cancel()
     if time.monotonic() >= until:  # a body without a length ends with its connection
-        return late
+        return JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
+    if error:
+        return JsonReply(None, None, hidden(error, asked))
     return read_json(bytes(text), response.status_code, response.headers, asked)
 
 
@@ -299,14 +277,28 @@ def _not_http(url: str) -> str:
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
     """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
+
+    def masked_in(value: Any) -> Any:  # not in names of fields, which are never printed unmasked
+        if isinstance(value, dict):
+            return {name: masked_in(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [masked_in(part) for part in value]
+        return masked(value, asked) if isinstance(value, str) else value
+
     try:
         raw = json.loads(text)
-        parsed = _masked_in(raw, asked)
+        parsed = masked_in(raw) if isinstance(raw, dict) else None
     except (ValueError, RecursionError):
         parsed = None
-    if not isinstance(parsed, dict):
-        raw = parsed = None
-    words = error_in(parsed) if parsed is not None else _first_words(text, headers)
+    if parsed is not None:
+        words = error_in(parsed)
+    else:
+        raw, kind = None, headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
+        plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
+        begin = " ".join(plain.split())[:160]
+        words = f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
+        if (coding := headers.get("content-encoding", "identity")) != "identity":
+            words = f"{kind}, compressed without being asked (Content-Encoding: {coding}; turn that off)"
     if status in (401, 403):  # servers quote the key
         words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
     if status == 200:
@@ -315,13 +307,3 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
     further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
     error = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
     return JsonReply(status, parsed, hidden(error, asked)[:300], raw)
-
-
-def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
-    """The type of a body that is not a JSON object, and its beginning without HTML tags."""
-    kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
-    if (coding := headers.get("content-encoding", "identity")) != "identity":
-        return f"{kind}, compressed without being asked (Content-Encoding: {coding}; turn that off)"
-    plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
-    begin = " ".join(plain.split())[:160]
-    return f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"

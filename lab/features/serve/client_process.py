@@ -50,10 +50,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
     """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
-    n_channels = min(plan.n_at_once, plan.n_all)
-    times_ns = plan.times_ns
-    n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
-    channels = [Channel() for _ in range(n_channels)]
+    times_ns, channels = plan.times_ns, [Channel() for _ in range(min(plan.n_at_once, plan.n_all))]
+    n_first = len(channels) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
     await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
     load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
     async with asyncio.TaskGroup() as group:
@@ -81,19 +79,23 @@ class _Load:
     over: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
     rng: random.Random = field(default_factory=random.Random)
 
-    def ends(self, is_wanted: bool) -> bool:
-        """Whether no more requests are sent: the server is gone, or this one is late and no other is in flight."""
-        is_gone = self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
-        return is_gone or (not is_wanted and self.over.is_set())
-
-    def is_late(self, due_ns: int) -> bool:
-        """Whether this time is after the plan's stop."""
-        return self.plan.stop_s is not None and due_ns > self.plan.stop_s * 1e9
+    def begin(self, due_ns: int) -> bool:
+        """Count a request that is due at this time. Returns whether that is before the plan's stop."""
+        is_wanted = self.plan.stop_s is None or due_ns <= self.plan.stop_s * 1e9
+        self.count(is_wanted)
+        return is_wanted
 
     def count(self, n_wanted: int) -> None:
         """Add to `n_wanted`."""
         self.n_wanted += n_wanted
         (self.over.clear if self.n_wanted else self.over.set)()
+
+    def ends(self, is_wanted: bool) -> bool:
+        """Whether no more requests are sent: the server is gone, or this one is late and no other is in flight."""
+        is_gone = self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
+        if is_over := is_gone or (not is_wanted and self.over.is_set()):
+            self.count(-is_wanted)
+        return is_over
 
     async def send(
         self, number: int, channel: Channel, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
@@ -120,10 +122,8 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
     if load.plan.spread_s:
         await asyncio.sleep(load.rng.uniform(0, load.plan.spread_s))
     for number in load.numbers:
-        is_wanted = not load.is_late(time.perf_counter_ns() - load.start_ns)
-        load.count(is_wanted)
+        is_wanted = load.begin(time.perf_counter_ns() - load.start_ns)
         if load.ends(is_wanted):
-            load.count(-is_wanted)
             return
         over = asyncio.Event()
         sent.append(group.create_task(load.send(number, channel, is_wanted, over)))
@@ -146,8 +146,7 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
         free.put_nowait(channel)
 
     for number in load.numbers:
-        is_wanted = not load.is_late(times_ns[number])
-        load.count(is_wanted)
+        is_wanted = load.begin(times_ns[number])
         left_s = (load.start_ns + times_ns[number] - time.perf_counter_ns()) / 1e9 - PREPARE_S
         if left_s > 0 and is_wanted:
             await asyncio.sleep(left_s)
@@ -156,7 +155,6 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
                 await asyncio.wait_for(load.over.wait(), left_s)
         channel = await free.get()
         if load.ends(is_wanted):
-            load.count(-is_wanted)
             return
         group.create_task(send(number, channel, is_wanted))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,10 +19,9 @@ from lab.errors import LabError
 from lab.features.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect
 
 if TYPE_CHECKING:
-    from lab.core.request import RequestRecord
+    from rich.console import Console
+
     from lab.features.serve.loads import LoadPlan
-    from lab.features.serve.servers import Server
-    from lab.features.serve.through_server import ServerPlan
     from lab.runner.progress import ShowStatus, Status
 
 
@@ -145,6 +144,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     --out. Failed requests count as results: the exit status is 0 if any request succeeded, 1 if none did or the server
     is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
     """
+    from lab.core import results
     from lab.features.serve import load_views, loads, text_endpoint
     from lab.features.serve.servers import connect, prompt_text, reaching_of
     from lab.show import console
@@ -163,17 +163,25 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         _print_plan(plan, output.as_json)
         return
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
+    problem: LabError | KeyboardInterrupt | None = None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = server.new_file(output.folder)
-        kept, problem = carry_out(lambda watch: loads.execute(plan, server, text, path, watch, note), path, err)
+        try:
+            with _progress(err) as watch, closing(loads.execute(plan, server, text, path, watch, note)) as running:
+                for _ in running:
+                    pass
+        except (LabError, KeyboardInterrupt) as ended:
+            problem = ended
+    kept = results.read([path]).requests if path.exists() else ()
+    if isinstance(problem, KeyboardInterrupt):
+        where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
+        err.print(f"\nInterrupted{where}")
     if kept:
         (section,) = made = load_views.sections(kept)
-        plain = dataclasses.replace(section, title="")
-        output.finish(
-            kept, path, lambda out: print_section(plain, out), lambda: section.document()["loads"][0], made=made
-        )
+        tables = partial(print_section, dataclasses.replace(section, title=""))
+        output.finish(kept, path, tables, lambda: section.document()["loads"][0], made=made)
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     if problem:
@@ -182,28 +190,8 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         sys.exit(EXIT_FAILED)
 
 
-def carry_out(
-    requests: Callable[[ShowStatus], Generator[RequestRecord, None, None]], path: Path, err: Any
-) -> tuple[Sequence[RequestRecord], LabError | KeyboardInterrupt | None]:
-    """Sends requests with progress. Returns all that are in the file `path`, and what ended it early."""
-    from lab.core import results
-
-    problem: LabError | KeyboardInterrupt | None = None
-    try:
-        with _progress(err) as watch, closing(requests(watch)) as running:
-            for _ in running:
-                pass
-    except (LabError, KeyboardInterrupt) as ended:
-        problem = ended
-    kept = results.read([path]).requests if path.exists() else ()
-    if isinstance(problem, KeyboardInterrupt):
-        where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
-        err.print(f"\nInterrupted{where}")
-    return kept, problem
-
-
 @contextmanager
-def _progress(err: Any) -> Iterator[ShowStatus]:
+def _progress(err: Console) -> Iterator[ShowStatus]:
     """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
     from lab.runner.progress import duration
     from lab.show import console
@@ -235,26 +223,25 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     from lab.show import console
 
     by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
-    arms = list(dict.fromkeys(window.load.label for window in by_level))
-    load = plan.windows[0].load
-    rounds = len(plan.windows) // len(arms)
+    arms, load = list(dict.fromkeys(window.load.label for window in by_level)), plan.windows[0].load
+    rounds, order = len(plan.windows) // len(arms), [window.label for window in plan.windows]
     if as_json:
         known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
         known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds}
-        console.print_json({**known, "order": [window.label for window in plan.windows]})
+        console.print_json({**known, "order": order})
         return
     out = console.console()
     out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
     out.print(f"lengths  {load.lengths}")
     out.print(f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count")
-    out.print(f"order    {'; '.join(window.label for window in plan.windows)}")
+    out.print(f"order    {'; '.join(order)}")
     out.print(f"at most  {plural(plan.n_most, 'request')}")
     out.print(f"takes    {duration(plan.seconds)}, and the time of the last requests of each window")
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """Looks at a server, says what cannot be seen of it, measures and shows."""
-    from lab.features.serve import text_endpoint, through_server
+    from lab.features.serve import text_endpoint, text_requests, through_server
     from lab.features.serve.servers import connect, reaching_of
     from lab.show import console
 
@@ -263,33 +250,37 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     chosen = {name: asked[name] for name in ("gen", "repeat", "prompt", "seed")}
     plan = through_server.make_plan(lengths, **chosen)
     confirm(url, plan.summary, asked["yes"])
-    text_out = err if output.as_json else console.console()
+    out = err if output.as_json else console.console()
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
-        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, out)
         plan = through_server.fitted(plan, server)
-        text_endpoint.print_unseen(plan.unseen, text_out)
+        out.print("\nNot visible through this server:")
+        for sentence in plan.unseen:
+            out.print(f"- {sentence}")
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
+        known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
         if asked["dry_run"]:
-            text_endpoint.print_plan(plan, _known(plan, server) if output.as_json else None)
+            if output.as_json:
+                rows = [{"n_prompt": one.n_prompt, "n_gen": one.n_gen} for one in plan.cases]
+                cases = [row | {"refused": plan.refused.get(one)} for row, one in zip(rows, plan.cases, strict=True)]
+                console.print_json({**known, "cases": cases, "repeat": plan.n_repeat})
+                return
+            rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.longest_answer, "token")
+            out.print(f"\nPlan: {rounds}, {tokens} requested")
+            grid = console.Grid("prompt\ntokens", "requests", "note")
+            for one in plan.cases:
+                n = 0 if one in plan.refused else plan.n_repeat
+                grid.add_row(f"{one.n_prompt:,}", f"{n}", plan.refused.get(one, ""))
+            out.print(grid)
             return
-        _send_and_show(plan, server, output, asked["stream"])
-
-
-def _known(plan: ServerPlan, server: Server) -> dict[str, Any]:
-    """The head of JSON."""
-    return {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
-
-
-def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: bool) -> None:
-    from lab.features.serve import text_requests
-    from lab.features.serve.through_server import execute
-    from lab.show import console
-
-    path, err = server.new_file(output.folder), console.console(stderr=True)
-    stream_to = console.console(stderr=output.as_json) if stream else None
-    records, problem = collect(
-        lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished
-    )
-    output.end(records, path, problem, bool(text_requests.failures(records)), **_known(plan, server))
+        path, stream_to = server.new_file(output.folder), out if asked["stream"] else None
+        records, problem = collect(
+            lambda watch: through_server.execute(plan, server, path, watch, asked["stream"]),
+            path,
+            err,
+            stream_to,
+            text_requests.finished,
+        )
+        output.end(records, path, problem, bool(text_requests.failures(records)), **known)

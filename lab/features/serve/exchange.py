@@ -25,7 +25,7 @@ from lab.core import request as kinds
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
 from lab.features.serve.access import Access, all_headers, hidden, read_json
-from lab.features.serve.formats import Stream, StreamReader
+from lab.features.serve.formats import Stream, read_stream
 from lab.features.serve.send_plan import (
     LINES_PER_TOKEN,
     MOST_ANSWER_BYTES,
@@ -46,15 +46,11 @@ HUNG_UP_S = 1.0
 FRESH_S = 2.0
 """An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
-HELD_S = 0.5
-"""After this time without new bytes, held bytes are parsed before the end of the answer."""
+HELD_S, MOST_HELD = 0.5, 1 << 21
+"""After this time without new bytes, or beyond these bytes of memory, held bytes are parsed before the answer's end."""
 
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
-
-MOST_HELD, MOST_HELD_BY_ALL = 1 << 21, 1 << 24
-"""Held memory of one answer, and of all in flight, beyond which parsing begins before the end. Beyond twice that the
-client pauses the server."""
 
 MOST_ERROR_BYTES, MOST_HEAD_BYTES = 64_000, 100_000
 """Maximum bytes read of an error answer, and of an answer's headers."""
@@ -82,6 +78,14 @@ class Arrivals(selectors.SelectSelector):
         ready = super().select(timeout)
         self.ns = time.perf_counter_ns()
         return ready
+
+
+class Failure(Exception):
+    """The class of a failure, and a description."""
+
+    def __init__(self, failure: str, error: str) -> None:
+        super().__init__(failure)
+        self.failure, self.error = failure, error
 
 
 class Target:
@@ -117,11 +121,6 @@ class Connection(asyncio.Protocol):
         self.answer: Exchange | None = None
         self.arrivals, self.is_open, self.was_used, self.free_ns = arrivals, False, False, 0
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request can be sent: it is open and free, and was used within FRESH_S."""
-        return self.is_open and self.answer is None and time.perf_counter_ns() - self.free_ns < FRESH_S * 1e9
-
     def release(self, answer: Exchange, is_reusable: bool) -> None:
         """Free the connection if `answer` still uses it, or hang up."""
         if self.answer is answer:
@@ -155,7 +154,10 @@ class Channel:
 
     @property
     def is_ready(self) -> bool:
-        return self.connection is not None and self.connection.is_ready
+        """Whether a request can be sent: the connection is open and free, and was used within FRESH_S."""
+        own = self.connection
+        is_free = own is not None and own.is_open and own.answer is None
+        return is_free and own is not None and time.perf_counter_ns() - own.free_ns < FRESH_S * 1e9
 
     async def open(self, to: Target) -> Connection:
         """The connection, newly opened if the last one cannot be used. Raises Failure."""
@@ -182,14 +184,6 @@ class Channel:
         self.connection = None
 
 
-class Failure(Exception):
-    """The class of a failure, and a description."""
-
-    def __init__(self, failure: str, error: str) -> None:
-        super().__init__(failure)
-        self.failure, self.error = failure, error
-
-
 @dataclass(eq=False)
 class Exchange:
     """A request, and the part of its answer that has arrived.
@@ -202,45 +196,34 @@ class Exchange:
     plan: SendPlan
     to: Target
     over: asyncio.Event
-    was_connected: bool
     connection: Connection = field(init=False)
     started_at: str = field(default_factory=utc_now)
     sent_ns: int | None = None  # when the request was written
     first_ns: int | None = None  # when the first byte of the answer arrived
     last_ns: int | None = None  # when the last byte arrived
-    problem: Failure | None = None
+    moved_ns: int | None = None  # when something other than a ping last arrived
     http_status: int | None = None
     is_stream: bool = False
-    stream: Stream | None = None
-    # what has arrived and is not parsed
-    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
-    n_waiting: int = 0
-    moved_ns: int | None = None  # when something other than a ping last arrived
+    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)  # what has arrived and is not parsed
+    pieces: list[tuple[int, bytearray]] = field(default_factory=list)  # the body
+    n_kept: int = 0  # as in Target, of this answer
+    n_line: int = 0  # bytes since the last end of a line
+    n_lines: int = 0
     n_events: int = 0
     tail: bytes = b""
     is_open: bool = True
     is_held: bool = True
     is_whole: bool = False  # complete, and not yet read
     is_good: bool = False  # whether the connection can be used again after a chunked answer
-    is_paused: bool = False
     lost: Failure | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    # the body
-    pieces: list[tuple[int, bytearray]] = field(default_factory=list)
-    n_bytes: int = 0
-    n_kept: int = 0  # as in Target, of this answer
-    n_line: int = 0  # bytes since the last end of a line
-    n_lines: int = 0
-
-    @property
-    def most_held(self) -> int:
-        return min(MOST_HELD, MOST_HELD_BY_ALL // self.plan.n_at_once)
 
     def add(self, ns: int, data: bytes) -> None:
         """Keep bytes that arrived at `ns`."""
         self.last_ns = ns
         self.waiting.append((ns, data))
-        self.n_waiting += len(data) + PIECE_BYTES
+        self.n_kept += len(data) + PIECE_BYTES
+        self.to.n_kept += len(data) + PIECE_BYTES
         if self.first_ns is None:
             self.first_ns = ns
             head, end, _ = data.partition(b"\r\n\r\n")
@@ -252,24 +235,22 @@ class Exchange:
         if not is_ping or not self.n_events:  # during prefill a server may send pings for any time
             self.moved_ns = ns
         self.tail = self.tail[-len(_END) :] + data[-len(_END) :]
-        is_whole, most = self.tail.endswith(_END), self.most_held
+        is_whole = self.tail.endswith(_END)
         if is_whole and self.is_good:
             self.is_open, self.is_whole = False, True
             self.connection.release(self, True)
             self.over.set()
-        if not self.is_held or is_whole or self.n_waiting > most:
+        n_gen, excess = self.ask.asked.n_gen, ""
+        if self.n_events > (n := MOST_EVENTS * n_gen + SPARE_EVENTS):
+            excess = f"{n:,} events arrived for at most {n_gen:,} requested tokens: the server ignores that limit"
+        elif self.to.n_kept > MOST_ANSWER_BYTES:
+            excess = f"{MOST_ANSWER_BYTES:,} bytes arrived"
+        if excess and self.is_open:
+            self.lose(Failure(kinds.TOO_LARGE, f"more than {excess}"))
+            self.connection.release(self, False)
+        if not self.is_held or is_whole or self.n_kept > MOST_HELD:
             self.is_held = False
             self.news.set()
-        n_gen = self.ask.asked.n_gen
-        if self.n_events > (n := MOST_EVENTS * n_gen + SPARE_EVENTS) and self.is_open:
-            error = (
-                f"more than {n:,} events arrived for at most {n_gen:,} requested tokens: the server ignores that limit"
-            )
-            self.lose(Failure(kinds.TOO_LARGE, error))
-            self.connection.release(self, False)
-        if self.n_waiting > 2 * most and self.is_open and not self.is_paused:
-            self.is_paused = True
-            self.connection.transport.pause_reading()
 
     def lose(self, problem: Failure | None) -> None:
         """No more bytes will arrive."""
@@ -298,22 +279,13 @@ class Exchange:
             self.is_whole = False
             await asyncio.sleep(READ_AFTER_S)
         await self.to.turn()
-        if not self.waiting:
-            if self.lost:
-                raise self.lost
-            return 0, b""
-        ns, data = self.waiting.popleft()
-        self.n_waiting -= len(data) + PIECE_BYTES
-        if self.is_paused and self.n_waiting < self.most_held:
-            self.is_paused = False
-            if self.connection.is_open:
-                self.connection.transport.resume_reading()
-        return ns, data
+        if self.lost and not self.waiting:
+            raise self.lost
+        return self.waiting.popleft() if self.waiting else (0, b"")
 
-    async def send(self, connection: Connection, due_ns: int | None) -> None:
+    async def send(self, due_ns: int | None) -> None:
         """Send the request at its planned time, and read its answer. Raises Failure for every failure."""
-        self.connection = connection
-        connection.answer, connection.was_used = self, True
+        self.connection.answer, self.connection.was_used = self, True
         http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         body = self.ask.body.encode()
         headers = [*self.to.headers, ("Content-Length", str(len(body)))]
@@ -324,7 +296,7 @@ class Exchange:
                 while due_ns is not None and (left_ns := due_ns - time.perf_counter_ns()) > 0:
                     await asyncio.sleep(left_ns / 1e9)
                 self.sent_ns = time.perf_counter_ns()
-                connection.transport.write(b"".join(parts))
+                self.connection.transport.write(b"".join(parts))
                 self.started_at = utc_now()
                 await self._read(http)
         except TimeoutError:
@@ -336,11 +308,11 @@ class Exchange:
             raise Failure(kinds.LOST, str(problem) or "the server closed the connection") from None
         finally:
             self.is_open = False
-            connection.release(self, http.our_state is h11.DONE and http.their_state is h11.DONE)
+            self.connection.release(self, http.our_state is h11.DONE and http.their_state is h11.DONE)
 
     async def _read(self, http: h11.Connection) -> None:
         """Read the answer. Raises Failure if it is not a stream."""
-        headers, ns = dict[str, str](), 0
+        headers, ns, n_bytes = dict[str, str](), 0, 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 ns, data = await self.next_bytes()
@@ -355,7 +327,8 @@ class Exchange:
                 self.is_stream = self.http_status == 200 and not is_other
             elif isinstance(event, h11.Data):
                 self._keep(ns, bytes(event.data))
-                if not self.is_stream and self.n_bytes > MOST_ERROR_BYTES:
+                n_bytes += len(event.data)
+                if not self.is_stream and n_bytes > MOST_ERROR_BYTES:
                     break
             elif not isinstance(event, h11.InformationalResponse):
                 break
@@ -370,66 +343,18 @@ class Exchange:
         raise Failure(failure, answered.error or "")
 
     def _keep(self, ns: int, data: bytes) -> None:
-        """Keep bytes of the body. Raises Failure for too many."""
-        n = len(data)
+        """Keep bytes of the body. Raises Failure for a line that is too long, and for too many lines."""
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
             self.pieces.append((ns, bytearray(data)))
-            n += PIECE_BYTES
-        self.n_bytes += len(data)
-        self.n_kept += n
-        self.to.n_kept += n
         self.n_lines += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
             raise Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
-        if self.to.n_kept > MOST_ANSWER_BYTES:
-            raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
         if self.n_lines > LINES_PER_TOKEN * self.ask.asked.n_gen + SPARE_LINES:
             raise Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
-
-    async def parse(self) -> None:
-        """Parse the stream into events. An error in the stream takes precedence over a lost connection."""
-        if not self.is_stream:
-            return
-        reader = StreamReader(self.sent_ns or 0)
-        for _ in reader.read(self.pieces):
-            await self.to.turn()
-        stream = self.stream = reader.stream()
-        is_lost = self.problem is not None and self.problem.failure == kinds.LOST
-        if stream.failure is None:
-            self.problem = None if is_lost else self.problem  # the answer was complete
-        elif self.problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
-            self.problem = Failure(stream.failure, stream.error or "")
-
-    def request(self, start_ns: int, scheduled_ns: int | None) -> Request:
-        """The request with its results, in a plan that began at `start_ns`."""
-        problem, stream, sent_ns, access = self.problem, self.stream, self.sent_ns, self.to.access
-
-        def since_sent(ns: int | None) -> int | None:
-            return None if sent_ns is None or ns is None else ns - sent_ns
-
-        return Request(
-            asked=self.ask.asked,
-            started_at=self.started_at,
-            scheduled_ns=scheduled_ns,
-            sent_ns=None if sent_ns is None else sent_ns - start_ns,
-            was_connected=self.was_connected,
-            headers_ns=since_sent(self.first_ns),
-            ended_ns=since_sent(self.last_ns),
-            failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
-            status=FAILED if problem else OK,
-            failure=problem.failure if problem else None,
-            error=hidden(problem.error[:3000], access)[:300] if problem else None,
-            http_status=self.http_status,
-            finish_reason=hidden(stream.finish_reason, access) if stream and stream.finish_reason else None,
-            events=stream.events if stream else Events(),
-            tokens_by=stream.tokens_by if stream else None,
-            usage=stream.usage if stream else None,
-            timings=stream.timings if stream else None,
-        )
 
 
 async def exchange(
@@ -442,19 +367,53 @@ async def exchange(
     """
     due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
     for _ in range(2):
-        own, was_used = Exchange(ask, plan, to, over, channel.is_ready), False
+        own, was_connected, was_used, problem = Exchange(ask, plan, to, over), channel.is_ready, False, None
         try:
-            connection = await channel.open(to)
-            was_used = connection.was_used
-            await own.send(connection, due_ns)
+            own.connection = await channel.open(to)
+            was_used = own.connection.was_used
+            await own.send(due_ns)
         except Failure as failure:
-            own.problem = failure
+            problem = failure
             age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
             if was_used and failure.failure == kinds.LOST and own.first_ns is None and age_s <= HUNG_UP_S:
                 to.hangs_up = True
                 channel.close()
                 continue
         break
-    await own.parse()
+    stream: Stream | None = None
+    if own.is_stream:
+        for part in read_stream(own.pieces, own.sent_ns or 0):
+            await to.turn()
+            stream = part
     to.n_kept -= own.n_kept
-    return own.request(start_ns, scheduled_ns), own.stream.text if own.stream else ""
+    if stream:
+        is_lost = problem is not None and problem.failure == kinds.LOST
+        if stream.failure is None:
+            problem = None if is_lost else problem  # the answer was complete
+        elif problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
+            problem = Failure(stream.failure, stream.error or "")
+    sent_ns = own.sent_ns
+
+    def since_sent(ns: int | None) -> int | None:
+        return None if sent_ns is None or ns is None else ns - sent_ns
+
+    request = Request(
+        asked=ask.asked,
+        started_at=own.started_at,
+        scheduled_ns=scheduled_ns,
+        sent_ns=None if sent_ns is None else sent_ns - start_ns,
+        was_connected=was_connected,
+        headers_ns=since_sent(own.first_ns),
+        ended_ns=since_sent(own.last_ns),
+        failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
+        status=FAILED if problem else OK,
+        failure=problem.failure if problem else None,
+        error=hidden(problem.error[:3000], to.access)[:300] if problem else None,
+        http_status=own.http_status,
+        finish_reason=hidden(stream.finish_reason, to.access) if stream and stream.finish_reason else None,
+        events=stream.events if stream else Events(),
+        tokens_by=stream.tokens_by if stream else None,
+        usage=stream.usage if stream else None,
+        timings=stream.timings if stream else None,
+    )
+    return request, stream.text if stream else ""

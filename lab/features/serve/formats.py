@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lab.core import request as kinds
@@ -90,12 +90,11 @@ def error_in(parsed: dict[str, Any]) -> str | None:
         return "an error without a message"
 
 
-def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None) -> Usage | None:
+def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Usage | None:
     """The token counts of an answer, from the fields of different servers."""
-    usage, timings = usage or {}, timings or {}
     prompt, completion = as_dict(usage.get("prompt_tokens_details")), as_dict(usage.get("completion_tokens_details"))
-    cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), timings.get("cache_n"))
-    reasoning = (completion.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), (timings or {}).get("cache_n")
+    reasoning = completion.get("reasoning_tokens"), usage.get("reasoning_tokens")
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -105,19 +104,15 @@ def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None
     return None if counts == Usage() else counts
 
 
-def timings_of(timings: dict[str, Any] | None) -> ServerTimings | None:
+def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
     """llama-server's `timings`."""
-    if not timings:
-        return None
-    return ServerTimings(
-        n_cached=as_count(timings.get("cache_n")),
-        n_prompt=as_count(timings.get("prompt_n")),
-        prompt_ms=as_number(timings.get("prompt_ms")),
-        n_gen=as_count(timings.get("predicted_n")),
-        gen_ms=as_number(timings.get("predicted_ms")),
-        n_draft=as_count(timings.get("draft_n")),
-        n_draft_accepted=as_count(timings.get("draft_n_accepted")),
-    )
+    counts = {"n_cached": "cache_n", "n_prompt": "prompt_n", "n_gen": "predicted_n", "n_draft": "draft_n"}
+    known: dict[str, Any] = {name: as_count(timings.get(field)) for name, field in counts.items()}
+    known["n_draft_accepted"] = as_count(timings.get("draft_n_accepted"))
+    for name, field in (("prompt_ms", "prompt_ms"), ("gen_ms", "predicted_ms")):
+        value: Any = timings.get(field)
+        known[name] = float(value) if type(value) in (int, float) and 0 <= value < 1e18 else None
+    return ServerTimings(**known) if timings else None
 
 
 def first(value: Any) -> dict[str, Any]:
@@ -130,10 +125,6 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-def as_number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1e18 else None
 
 
 def n_items(value: Any) -> int | None:
@@ -160,12 +151,6 @@ def text_of(choice: dict[str, Any]) -> str:
     return reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
 
 
-def n_logprobs(value: Any) -> int | None:
-    """Tokens in the log-probabilities of a chunk: of chat {"content": [...]}, of completions {"tokens": [...]}."""
-    content = n_items(as_dict(value).get("content"))
-    return n_items(as_dict(value).get("tokens")) if content is None else content
-
-
 Piece = tuple[int, bytes | bytearray]
 """When bytes of an answer's body arrived, and the bytes."""
 
@@ -188,145 +173,137 @@ class Stream:
     usage: Usage | None
     timings: ServerTimings | None
     finish_reason: str | None
-    failure: str | None
+    failure: str | None  # the first one
     error: str | None
 
 
-@dataclass(frozen=True)
-class _Event:
-    """An event: its kind, when it was complete, its bytes on the wire, and its token count by each of _COUNTS."""
+def read_stream(pieces: Sequence[Piece], sent_ns: int) -> Iterator[Stream | None]:
+    """Parse the body of an answer, with stamps relative to `sent_ns`.
 
-    kind: str
-    ns: int
-    n_bytes: int
-    counts: dict[str, int | None] = field(default_factory=dict)
-
-
-@dataclass
-class StreamReader:
-    """Parses the body of an answer into events, with stamps relative to `sent_ns`."""
-
-    sent_ns: int
-    _events: list[_Event] = field(default_factory=list)
-    _text: list[str] = field(default_factory=list)
-    _usage: dict[str, Any] | None = None
-    _timings: dict[str, Any] | None = None
-    _finish_reason: str | None = None
-    _is_done: bool = False
-    _failure: tuple[str, str] | None = None  # the first one
-
-    def read(self, pieces: Sequence[Piece]) -> Iterator[None]:
-        """Parse all pieces; yields after each event, so that other tasks can run."""
-        name, n_bytes, is_begun = "", 0, False
-        data: list[str] = []
-        for ns, line, n in _lines(pieces):
-            n_bytes += n
-            if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
-                self._fail(kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes")
-                return
-            text = line.decode(errors="replace").rstrip("\r\n")
-            field_name, _, value = text.partition(":")
-            value = value.removeprefix(" ")
-            if text.startswith(":"):
-                self._add(kinds.PING, ns, n_bytes)
-            elif not text and is_begun:
-                self._add_event(name, "\n".join(data), ns, n_bytes)
-                name, data, is_begun = "", [], False
-            else:
-                is_begun = is_begun or field_name in _FIELDS
-                name = value if field_name == "event" else name
-                data += [value] if field_name == "data" else []
-                continue
-            n_bytes = 0
-            yield
-        has_content = any(event.kind in kinds.GENERATED for event in self._events)
-        missing = "before the answer was complete: it has no finish_reason and no"
-        if self._finish_reason is None and not self._is_done:
-            self._fail(kinds.CUT_OFF, f"the connection ended {missing} [DONE]")
-        elif self._finish_reason is None and has_content and self._usage is None:
-            self._fail(kinds.CUT_OFF, f"[DONE] came {missing} token count")
-
-    def stream(self) -> Stream:
-        """The parsed stream."""
-        usage = usage_of(self._usage, self._timings)
-        columns = ((event.ns - self.sent_ns, event.n_bytes, event.kind) for event in self._events)
-        arrive_ns, n_bytes, kind = zip(*columns, strict=True) if self._events else ((), (), ())
-        n_tokens, tokens_by = self._tokens(usage.completion_tokens if usage else None)
-        failure, error = self._failure or (None, None)
-        return Stream(
-            events=Events(arrive_ns, n_bytes, kind, n_tokens),
-            text="".join(self._text),
-            tokens_by=tokens_by,
-            usage=usage,
-            timings=timings_of(self._timings),
-            finish_reason=self._finish_reason,
-            failure=failure,
-            error=error,
-        )
-
-    def _fail(self, failure: str, error: str) -> None:
-        self._failure = self._failure or (failure, error)
-
-    def _add(self, kind: str, ns: int, n_bytes: int) -> None:
-        self._events.append(_Event(kind, ns, n_bytes))
-
-    def _add_event(self, name: str, data: str, ns: int, n_bytes: int) -> None:
-        """Add an event with this name and data."""
+    Yields None after each event, so that other tasks can run; last comes the stream.
+    """
+    arrive_ns, sizes, names = list[int](), list[int](), list[str]()
+    counts: list[dict[str, int | None]] = []
+    usage, timings, reason, is_done = dict[str, Any](), dict[str, Any](), None, False
+    texts, failures = list[str](), list[tuple[str, str]]()
+    for ns, n_bytes, name, data in _events(pieces):
+        kind, count = kinds.PING, dict[str, int | None]()
+        if name == kinds.HALF_LINE:
+            failures.append((name, data))
+            break
         if data.strip() == "[DONE]":
-            self._is_done = True
-            return self._add(kinds.DONE, ns, n_bytes)
-        if name == "ping" or (not data.strip() and name != "error"):
-            return self._add(kinds.PING, ns, n_bytes)
-        try:
-            chunk = json.loads(data)
-        except (ValueError, RecursionError):
-            chunk = None
-        if not isinstance(chunk, dict):
-            self._fail(kinds.WRONG_JSON, f"an event is not a JSON object: {data[:300]}")
-            return self._add(kinds.ERROR, ns, n_bytes)
-        message = error_in(chunk)
-        if message is not None or name == "error":
-            self._fail(kinds.ERROR_INSIDE, message or data)
-            return self._add(kinds.ERROR, ns, n_bytes)
-        self._add_chunk(chunk, ns, n_bytes)
+            kind, is_done = kinds.DONE, True
+        elif name == "error" or (name != "ping" and data.strip()):
+            kind = kinds.ERROR
+            try:
+                chunk = json.loads(data)
+            except (ValueError, RecursionError):
+                chunk = None
+            if not isinstance(chunk, dict):
+                failures.append((kinds.WRONG_JSON, f"an event is not a JSON object: {data[:300]}"))
+            elif (message := error_in(chunk)) is not None or name == "error":
+                failures.append((kinds.ERROR_INSIDE, message or data))
+            else:
+                choice, own_usage = first(chunk.get("choices")), as_dict(chunk.get("usage"))
+                if as_count(own_usage.get("prompt_tokens")) or as_count(own_usage.get("completion_tokens")):
+                    usage = own_usage  # Ollama sends zeros in each chunk of a completion
+                timings = as_dict(chunk.get("timings")) or timings
+                if isinstance(choice.get("finish_reason"), str):
+                    reason = choice["finish_reason"][:MOST_REASON]
+                kind, count, text = _chunk(choice, own_usage, as_dict(chunk.get("timings")))
+                texts.append(text)
+        arrive_ns.append(ns - sent_ns)
+        sizes.append(n_bytes)
+        names.append(kind)
+        counts.append(count)
+        yield None
+    missing = "before the answer was complete: it has no finish_reason and no"
+    if reason is None and not is_done:
+        failures.append((kinds.CUT_OFF, f"the connection ended {missing} [DONE]"))
+    elif reason is None and not usage and any(kind in kinds.GENERATED for kind in names):
+        failures.append((kinds.CUT_OFF, f"[DONE] came {missing} token count"))
+    used = usage_of(usage, timings)
+    n_tokens, tokens_by = _tokens(names, counts, used.completion_tokens if used else None)
+    failure, error = failures[0] if failures else (None, None)
+    yield Stream(
+        events=Events(tuple(arrive_ns), tuple(sizes), tuple(names), n_tokens),
+        text="".join(texts),
+        tokens_by=tokens_by,
+        usage=used,
+        timings=timings_of(timings),
+        finish_reason=reason,
+        failure=failure,
+        error=error,
+    )
 
-    def _add_chunk(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> None:
-        """Add an event with a part of the answer."""
-        choice, usage, timings = first(chunk.get("choices")), as_dict(chunk.get("usage")), as_dict(chunk.get("timings"))
-        if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
-            self._usage = usage  # Ollama sends zeros in each chunk of a completion
-        self._timings = timings or self._timings
-        if isinstance(choice.get("finish_reason"), str):
-            self._finish_reason = choice["finish_reason"][:MOST_REASON]
-        counts = {
-            "token ids": n_items(choice.get("token_ids")),
-            "usage": as_count(usage.get("completion_tokens")),
-            "timings": as_count(timings.get("predicted_n")),
-            "logprobs": n_logprobs(choice.get("logprobs")),
-        }
-        delta = as_dict(choice.get("delta"))
-        text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
-        reasoning = reasoning_of(delta)
-        self._text += [reasoning, text]
-        goes_on = choice.get("finish_reason") is None
-        ways = (
-            (kinds.TEXT, text),
-            (kinds.TOOL, delta.get("tool_calls") or delta.get("function_call")),
-            (kinds.REASONING, reasoning),
-            (kinds.TEXT, goes_on and counts["token ids"]),
-            (kinds.ROLE, goes_on and delta.get("role")),
-            (kinds.USAGE, usage),
-        )
-        kind = next((kind for kind, has_it in ways if has_it), kinds.OTHER)
-        self._events.append(_Event(kind, ns, n_bytes, counts))
 
-    def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
-        for name, is_running_total in _COUNTS.items():
-            column = _counted(self._events, name, is_running_total)
-            if column is not None and (n_all is None or sum(column) <= n_all):
-                return column, name
-        return None, None
+def _chunk(
+    choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any]
+) -> tuple[str, dict[str, int | None], str]:
+    """The kind of a chunk of the answer, its token count by each of _COUNTS, and its text with reasoning."""
+    logprobs = as_dict(choice.get("logprobs"))  # of chat {"content": [...]}, of completions {"tokens": [...]}
+    counts = {
+        "token ids": n_items(choice.get("token_ids")),
+        "usage": as_count(usage.get("completion_tokens")),
+        "timings": as_count(timings.get("predicted_n")),
+        "logprobs": first_known((n_items(logprobs.get("content")), n_items(logprobs.get("tokens")))),
+    }
+    delta = as_dict(choice.get("delta"))
+    text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
+    reasoning, goes_on = reasoning_of(delta), choice.get("finish_reason") is None
+    ways = (
+        (kinds.TEXT, text),
+        (kinds.TOOL, delta.get("tool_calls") or delta.get("function_call")),
+        (kinds.REASONING, reasoning),
+        (kinds.TEXT, goes_on and counts["token ids"]),
+        (kinds.ROLE, goes_on and delta.get("role")),
+        (kinds.USAGE, usage),
+    )
+    return next((kind for kind, has_it in ways if has_it), kinds.OTHER), counts, reasoning + text
+
+
+def _tokens(
+    names: Sequence[str], counts: Sequence[dict[str, int | None]], n_all: int | None
+) -> tuple[tuple[int, ...] | None, str | None]:
+    """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
+    content = [i for i, kind in enumerate(names) if kind in kinds.GENERATED]
+    for source, is_running_total in _COUNTS.items():
+        column, total = list[int](), 0
+        for count in counts:
+            n = count.get(source)
+            column.append(0 if n is None else n - total)
+            total = n if is_running_total and n is not None else total
+        is_known = bool(content) and all(counts[i].get(source) is not None for i in content)
+        if is_known and column[content[0]] > 0 and min(column) >= 0 and (n_all is None or sum(column) <= n_all):
+            return tuple(column), source
+    return None, None
+
+
+def _events(pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str, str]]:
+    """When each event was complete, its bytes on the wire, its name, and its data; a comment has none.
+
+    Where the answer ends within a line, the last one is named HALF_LINE and says so.
+    """
+    name, n_bytes, is_begun = "", 0, False
+    data: list[str] = []
+    for ns, line, n in _lines(pieces):
+        n_bytes += n
+        if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
+            yield ns, n, kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes"
+            return
+        text = line.decode(errors="replace").rstrip("\r\n")
+        field_name, _, value = text.partition(":")
+        value = value.removeprefix(" ")
+        if text.startswith(":"):
+            yield ns, n_bytes, "", ""
+            n_bytes = 0
+        elif not text and is_begun:
+            yield ns, n_bytes, name, "\n".join(data)
+            name, data, n_bytes, is_begun = "", [], 0, False
+        else:
+            is_begun = is_begun or field_name in _FIELDS
+            name = value if field_name == "event" else name
+            data += [value] if field_name == "data" else []
 
 
 def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
@@ -352,18 +329,3 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
     if rest := b"".join(begun):
         yield ns, rest, len(rest)
     yield ns, b"", 0
-
-
-def _counted(events: Sequence[_Event], name: str, is_running_total: bool) -> tuple[int, ...] | None:
-    """Tokens per event; None if an event with content has no count, or the first of them has 0 tokens."""
-    column: list[int] = []
-    total = 0
-    for event in events:
-        count = event.counts.get(name)
-        if count is None and event.kind in kinds.GENERATED:
-            return None
-        before = total if is_running_total else 0
-        total = total if count is None else count
-        column.append(0 if count is None else count - before)
-    n_first = next((n for event, n in zip(events, column, strict=True) if event.kind in kinds.GENERATED), 0)
-    return tuple(column) if n_first > 0 and min(column) >= 0 else None

@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,39 +41,31 @@ server.main()
 """
 
 
+@dataclass(frozen=True)
 class OwnServer:
-    """A server that was started here, at `url`; its key is in the environment variable `key_env`.
+    """A server that was started here, at `url`; its key is in the environment variable `key_env`."""
 
-    It computes with `n_threads` threads.
-    """
-
-    key_env = KEY_ENV
-
-    def __init__(self, process: subprocess.Popen[bytes], log: tempfile.TemporaryDirectory[str], n_threads: int) -> None:
-        self._process, self._log = process, log
-        self.n_threads = n_threads
-        self.url = f"{_address(process, Path(log.name) / 'log')}/v1"
+    url: str
+    n_threads: int
+    process: subprocess.Popen[bytes]
+    log: tempfile.TemporaryDirectory[str]
+    key_env: str = KEY_ENV
 
     def end(self) -> None:
         """End the server; does nothing if it has ended."""
-        self._process.kill()
-        spawning.wait_for_end(self._process)
-        self._log.cleanup()
+        self.process.kill()
+        spawning.wait_for_end(self.process)
+        self.log.cleanup()
 
 
-def check() -> None:
-    """LabError if packages of the server are missing."""
+def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: int = 0) -> OwnServer:
+    """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         raise LabError(
             f"The server needs packages that are not installed: {', '.join(missing)}.",
             "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
         )
-
-
-def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: int = 0) -> OwnServer:
-    """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
-    check()
     n_threads = n_threads or limits.default_threads()
     options = {
         "model": model,
@@ -87,24 +80,21 @@ def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: i
         "interrupt_requests": False,
         "verbose": False,
     }
-    os.environ[KEY_ENV] = secrets.token_urlsafe(32)
-    log = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
-    with (Path(log.name) / "log").open("wb") as file:
+    key = os.environ[KEY_ENV] = secrets.token_urlsafe(32)
+    folder = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
+    log = Path(folder.name) / "log"
+    with log.open("wb") as file:
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + START_S
     try:
-        return OwnServer(process, log, n_threads)
+        while process.poll() is None and time.monotonic() < deadline:
+            if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
+                return OwnServer(f"{address[1]}/v1", n_threads, process, folder)
+            time.sleep(LOOK_S)
+        lines = log.read_text(encoding="utf-8", errors="replace").replace(key, "***").splitlines()
+        raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
     except BaseException:
         process.kill()
         spawning.wait_for_end(process)
         raise
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
-            return address[1]
-        time.sleep(LOOK_S)
-    lines = log.read_text(encoding="utf-8", errors="replace").replace(os.environ[KEY_ENV], "***").splitlines()
-    raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")

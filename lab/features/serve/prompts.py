@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from lab.core.lists import first_known
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
 from lab.errors import LabError
-from lab.features.serve.access import Access, ask
+from lab.features.serve.access import ANSWER_S, Access, ask
 from lab.features.serve.formats import (
     TIMINGS,
     as_count,
@@ -54,8 +54,6 @@ FILLERS = (" a", " the", " x", " 1", ".")
 NEAR = 50
 """If counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
 
-Count = Callable[[str], int | None]
-
 
 class NotCounted(LabError):
     """A server that counted tokens before no longer does."""
@@ -66,7 +64,7 @@ class Counter:
     """A server's way to count the tokens of a prompt, with everything that it adds."""
 
     by: str  # tokenize, usage
-    count: Count
+    count: Callable[[str], int | None]
 
 
 @dataclass(frozen=True)
@@ -83,61 +81,55 @@ class Prompt:
         """The text after the nonce."""
         return self.text.removeprefix(self.nonce)
 
+    def renewed(self, rng: random.Random) -> Prompt:
+        """The same prompt with another nonce."""
+        nonce = fresh_nonce(rng)
+        return dataclasses.replace(self, text=nonce + self.body, nonce=nonce)
+
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
     """The first way of counting that works on this server, tried on one word."""
-    ways = [Counter(TOKENIZE, count) for count in _tokenizers(access, endpoint.api, model)]
-    ways.append(Counter(USAGE, lambda text: by_usage(access, endpoint, model, text)))
-    return next((way for way in ways if way.count("word") is not None), None)
+
+    def by_usage(text: str) -> int | None:
+        asked = Asked(n_prompt=None, n_gen=1, temperature=temperature(endpoint.accepted))
+        fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
+        usage = usage_of(as_dict(posted(access, access.interface(endpoint.api), fields, access.timeout_s).get("usage")))
+        return usage.prompt_tokens if usage else None
+
+    ways = [Counter(TOKENIZE, count) for count in tokenizers(access, endpoint.api, model)]
+    return next((way for way in (*ways, Counter(USAGE, by_usage)) if way.count("word") is not None), None)
 
 
-def _tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> tuple[Count, ...]:
+def tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
     """The ways in which servers count the tokens of a prompt, or of another text."""
-    return (
-        lambda text: n_items(token_ids(access, api, text, is_prompt)),
-        lambda text: by_messages(access, api, model, text),
-        lambda text: by_extras(access, api, model, text),
-    )
+
+    def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
+        if api == CHAT:
+            chat = ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
+            applied = as_dict(chat.raw).get("prompt")  # unmasked, and only sent to the server
+            if chat.status != 200 or not isinstance(applied, str):
+                return None
+            text = applied
+        fields = {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
+        return n_items(posted(access, f"{access.root}/tokenize", fields).get("tokens"))
+
+    def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
+        fields = {"model": model, **prompt_fields(api, text)}
+        return as_count(posted(access, f"{access.root}/tokenize", fields).get("count"))
+
+    def llama_cpp_server(text: str) -> int | None:
+        fields = {"model": model, "input": text}
+        return as_count(posted(access, f"{access.root}/extras/tokenize/count", fields).get("count"))
+
+    yield from (llama_server, vllm)
+    if api != CHAT:  # which the last one does not support
+        yield llama_cpp_server
 
 
-def token_ids(access: Access, api: str, text: str, is_prompt: bool = True) -> Any:
-    """Tokens by llama-server's /tokenize (a chat after /apply-template); a prompt gets its special tokens."""
-    if api == CHAT:
-        chat = ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
-        applied = as_dict(chat.raw).get("prompt")  # unmasked, and only sent to the server
-        if chat.status != 200 or not isinstance(applied, str):
-            return None
-        text = applied
-    answer = ask(access, f"{access.root}/tokenize", tokenize_fields(text, is_prompt))
-    return as_dict(answer.parsed).get("tokens") if answer.status == 200 else None
-
-
-def tokenize_fields(text: str, is_prompt: bool = True) -> dict[str, Any]:
-    """The body for llama-server's /tokenize."""
-    return {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
-
-
-def by_messages(access: Access, api: str, model: str, text: str) -> int | None:
-    """Tokens by vLLM's and SGLang's /tokenize; a chat is counted with its template."""
-    answer = ask(access, f"{access.root}/tokenize", {"model": model, **prompt_fields(api, text)})
-    return as_count(as_dict(answer.parsed).get("count")) if answer.status == 200 else None
-
-
-def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
-    """Tokens by llama_cpp.server's /extras/tokenize/count, which does not support chats."""
-    if api == CHAT:
-        return None
-    answer = ask(access, f"{access.root}/extras/tokenize/count", {"model": model, "input": text})
-    return as_count(as_dict(answer.parsed).get("count")) if answer.status == 200 else None
-
-
-def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int | None:
-    """Tokens by the usage of a request for one token."""
-    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature(endpoint.accepted))
-    fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
-    answer = ask(access, access.interface(endpoint.api), fields, access.timeout_s)
-    usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
-    return usage.prompt_tokens if usage and answer.status == 200 else None
+def posted(access: Access, url: str, fields: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """The JSON object that a POST returns; empty after a failure."""
+    answer = ask(access, url, fields, timeout_s)
+    return as_dict(answer.parsed) if answer.status == 200 else {}
 
 
 def least(how: Counter) -> int:
@@ -170,24 +162,26 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
         return counts[text]
 
     def first_words(k: int) -> str:
-        times, rest = divmod(k, len(words))
-        return " ".join([head, *words * times, *words[:rest]])
+        n_whole, rest = divmod(k, len(words))
+        return " ".join([head, *words * n_whole, *words[:rest]])
 
     n_least = count(head)
     if n_least > n:
         raise impossible(n, n_least)
     n_enough = n - n // NEAR if how.by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
-    k = _most_words(n, n_least, n_enough, lambda k: count(first_words(k)))
-    text = _filled(first_words(k), n, count, counts)
-    n_tokens = counts[text]
-    prompt = Prompt(text, n_tokens, how.by, head)
-    return renewed(prompt, rng) if how.by == USAGE else prompt  # the server has seen this one
-
-
-def renewed(prompt: Prompt, rng: random.Random) -> Prompt:
-    """The same prompt with another nonce."""
-    nonce = fresh_nonce(rng)
-    return dataclasses.replace(prompt, text=nonce + prompt.body, nonce=nonce)
+    text = first_words(_most_words(n, n_least, n_enough, lambda k: count(first_words(k))))
+    fillers = list(FILLERS)
+    while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
+        missing = n - counts[text]
+        longer = text + fillers[0] * missing
+        if count(longer) > n and missing > 1:
+            longer = text + fillers[0]
+        if counts[text] < count(longer) <= n:
+            text = longer
+        else:
+            fillers.pop(0)
+    prompt = Prompt(text, counts[text], how.by, head)
+    return prompt.renewed(rng) if how.by == USAGE else prompt  # the server has seen this one
 
 
 def _counted(how: Counter, text: str) -> int:
@@ -222,52 +216,26 @@ def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]
     return low
 
 
-def _filled(text: str, n: int, count: Callable[[str], int], counts: Mapping[str, int]) -> str:
-    """`text` with fillers up to n tokens, or as close as they get. `counts` has the texts counted so far."""
-    fillers = list(FILLERS)
-    while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
-        missing = n - counts[text]
-        longer = text + fillers[0] * missing
-        if count(longer) > n and missing > 1:
-            longer = text + fillers[0]
-        if counts[text] < count(longer) <= n:
-            text = longer
-        else:
-            fillers.pop(0)
-    return text
-
-
 def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
     """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
 
     Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
     """
-    request = reply.request
+    request, usage = reply.request, None
     if request.status != OK or times.n_generated(request) is not None:
         return request
-    has_twin = request.asked.seed is not None and sent.nonce is None  # with a nonce, another prompt was sent
-    usage = twin(access, api, sent, reply) if has_twin else None
-    usage = usage or tokenized(access, model, reply.text)
-    return request if usage is None else dataclasses.replace(request, usage=usage)
-
-
-def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
-    """The counts of the same request without streaming. None if its answer is not the same."""
-    fields = json.loads(sent.body)
-    for name in ("stream", "stream_options", TIMINGS):
-        fields.pop(name, None)
-    answer = ask(access, access.interface(api), fields, access.timeout_s)
-    usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
-    if answer.status != 200 or usage is None or usage.completion_tokens is None:
-        return None
-    choice = first(as_dict(answer.parsed).get("choices"))
-    has_same_limit = choice.get("finish_reason") == reply.request.finish_reason == "length"
-    if not has_same_limit and (not reply.text or text_of(choice) != reply.text):
-        return None
-    return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
-
-
-def tokenized(access: Access, model: str, text: str) -> Usage | None:
-    """The tokens of a text by the server's tokenizer."""
-    n_tokens = first_known(count(text) for count in _tokenizers(access, COMPLETIONS, model, is_prompt=False))
-    return None if n_tokens is None else Usage(completion_tokens=n_tokens, counted_by=TOKENIZE)
+    if request.asked.seed is not None and sent.nonce is None:  # with a nonce, another prompt was sent
+        fields = json.loads(sent.body)
+        for name in ("stream", "stream_options", TIMINGS):
+            fields.pop(name, None)
+        twin = posted(access, access.interface(api), fields, access.timeout_s)
+        usage, choice = usage_of(as_dict(twin.get("usage"))), first(twin.get("choices"))
+        is_same = choice.get("finish_reason") == request.finish_reason == "length"
+        is_same = is_same or bool(reply.text and text_of(choice) == reply.text)
+        if usage and usage.completion_tokens is not None and is_same:
+            usage = dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
+            return dataclasses.replace(request, usage=usage)
+    n_tokens = first_known(count(reply.text) for count in tokenizers(access, COMPLETIONS, model, is_prompt=False))
+    if n_tokens is None:
+        return request
+    return dataclasses.replace(request, usage=Usage(completion_tokens=n_tokens, counted_by=TOKENIZE))

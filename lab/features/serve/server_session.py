@@ -18,7 +18,6 @@ from lab.core.record import OK
 from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Request, RequestRecord
 from lab.core.results import save
 from lab.errors import LabError
-from lab.features.serve.client import ClientDied
 from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server
 
@@ -59,27 +58,29 @@ class ServerSession:
         """
         self._kept.clear()
         uncounted: list[Reply] = []
-        client = self.server.client
         try:
-            for batch in client.batches(plan, look_s):
-                replies = list(batch)
-                for reply in replies:
+            for batch in self.server.client.batches(plan, look_s):
+                counted: list[Reply] = []
+                for reply in batch:
                     self.count_lost(reply.request)
                     ended(reply)
-                yield from self._keep(replies, uncounted if counts else None)
+                    is_final = not counts or not self.can_count or _is_counted(reply.request)
+                    (counted if is_final else uncounted).append(reply)
+                yield from self._keep(counted)
                 look()
-            if plan.most_lost is None or self.n_lost < plan.most_lost:
-                self._count(plan, uncounted)
+            is_gone = plan.most_lost is not None and self.n_lost >= plan.most_lost
+            for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
+                if len(uncounted) > 1 and i % 10 == 0:
+                    self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
+                request = self.server.counted(plan.ask(reply.index), reply)
+                uncounted[i] = dataclasses.replace(reply, request=request)
+                if not _is_counted(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
+                    self.can_count = False
+                    break
             yield from self._keep(uncounted)
-        except (KeyboardInterrupt, ClientDied):
-            yield from self._keep((*client.given_up(), *uncounted))
-            raise
-        except LabError:  # the disk is full: the rest goes to the same rescue file
-            with suppress(LabError):
-                self._keep((*client.given_up(), *uncounted))
-            raise
-        except GeneratorExit:
-            self._keep((*client.given_up(), *uncounted))
+        except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
+            with suppress(LabError):  # then the rest goes to the same rescue file
+                self._keep((*self.server.client.given_up(), *uncounted))
             raise
 
     def count_lost(self, request: Request) -> None:
@@ -103,18 +104,14 @@ class ServerSession:
         save(self.path, record)
         return record
 
-    def _keep(self, replies: Iterable[Reply], uncounted: list[Reply] | None = None) -> list[RequestRecord]:
-        """Write the new replies. Those without a token count go to `uncounted` instead, if given."""
+    def _keep(self, replies: Iterable[Reply]) -> list[RequestRecord]:
+        """Write the new replies."""
         new = {}
         for reply in replies:
-            if reply.index in self._kept:
-                continue
             asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
             request = dataclasses.replace(reply.request, asked=asked)
-            if uncounted is None or not self.can_count or _is_counted(request):
+            if reply.index not in self._kept:
                 new[reply.index] = self.server.record(self.path.stem, request)
-            else:
-                uncounted.append(reply)
         if new:
             n_bytes = self.path.stat().st_size
             try:
@@ -123,17 +120,6 @@ class ServerSession:
                 if self.path.stat().st_size > n_bytes:
                     self._kept.update(new)
         return list(new.values())
-
-    def _count(self, plan: SendPlan, uncounted: list[Reply]) -> None:
-        """Let the idle server count the tokens of answers."""
-        for i, reply in enumerate(uncounted):
-            if len(uncounted) > 1 and i % 10 == 0:
-                self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
-            request = self.server.counted(plan.ask(reply.index), reply)
-            if not _is_counted(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
-                self.can_count = False
-                return
-            uncounted[i] = dataclasses.replace(reply, request=request)
 
 
 def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core import levers
-from lab.core.lists import plural
+from lab.core.lists import grouped, plural
 from lab.core.record import OK
 from lab.core.request import RequestRecord, short_name
 from lab.core.request_times import Figures, figures
@@ -42,29 +42,22 @@ def finished(record: RequestRecord) -> str:
     one = figures(record.request)
     if one.status != OK:
         what = one.failure or one.status
-    elif one.came_at_once and one.e2e_ns is not None:
-        what = f"E2E {wording.digits(one.e2e_ns / 1e9)} s; the answer arrived in one piece, so TTFT is unknown"
+    elif one.came_at_once:
+        seconds = wording.digits((one.e2e_ns or 0) / 1e9)
+        what = f"E2E {seconds} s; the answer arrived in one piece, so TTFT is unknown"
     elif one.ttft_ns is None:
         what = "no token arrived"
     else:
-        what = f"TTFT {wording.digits(one.ttft_ns / 1e9)} s"
-        if one.tpot_ns is not None:
-            what += f", TPOT {wording.digits(one.tpot_ns / 1e6)} ms"
-        elif one.tpot_bounds_ns is not None:
-            what += f", TPOT {' to '.join(wording.digits(ns / 1e6) for ns in one.tpot_bounds_ns)} ms"
+        ends = dict.fromkeys(one.tpot_bounds_ns or ())  # one, if it is known exactly
+        tpot = f", TPOT {' to '.join(wording.digits(ns / 1e6) for ns in ends)} ms" if ends else ""
         marks = [word for word, is_so in (("warm", one.is_warm), ("short", one.is_short)) if is_so]
-        what += f" ({', '.join(marks)})" if marks else ""
+        what = f"TTFT {wording.digits(one.ttft_ns / 1e9)} s{tpot}" + (f" ({', '.join(marks)})" if marks else "")
     return f"{_name(one)}, repeat {one.asked.repeat + 1}: {what}"
-
-
-def summary(records: Sequence[RequestRecord]) -> pd.DataFrame:
-    """The rows of `lab.summary` for requests that ran alone."""
-    return table.summary(table.runs(request_table.alone(records)))
 
 
 def sections(records: Sequence[RequestRecord]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians, then the server's own times."""
-    rows = summary(records)
+    rows = table.summary(table.runs(request_table.alone(records)))
     return [
         _section(label, part)
         for label, of_setup in (table.setups(rows) if len(rows) else [])
@@ -73,44 +66,38 @@ def sections(records: Sequence[RequestRecord]) -> list[Section]:
 
 
 def _section(label: str, rows: pd.DataFrame) -> Section:
-    lines = rows.to_dict("records")
-    known = [row for row in lines if any(row[name] == row[name] for name in ("server_prompt_s", "server_decode_s"))]
-    of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, known))] if known else []
+    known = rows.first_output_s.notna()  # of an answer that was all reasoning it is not
+    has_reasoning = bool((rows.first_output_s[known] != rows.ttft_s[known]).any() or not known.all())
+    timed = rows[rows.server_prompt_s.notna() | rows.server_decode_s.notna()].to_dict("records")
+    of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))] if timed else []
+    columns: Columns = [
+        ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+        ("n", lambda row: f"{row['repeats']}"),
+        ("answer\ntokens", _answer),
+        *(
+            (text_results.HEADINGS[name], partial(_figure, name=name))
+            for name in SHOWN
+            if name != "first_output_s" or has_reasoning
+        ),
+        ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
+    ]
     return Section(
         label,
-        heading(rows),
-        **tabled(_columns(rows), lines),
+        f"{plural(int(rows.n_gen.iloc[0]), 'token')} requested; {text_results.below(rows, 'request')}",
+        **tabled(columns, rows.to_dict("records")),
         notes=[MEANINGS],
-        sentences=findings(rows),
+        sentences=_findings(rows),
         parts=of_server,
     )
 
 
-def _columns(rows: pd.DataFrame) -> Columns:
-    shown = [name for name in SHOWN if name != "first_output_s" or _has_reasoning(rows)]
-    return [
-        ("prompt\ntokens", lambda row: length(row["n_prompt"])),
-        ("n", lambda row: f"{row['repeats']}"),
-        ("answer\ntokens", _answer),
-        *((text_results.HEADINGS[name], partial(_figure, name=name)) for name in shown),
-        ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
-    ]
-
-
-def heading(rows: pd.DataFrame) -> str:
-    """The heading of a summary of one setup and one n_gen."""
-    asked = plural(int(rows.n_gen.iloc[0]), "token")
-    return f"{asked} requested; {text_results.below(rows, 'request')}"
-
-
-def findings(rows: pd.DataFrame) -> list[str]:
+def _findings(rows: pd.DataFrame) -> list[str]:
     """Sentences on a summary of one setup and one n_gen: TTFT over the prompt's length, and its share of E2E."""
-    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0)]  # noqa: E712
-    rows = rows[rows.n_prompt > 0].sort_values("n_prompt")
+    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
     if rows.empty:
         return []
-    sentences = []
-    short, long = rows.iloc[0], rows.iloc[-1]
+    rows = rows.sort_values("n_prompt")
+    short, long, sentences = rows.iloc[0], rows.iloc[-1], []
     if long.n_prompt > short.n_prompt:
         ratio = long.ttft_s / short.ttft_s
         times_word = "about the same as" if 0.95 < ratio < 1.05 else wording.times(ratio)
@@ -119,31 +106,37 @@ def findings(rows: pd.DataFrame) -> list[str]:
             f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
         )
     if long.e2e_s > 0:
-        shares = [
-            f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}"
-            for row in (short, long)[: len(rows)]
-            if row.e2e_s
-        ]
+        ends = [row for row in (short, long)[: len(rows)] if row.e2e_s]
+        shares = [f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}" for row in ends]
         sentences.append(f"TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
     return sentences
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
     """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
-    own = request_table.alone(records)
-    by_class: dict[tuple[bool, str], list[RequestRecord]] = {}
-    for record in own:
-        if record.request.status != OK:
-            key = record.request.asked.warmup, record.request.failure or record.request.status
-            by_class.setdefault(key, []).append(record)
+    own = [record.request for record in request_table.alone(records)]
+    failed = [request for request in own if request.status != OK]
+    by_class = grouped(failed, lambda request: (request.asked.warmup, request.failure or request.status))
     lines = []
-    for (is_warmup, name), failed in by_class.items():
-        first = failed[0].request
-        n = sum(record.request.asked.warmup == is_warmup for record in own)
+    for (is_warmup, name), (first, *others) in by_class.items():
+        n = sum(request.asked.warmup == is_warmup for request in own)
         kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
         example = f"{_name(figures(first))}, repeat {first.asked.repeat + 1}: {first.error}"
-        lines.append(f"{len(failed)} of {n} {kind} ({name}), for example {example}")
+        lines.append(f"{1 + len(others)} of {n} {kind} ({name}), for example {example}")
     return lines
+
+
+def warnings(records: Sequence[RequestRecord]) -> list[str]:
+    """Sentences on requests that ran alone: warm and short ones, unknown figures, and times near the client's own
+    timing error (old records). With several setups each begins with its label.
+    """
+    own = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    setups = table.setups(table.runs(own)) if own else []
+    return [
+        f"{label}: {sentence}" if len(setups) > 1 else sentence
+        for label, rows in setups
+        for sentence in request_words.doubts([own[index] for index in rows.run])
+    ]
 
 
 def length(n_prompt: float | None) -> str:
@@ -172,27 +165,6 @@ def _answer(row: dict[str, Any]) -> str:
     one = table.shown_in(row, "n_answer")
     ends = f"\n{one.low:,.0f}-{one.high:,.0f}" if one.low != one.high else ""
     return UNKNOWN if one.value != one.value else f"{one.value:,.0f}{ends}"
-
-
-def _has_reasoning(rows: pd.DataFrame) -> bool:
-    known = rows.first_output_s.notna()
-    return bool((rows.first_output_s[known] != rows.ttft_s[known]).any() or not known.all())
-
-
-def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests that ran alone: warm and short ones, unknown figures, and times near the client's own
-    timing error (old records). With several setups each begins with its label.
-    """
-    own = [record for record in request_table.alone(records) if request_table.went_well(record)]
-    if not own:
-        return []
-    setups = table.setups(table.runs(own))
-    sentences = []
-    for label, rows in setups:
-        chosen = [own[index] for index in rows.run]
-        prefix = f"{label}: " if len(setups) > 1 else ""
-        sentences += [prefix + sentence for sentence in request_words.doubts(chosen)]
-    return sentences
 
 
 OF_REQUESTS = (

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import random
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -69,24 +69,15 @@ class ServerPlan:
     unseen: tuple[str, ...] = ()
 
     @property
-    def n_most(self) -> int:
-        """Maximum number of requests, with warm-ups."""
-        return len(self.cases) * (self.n_repeat + 1)
-
-    @property
     def longest_answer(self) -> int:
         return self.cases[0].n_gen
 
     @property
     def summary(self) -> str:
-        """The maximum of what a server will be sent."""
+        """The maximum of what a server will be sent, with warm-ups."""
         most = max(case.n_prompt for case in self.cases) + self.longest_answer
-        return f"{self.n_most:,} requests for up to {most:,} tokens each, and small ones to examine it"
-
-    @property
-    def possible(self) -> list[Case]:
-        """The possible cases, the shortest prompt first."""
-        return sorted((case for case in self.cases if case not in self.refused), key=lambda case: case.n_prompt)
+        n = len(self.cases) * (self.n_repeat + 1)
+        return f"{n:,} requests for up to {most:,} tokens each, and small ones to examine it"
 
 
 def measure(
@@ -129,12 +120,12 @@ def make_plan(
 
 def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
     """The plan for this server. LabError if it cannot count the tokens of a prompt."""
-    n_least = server_prompts.least(server.how_to_count)
-    refused = {}
+    n_least, refused = server_prompts.least(server.how_to_count), {}
     for case in plan.cases:
-        is_too_short = case.n_prompt < n_least
-        too_short = server_prompts.impossible(case.n_prompt, n_least) if is_too_short else None
-        if problem := too_short or server.too_long(case.n_prompt, case.n_gen):
+        problem = server.too_long(case.n_prompt, case.n_gen)
+        if case.n_prompt < n_least:
+            problem = server_prompts.impossible(case.n_prompt, n_least)
+        if problem:
             refused[case] = str(problem).replace("\n", " ")
     unseen = tuple(not_visible(server.endpoint, server.counter, plan.longest_answer))
     return dataclasses.replace(plan, refused=refused, unseen=unseen)
@@ -146,57 +137,46 @@ def execute(
     """Send the plan's requests, append each to `path` when it ends, and yield its record.
 
     With `stream` a status has the complete generated text when a request has ended. LabError if the server is gone.
-    Stopping early (Ctrl-C) keeps all finished requests.
+    Stopping early (Ctrl-C) keeps all finished requests. The prompt is cut at another place for each repeat, or has only
+    another nonce if counting costs requests.
     """
-    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.possible, plan.seed, repeat)]
+    possible = sorted((case for case in plan.cases if case not in plan.refused), key=lambda case: case.n_prompt)
+    warmups = [(0, case) for case in possible]
+    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(possible, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     session = ServerSession(server, path, reporter.report_status)
-    kept: dict[int, Prompt] = {}  # one for each length, if counting costs requests
-
-    def measure(case: Case, repeat: int, warmup: bool) -> Generator[RequestRecord, None, bool]:
-        """Send one request, and yield its record. Returns whether it succeeded.
-
-        The prompt is cut at another place for each repeat, or has only another nonce if counting costs requests.
-        """
-        n, is_ok = case.n_prompt, False
-        try:
-            if n in kept:
-                prompt = server_prompts.renewed(kept[n], random.Random())
-            else:
-                prompt = server.prompt(n, plan.text, plan.seed, repeat)
-        except server_prompts.NotCounted as problem:
-            request = not_sent(case, repeat, problem.what, warmup)
-            session.count_lost(request)
-            yield session.keep(request)
-            return False
-        if prompt.counted_by == USAGE:
-            kept[n] = prompt
-        n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
-        asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=warmup)
-        ask = server.ask(prompt, asked, is_sent_once=True)
-        sent = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
-        look = reporter.answer_watcher(case, repeat, warmup)
-
-        def show(reply: Reply) -> None:
-            if stream and not warmup:
-                reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
-
-        look()
-        for record in session.send(sent, POLL_S, look, show, counts=not warmup):
-            if is_ok := record.request.status == OK:
-                reporter.learn_request(case, record.request)
-            yield record
-        return is_ok
-
+    prompts: dict[int, Prompt] = {}  # one for each length, if counting costs requests
     n_failed: collections.Counter[Case] = collections.Counter()  # in a row
+    replies: list[Reply] = []
     with unless_empty(path):
         for case, reason in plan.refused.items():
             yield session.keep(not_sent(case, 0, reason))
-        warmups = [(0, case) for case in plan.possible]
         while warmups or todo:
-            is_warmup = bool(warmups)
+            is_warmup, is_ok = bool(warmups), False
             repeat, case = (warmups or todo).pop(0)
-            is_ok = yield from measure(case, repeat, is_warmup)
+            n = case.n_prompt
+            try:
+                known = prompts.get(n)
+                prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
+            except server_prompts.NotCounted as problem:
+                request = not_sent(case, repeat, problem.what, is_warmup)
+                session.count_lost(request)
+                yield session.keep(request)
+            else:
+                if prompt.counted_by == USAGE:
+                    prompts[n] = prompt
+                n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
+                asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
+                ask = server.ask(prompt, asked, is_sent_once=True)
+                sent = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
+                look = reporter.answer_watcher(case, repeat, is_warmup)
+                look()
+                for record in session.send(sent, POLL_S, look, replies.append, counts=not is_warmup):
+                    if is_ok := record.request.status == OK:
+                        reporter.learn_request(case, record.request)
+                    if stream and not is_warmup:
+                        reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=replies[-1].text)
+                    yield record
             session.check_reached(MAX_GONE)
             n_failed[case] = 0 if is_ok else n_failed[case] + 1
             left = [run for run in todo if run[1] == case]
@@ -210,64 +190,66 @@ def execute(
 
 def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
     """The record of a request that was not sent."""
-    return Request(
-        asked=Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup),
-        started_at=utc_now(),
-        status=FAILED,
-        failure=NOT_SENT,
-        error=reason,
-        events=Events(),
-    )
+    asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
+    return Request(asked=asked, started_at=utc_now(), status=FAILED, failure=NOT_SENT, error=reason, events=Events())
 
 
 def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
     """What is not visible in answers of `n_gen` tokens, from the server's capabilities."""
-    how = {one.name: one.how for one in endpoint.capabilities}
-    if endpoint.can("streaming") == NO:
-        yield f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."
-    elif endpoint.can("streaming") != YES:
-        yield (
-            f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
-            "tokens, TTFT is later than the first token."
-        )
+    how, settings = {one.name: one.how for one in endpoint.capabilities}, endpoint.settings
+    streams, caches = endpoint.can("streaming"), endpoint.can("cached tokens")
     own = " The server's own times are shown separately." if endpoint.can("server timings") == YES else ""
-    if endpoint.can("streaming") != NO:
-        yield (
+    known = (
+        (streams == NO, f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."),
+        (
+            streams not in (YES, NO),
+            f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
+            "tokens, TTFT is later than the first token.",
+        ),
+        (
+            streams != NO,
             "Prefill time is not visible: the lab shows TTFT, which includes the server's queue, its tokenizer and its "
-            f"first token.{own}"
-        )
-    if endpoint.can("streaming") != NO and endpoint.can("tokens per event") != YES:
-        yield (
+            f"first token.{own}",
+        ),
+        (
+            streams != NO and endpoint.can("tokens per event") != YES,
             "Events do not say how many tokens they contain: gaps are those between events (inter-chunk latency), not "
-            "ITL, and TPOT is a range unless there are as many events as tokens."
-        )
-    if endpoint.can("usage in streams") != YES:
-        yield (
+            "ITL, and TPOT is a range unless there are as many events as tokens.",
+        ),
+        (
+            endpoint.can("usage in streams") != YES,
             "The stream does not count its tokens: the lab sends each request once more without streaming, which costs "
             "one more generation. If that answer differs, the server's tokenizer counts the tokens; without one, TPOT "
-            "is not known."
-        )
-    if endpoint.can("cached tokens") != YES:
-        yield (
+            "is not known.",
+        ),
+        (
+            caches != YES,
             "The server does not report cached tokens, so it is not known whether a run was warm. Each prompt begins "
-            "with different letters, so only the template before them can come from a cache."
-        )
-    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which accepts cache_prompt: false
-        yield (
+            "with different letters, so only the template before them can come from a cache.",
+        ),
+        (
+            caches == YES and endpoint.api == CHAT and endpoint.server != "llama-server",  # with cache_prompt: false
             "All chats share the template before their prompts, which the server may cache: runs with cached tokens "
-            "are shown separately, as warm. --api completions has no template."
-        )
-    if endpoint.can("ignore_eos") != YES and n_gen > 1:
-        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately."
-    settings = endpoint.settings
-    if settings is None or settings.n_ctx is None:
-        yield "The server does not report its context length: a prompt that is too long for it fails."
-    if settings is not None and settings.n_slots == 1:
-        yield "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
-    else:
-        yield "Requests of other clients make these runs slower, and are not visible."
-    if counter is not None and counter.by == USAGE:
-        yield (
+            "are shown separately, as warm. --api completions has no template.",
+        ),
+        (
+            endpoint.can("ignore_eos") != YES and n_gen > 1,
+            f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately.",
+        ),
+        (
+            settings is None or settings.n_ctx is None,
+            "The server does not report its context length: a prompt that is too long for it fails.",
+        ),
+        (
+            True,
+            "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
+            if settings is not None and settings.n_slots == 1
+            else "Requests of other clients make these runs slower, and are not visible.",
+        ),
+        (
+            counter is not None and counter.by == USAGE,
             "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
-            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
-        )
+            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters.",
+        ),
+    )
+    return (sentence for is_so, sentence in known if is_so)
