@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,31 @@ class OddServer:
     url: str
     answers: dict[str, Answer] = field(default_factory=dict)
     n_asked: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def raw_server(answers: Iterable[Iterable[bytes]]) -> Iterator[str]:
+    """A server that writes the next of these answers, piece by piece, to whoever asks, and hangs up; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def write(peer: socket.socket, pieces: Iterable[bytes]) -> None:
+            with peer, suppress(OSError):
+                head = b""
+                while b"\r\n\r\n" not in head and (data := peer.recv(65_536)):
+                    head += data
+                for piece in pieces:
+                    peer.sendall(piece)
+
+        def serve() -> None:
+            with suppress(OSError):
+                for pieces in answers:
+                    peer, _ = listening.accept()
+                    Thread(target=write, args=(peer, pieces), daemon=True).start()
+
+        Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 def as_json(value: Any) -> Canned:
@@ -113,9 +139,9 @@ def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd", 
         http.server_close()
 
 
-def paced(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def paced(pieces: Sequence[bytes], pause_s: float = PAUSE_S) -> Iterator[bytes]:
     for piece in pieces:
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
         yield piece
 
 

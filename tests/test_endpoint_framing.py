@@ -1,11 +1,8 @@
 """HTTP as servers frame it: the events and their stamps are the same in each framing."""
 
+import itertools
 import json
-import socket
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -15,6 +12,7 @@ from lab.core.request_times import figures
 from lab.features.serve.access import access
 from lab.features.serve.client import Client
 from lab.features.serve.send_plan import Ask, SendPlan
+from tests.odd_server import paced, raw_server
 
 PAUSE_S = 0.03
 EVENTS = [
@@ -31,28 +29,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-@contextmanager
-def scripted(pieces: list[bytes]) -> Iterator[str]:
-    """A server that answers each connection's request with these pieces, with a pause before each, and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    head = b""
-                    while b"\r\n\r\n" not in head and (data := connection.recv(65536)):
-                        head += data
-                    for piece in pieces:
-                        time.sleep(PAUSE_S)
-                        connection.sendall(piece)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
+def scripted(pieces: list[bytes]) -> AbstractContextManager[str]:
+    """A server that answers each connection's request with these pieces, with a pause before each."""
+    return raw_server(paced(pieces, PAUSE_S) for _ in itertools.count())
 
 
 def answer(pieces: list[bytes]) -> Request:

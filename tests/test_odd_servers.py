@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,7 +30,7 @@ from lab.features.serve.access import access, hidden, masked
 from lab.features.serve.client import Client
 from lab.features.serve.send_plan import SendPlan
 from tests.conftest import run_lab
-from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
+from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, raw_server, stream
 
 KEY = "sk-Very/secret+0123456789-abcdef"
 
@@ -108,22 +108,21 @@ def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, mo
     if place == "error":
         answers[CHAT_PATH] = Canned(json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400)
     with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
-        options = (
+        options = [
             "-p",
-            20,
+            "20",
             "-n",
-            14,
+            "14",
             "-r",
-            1,
+            "1",
             "--api-key-env",
             "THE_KEY",
-            "--out",
-            tmp_path,
             "--timeout",
-            20,
+            "20",
             "--no-plot",
-        )
-        status, out, err = run_lab("measure", "--url", server.url, *options, "--stream")
+            "--out",
+        ]
+        status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path, "--stream")
     assert status == (1 if place == "error" else 0), err
     if place != "error":
         (path,) = tmp_path.glob("*.jsonl")
@@ -254,11 +253,7 @@ CAUSES = {
     "TLS wanted": ("/v1/models", Canned(b"plain HTTP request sent to HTTPS port", 400), ("HTTPS port", "https://")),
     "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
     "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
-    "zipped": (
-        CHAT_PATH,
-        ZIPPED,
-        ("text/event-stream, compressed without being asked (Content-Encoding: gzip;",),
-    ),
+    "zipped": (CHAT_PATH, ZIPPED, ("text/event-stream, compressed without being asked (Content-Encoding: gzip;",)),
     "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
 }
 
@@ -272,26 +267,6 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     assert "The server lists no models" not in err
 
 
-@contextmanager
-def banner(data: bytes) -> Iterator[str]:
-    """A program that is no HTTP server."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    one, _ = listener.accept()
-                except OSError:
-                    return
-                with one:
-                    one.sendall(data)
-                    one.recv(4096)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -303,7 +278,7 @@ def banner(data: bytes) -> Iterator[str]:
     ],
 )
 def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
-    with banner(data) as url:
+    with raw_server(itertools.repeat((data,))) as url:
         status, _, err = run_lab("server", url, "--timeout", 10)
     assert status == 1 and words in err, err
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -20,6 +17,7 @@ from lab.features.serve import formats
 from lab.features.serve.access import access, ask
 from lab.features.serve.client import Client
 from lab.features.serve.send_plan import SendPlan
+from tests.odd_server import raw_server
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -58,27 +56,6 @@ ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
     "a body without end": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ")),
     "nothing": lambda: often(b"", 0.05),
 }
-
-
-@contextmanager
-def raw_server(answers: Iterable[Iterable[bytes]]) -> Iterator[str]:
-    """A server that writes the next of these answers to whoever connects; its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def write(peer: socket.socket, parts: Iterable[bytes]) -> None:
-            with peer, suppress(OSError):
-                peer.recv(65_536)
-                for part in parts:
-                    peer.sendall(part)
-
-        def serve() -> None:
-            with suppress(OSError):
-                for parts in answers:
-                    peer, _ = listening.accept()
-                    threading.Thread(target=write, args=(peer, parts), daemon=True).start()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 
 
 def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
