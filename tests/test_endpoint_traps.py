@@ -23,7 +23,6 @@ from lab.core.request import (
     LONG_LINE,
     LOST,
     NO_STREAM,
-    PING,
     RATE_LIMITED,
     REASONING,
     REFUSED,
@@ -92,8 +91,6 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "reasoning": Behaviour(n_reasoning=2, first_ms=4.0, gap_ms=20.0, usage=RUNNING),
     "other reasoning": Behaviour(n_reasoning=2, reasoning_field="reasoning", **FAST),
     "slow": Behaviour(first_ms=80.0, gap_ms=1.0),
-    "pinging": Behaviour(pings=True, first_ms=30.0, gap_ms=1.0),
-    "ids": Behaviour(token_ids=True, bundle=2, **FAST),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
     "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
@@ -148,14 +145,6 @@ def test_trap_1_uncounted_chunks_give_no_itl(client: Client) -> None:
     assert len(times.chunk_gaps_ns(request)) == 2
     low, high = figures(request).tpot_bounds_ns or (0, 0)
     assert low <= sum(times.chunk_gaps_ns(request)) / 6 <= high
-
-
-@pytest.mark.parametrize(("model", "by"), [("ids", "token ids"), ("timings", "timings")])
-@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
-def test_trap_1_tokens_are_known_by_ids_or_running_counts(client: Client, model: str, by: str, api: str) -> None:
-    request = send(client, model, 5, api=api)
-    assert request.tokens_by == by
-    assert [request.events.n_tokens[i] for i in times.generated(request)] == [2, 2, 1]  # type: ignore[index]
 
 
 # 2: an empty chunk with the role comes first
@@ -313,15 +302,6 @@ def test_trap_10_a_refused_connection_is_a_class() -> None:
     with Client(access(f"http://127.0.0.1:{port}")) as client:
         request = send(client, "plain")
     assert (request.failure, request.sent_ns, request.http_status) == (REFUSED, None, None)
-
-
-def test_trap_10_pings_are_no_content(client: Client) -> None:
-    request = send(client, "pinging")
-    assert request.events.kind[0] == PING
-    assert (figures(request).ttft_ns or 0) >= 30 * MS
-
-
-# 11: concurrency over the slots is queueing
 
 
 # 12: ramp and drain

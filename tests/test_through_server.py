@@ -237,6 +237,27 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     assert "as seen in" in err
 
 
+def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = run_lab("server", null.url, "-m", "plain")
+    assert status == 0, err
+    assert "model    plain" in out and "streaming" in out and "as seen in" in out
+    monkeypatch.setenv("THE_KEY", KEY)
+    status, out, err = run_lab("server", null.url, "-m", "plain", "--api-key-env", "THE_KEY", "--json")
+    assert status == 0 and KEY not in out + err
+    known = json.loads(out)
+    assert known["model"] == "plain" and {one["answer"] for one in known["endpoint"]["capabilities"]} >= {"yes"}
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    for asked, words in (
+        (("server", "not an address"), "valid server address"),
+        (("server", "http://127.0.0.1:1/v1"), "127.0.0.1:1"),
+        (("server", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
+    ):
+        status, out, err = run_lab(*asked)
+        assert status == 1 and out == "" and words in err and "Traceback" not in err
+
+
 def test_options_of_the_other_kind_are_refused_by_name(null: NullServer) -> None:
     for asked, words in (
         (("--url", null.url, "--threads", 2, "-u", 64), ("--threads, --ubatch are only for", "Leave them out")),
