@@ -92,7 +92,8 @@ def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: i
             if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
                 return OwnServer(f"{address[1]}/v1", n_threads, process, folder)
             time.sleep(LOOK_S)
-        lines = log.read_text(encoding="utf-8", errors="replace").replace(key, "***").splitlines()
+        printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0]  # of its threads
+        lines = printed.replace(key, "***").splitlines()
         raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
     except BaseException:
         process.kill()
