@@ -11,11 +11,13 @@ import codecs
 import csv
 import dataclasses
 import io
+import math
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
             found = [one for one in form.parse(text) if 0 < one.tps < 1e9][:MOST_SETUPS]
         except (ArithmeticError, ValueError) as problem:
             problems.append(f"{form.name}: {problem}")
-            continue
+            break
         if found:
             return found
         problems.append(f"{form.name}: its figures are incomplete")
@@ -158,30 +160,6 @@ def _agree(printed: float, computed: float, what: str, rounding: float = 0.006) 
         raise ValueError(f"{what} is {printed:g}, but its tokens and time give {computed:.4g}")
 
 
-Phase = tuple[Any, Any, Any]
-"""Tokens, time and printed rate of a phase, as texts or numbers; None: unknown."""
-
-
-def _answer(
-    source: str, prefill: Phase, decode: Phase, unit_s: float = 1.0, rounds_s: float = 0.0, **more: Any
-) -> Iterable[Setup]:
-    """The decode and the prefill figure of an answer. Times are in units of `unit_s`, printed to `rounds_s` seconds."""
-    phases = []
-    for given in (decode, prefill):
-        tokens, time, rate = (one if one else None for one in given)
-        n = count(tokens) if isinstance(tokens, str) else tokens
-        seconds, rate = (number(one) if isinstance(one, str) else one for one in (time, rate))
-        phases.append((n, seconds * unit_s if seconds else None, rate))
-    (n_gen, decode_s, _), (n_prompt, prefill_s, _) = phases
-    about = {"n_prompt": n_prompt, "n_gen": n_gen, "prefill_s": prefill_s, "decode_s": decode_s, **more}
-    for counts, (n, seconds, rate) in zip((DECODE, PREFILL), phases, strict=True):
-        computed = n / seconds if n and seconds else None
-        if rate and computed and seconds:
-            _agree(rate, computed, f"the {counts} rate", 0.006 + rounds_s * computed / seconds)
-        if tps := rate or computed:
-            yield Setup(source=source, counts=counts, tps=tps, **about)
-
-
 NUMBER = r"(\d[\d.,]*\d|\d)"
 GO_UNITS = {"h": 3600, "ms": 1e-3, "m": 60, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9, "s": 1}
 GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
@@ -190,180 +168,86 @@ GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
 def _bare(text: str) -> Iterable[Setup]:
     """A figure in words, such as 35 tokens/s."""
     if match := re.fullmatch(BARE, text):
-        try:
-            yield Setup(source="a bare figure", tps=number(match[1]), counts=UNKNOWN)
-        except ValueError as problem:
-            raise LabError(f"{text.strip()!r} is ambiguous: {problem}.", "Write it with a decimal point.") from None
+        yield Setup(source="a bare figure", tps=number(match[1]), counts=UNKNOWN)
 
 
-def _fields(text: str, keys: str) -> list[dict[str, str]]:
+def _fields(text: str, keys: Iterable[str]) -> list[dict[str, str]]:
     """Values of JSON-like fields, in objects: a key that comes again begins the next one."""
     found = [dict[str, str]()]
     value = r'(?:"([^"\n]{0,200})"|([-\d.eE+]{1,40}|true|false)(?=\s*[,}\]\n]))'
-    for match in re.finditer(rf'(?<!\w)"?({"|".join(keys.split())})"?\s*[:=]\s*{value}', text):
+    for match in re.finditer(rf'(?<!\w)"?({"|".join(keys)})"?\s*[:=]\s*{value}', text):
         if match[1] in found[-1]:
             found.append({})
         found[-1][match[1]] = match[2] if match[2] is not None else match[3]
     return found
 
 
-def _ollama(text: str) -> Iterable[Setup]:
-    for part in re.split(r"(?=total duration:)", text):
-
-        def phase(label: str, part: str = part) -> Phase:
-            tokens, duration, rate = (
-                re.search(rf"(?<!prompt )\b{label} {name}:\s*{value}", part, re.I)
-                for name, value in (
-                    ("count", rf"{NUMBER}\s*token"),
-                    ("duration", rf"((?:{GO})+)(?![\w.])"),
-                    ("rate", rf"{NUMBER} *tok"),
-                )
-            )
-            units = re.findall(GO, duration[1]) if duration else []
-            seconds = sum(float(n) * GO_UNITS[unit] for n, unit in units)
-            return tokens and tokens[1], seconds, rate and rate[1]
-
-        yield from _answer("Ollama", phase("prompt eval"), phase("eval"))
+def _rows(form: Mapping[str, Any], text: str) -> Iterable[dict[str, str]]:
+    """The values of each answer in a text of a format of formats.toml."""
+    if "find" in form:
+        patterns = {
+            key: one.replace("NUMBER", NUMBER).replace("GO", f"((?:{GO})+)(?![\\w.])")
+            for key, one in form["find"].items()
+        }
+        for part in re.split(form["apart"], text):
+            found = {key: re.search(pattern, part, re.I) for key, pattern in patterns.items()}
+            yield {key: match[1] for key, match in found.items() if match}
+        return
+    names = form.get("json") or form["head"]
+    for row in _fields(text, names.values()) if "json" in form else _tables(text):
+        yield {key: row[name] for key, name in names.items() if row.get(name)}
 
 
-def _ollama_api(text: str) -> Iterable[Setup]:
-    for one in _fields(text, "total_duration prompt_eval_count prompt_eval_duration eval_count eval_duration"):
-        if number(one.get("eval_duration", "0")) > 1.001 * number(one.get("total_duration", "1e99")):
+def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
+    """The figures of a text of a format of formats.toml."""
+    for row in _rows(form, text):
+        n_seq = count(row.get("at_once", "1")) or 1
+        times = dict.fromkeys(("t_in", "t", "total"), 0.0)
+        for key in times.keys() & row.keys():
+            units = re.findall(GO, row[key])
+            go_s = sum(float(n) * GO_UNITS[unit] for n, unit in units)
+            times[key] = go_s if units else number(row[key]) * form.get("unit_s", 1.0)
+        n_in, n = (count(row[key]) if key in row else 0 for key in ("n_in", "n"))
+        r_in, r, r_all = (number(row[key]) if key in row else 0.0 for key in ("r_in", "r", "r_all"))
+        if times["t"] > 1.001 * (times["total"] or math.inf):
             raise ValueError("decode took longer than everything")
-        prompt, answer = (
-            (one.get(f"{name}_count"), one.get(f"{name}_duration"), None) for name in ("prompt_eval", "eval")
-        )
-        yield from _answer("Ollama API", prompt, answer, 1e-9)
-
-
-def _logs(text: str) -> Iterable[Setup]:
-    """Timings that llama.cpp and its relatives print, of a server or of llama-cli."""
-    line = rf"(prompt |generation )?eval time\s*=\s*{NUMBER} ms\s*/\s*(\d{{1,12}}) (tokens?|runs?)"
-    line += rf"(?:\s*\(\s*{NUMBER} ms per tok(?:en)?(?:,\s*{NUMBER} tokens per second)?)?"
-    source = "llama-cli" if re.search(r"llama_(perf_context_)?print(_timings)?:", text) else "llama-server"
-    nothing: Phase = (None, None, None)
-    prompt = nothing
-    lines = list(re.finditer(line, text))
-    for match, after in zip(lines, [*lines[1:], None], strict=False):
-        kind, ms, n, per_token = match[1], number(match[2]), count(match[3]), match[5] and number(match[5])
-        if kind == "prompt ":
-            if per_token:
-                _agree(per_token, ms / n, "ms per token of the prompt")
-            prompt = n, ms, None
-            if after is None or after[1] == "prompt ":
-                yield from _answer(source, prompt, nothing, 1e-3)
-            continue
-        before, prompt = prompt, nothing
-        if not ms or not n:
-            yield from _answer(source, before, nothing, 1e-3)
-            continue
-        if not per_token:
-            raise ValueError("the line of the decode time is cut off")
-        is_runs = match[4].startswith("run") and kind is None
-        is_new = not is_runs and n > 1 and abs(per_token - ms / (n - 1)) < abs(per_token - ms / n)
-        counted = n - 1 if is_new else n
-        _agree(per_token, ms / counted, "ms per token")
-        if match[6]:
-            _agree(number(match[6]), 1e3 * counted / ms, "the decode rate")
-        own = "llama-cli" if is_runs else "ik_llama.cpp" if kind else "llama-server"
-        steps: dict[str, Any] = {"n_gen": n + 1 if is_runs else n, "n_steps": (n if is_runs else n - 1) or None}
-        yield from _answer(own, before, (counted, ms, None), 1e-3, **steps)
-
-
-def _timings(text: str) -> Iterable[Setup]:
-    keys = "cache_n prompt_n prompt_ms prompt_per_second predicted_n predicted_ms predicted_per_second draft_n"
-    for one in _fields(text, keys):
-        n, ms, rate = (one.get(f"predicted_{name}") for name in ("n", "ms", "per_second"))
-        about = "" if one.get("draft_n", "0") == "0" else "speculative decoding"
-        more: dict[str, Any] = {"n_depth": count(one["cache_n"]) if "cache_n" in one else None, "about": about}
-        if n and ms and rate:
-            tokens, steps = (
-                count(n),
-                number(rate) * number(ms) / 1e3,
-            )  # old rates count the first token, new ones do not
-            if min(abs(steps - tokens), abs(steps - tokens + 1)) > AGREE * tokens / 2 + 0.01:
-                raise ValueError("the decode rate contradicts its tokens and time")
-            more |= {"n_steps": tokens - 1 or None, "decode_s": number(ms) / 1e3}
-        prompt = one.get("prompt_n"), one.get("prompt_ms"), one.get("prompt_per_second")
-        yield from _answer("llama-server", prompt, (n, None, rate), 1e-3, **more)
-
-
-def _lm_studio(text: str) -> Iterable[Setup]:
-    keys = "prompt_tokens completion_tokens tokens_per_second time_to_first_token generation_time arch quant"
-    for one in _fields(text, keys):
-        if "tokens_per_second" in one:  # of decode; its time to the first token may be that of a cached prompt
-            prompt = one.get("prompt_tokens"), one.get("time_to_first_token"), None
-            more: dict[str, Any] = {"model": one.get("arch"), "quantization": one.get("quant")}
-            if "generation_time" in one:
-                more["decode_s"] = number(one["generation_time"])
-            answer = _answer(
-                "LM Studio", prompt, (one.get("completion_tokens"), None, one["tokens_per_second"]), **more
-            )
-            yield from (each for each in answer if each.counts == DECODE)
-    rates = list(re.finditer(rf"(?<![\d.,]){NUMBER}\s*tok/sec", text))
-    for rate, after in zip(rates, [*rates[1:], None], strict=False):
-        part = text[rate.end() : after.start() if after else None]
-        tokens = re.search(rf"(?<![\d.,]){NUMBER}\s*tokens?\b", part)
-        first = re.search(rf"(?<![\d.,]){NUMBER}\s*s(?:ec)?\s*to first", part)
-        yield from _answer("LM Studio", (None, first and first[1], None), (tokens and tokens[1], None, rate[1]))
-
-
-def _kobold(text: str) -> Iterable[Setup]:
-    for part in re.split(r"(?=(?:CtxLimit|ContextLimit)\s*:)", text):
-        timed = []
-        for name in ("Process(?:ing)?", "Generat(?:e|ion)", "Total"):
-            pattern = rf"{name}:\s*{NUMBER}\s*s\s*\((?:{NUMBER}\s*ms/T\s*=\s*)?{NUMBER}\s*T/s\)"
-            match = re.search(pattern, part)
-            timed.append((number(match[1]), number(match[3])) if match else (None, None))
-        (prompt_s, rate_in), (s, rate), (total_s, of_all) = timed
-        amount, limit = re.search(r"Am(?:oun)?t:\s*(\d{1,9})/", part), re.search(r"Limit:\s*(\d{1,9})/", part)
-        n = count(amount[1]) if amount else None
-        n_in = round(prompt_s * rate_in) if prompt_s and rate_in else None  # only what was processed
-        n_depth = count(limit[1]) - n - n_in if limit and n and n_in else None
-        more: dict[str, Any] = {"n_depth": n_depth if n_depth is None or n_depth >= 0 else None, "total_s": total_s}
-        yield from _answer("KoboldCpp", (n_in, prompt_s, rate_in), (n, s, rate), rounds_s=0.006, **more)
-        if of_all:
-            about: dict[str, Any] = {"n_prompt": n_in, "n_gen": n, "prefill_s": prompt_s, "decode_s": s, **more}
-            yield Setup(source="KoboldCpp", counts=WHOLE, tps=of_all, **about)
-
-
-def _vllm(text: str) -> Iterable[Setup]:
-    pattern = rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: {NUMBER} tokens/s"
-    for match in re.finditer(rf"{pattern}(?:, Running: (\d{{1,6}}) reqs)?", text):
-        about = f"{match[3]} requests at once" if match[3] and match[3] != "1" else ""
-        yield Setup(source="vLLM", counts=WINDOW, tps=number(match[2]), about=about)
-
-
-def _mlx(text: str) -> Iterable[Setup]:
-    rate = rf"(\d{{1,12}}) tokens, {NUMBER} tokens-per-sec"
-    prompts, answers = re.findall(rf"Prompt: {rate}", text), re.findall(rf"Generation: {rate}", text)
-    if prompts and answers and len(prompts) != len(answers):
-        raise ValueError("prompts and answers differ in number")
-    sizes = re.search(r"prompt_tokens=(\d{1,9}), generation_tokens=(\d{1,9})", text) or ("", "", "")
-    for trial in _fields(text, "prompt_tps generation_tps"):
-        if len(trial) == 2:
-            prompts.append((sizes[1], trial["prompt_tps"]))
-            answers.append((sizes[2], trial["generation_tps"]))
-    for (n_in, rate_in), (n, tps) in zip_longest(prompts, answers, fillvalue=("", "")):
-        steps: dict[str, Any] = {"n_steps": count(n) - 1 or None, "decode_s": count(n) / number(tps)} if n else {}
-        prefill_s = count(n_in) / number(rate_in) if n_in else None
-        yield from _answer("mlx_lm", (n_in, prefill_s, rate_in), (n, None, tps), **steps)
-
-
-def _webui(text: str) -> Iterable[Setup]:
-    pattern = rf"Output generated in {NUMBER} seconds \({NUMBER} tokens/s, (\d{{1,9}}) tokens(?:, context (\d{{1,9}}))?"
-    for match in re.finditer(pattern, text):
-        seconds, n, tps = number(match[1]), count(match[3]), number(match[2])
-        _agree(tps, n / seconds, "the rate")
-        n_in = count(match[4]) if match[4] else None
-        yield Setup(source="text-generation-webui", counts=WHOLE, tps=tps, n_gen=n, n_prompt=n_in, total_s=seconds)
-
-
-def _localscore(text: str) -> Iterable[Setup]:
-    kinds = {"gen_tps": DECODE, "avg_gen_tps": MIXED, "prompt_tps": PREFILL, "avg_prompt_tps": MIXED}
-    for one in _fields(text, " ".join(reversed(kinds))):
-        for key in kinds.keys() & one.keys():
-            yield Setup(source="LocalScore", counts=kinds[key], tps=number(one[key]), about=key)
+        n_in = n_in or round(times["t_in"] * r_in)
+        steps, context = form.get("steps"), count(row.get("context", "0"))
+        n_kv = row.get("context_or_depth")  # of llama-batched-bench that at the end, of llama-sweep-bench the depth
+        depth = row.get("depth") or (None if n_kv is None else "0" if "at_once" in row else n_kv)
+        answer_s = times["t"] or (n / r if steps == "fewer" and r else 0.0)
+        n_steps = n if steps in ("all", "after") else n - 1
+        about: dict[str, Any] = {
+            "n_prompt": n_in or None,
+            "n_gen": n + (steps == "after") or None,
+            "n_depth": count(depth) if depth else context - n - n_in if context >= n + n_in > 0 else None,
+            "prefill_s": times["t_in"] or (n_in / r_in if steps == "fewer" and r_in else None) or None,
+            "decode_s": answer_s or None,
+            "n_steps": n_steps or None if steps and n and answer_s else None,
+            "total_s": times["total"] or None,
+            "model": row.get("model"),
+            "quantization": row.get("quantization"),
+            "about": f"{n_seq} at once"
+            if n_seq > 1
+            else "speculative decoding"
+            if row.get("draft", "0") != "0"
+            else "",
+        }
+        for counts, tokens, seconds, rate in (
+            (form.get("counts", DECODE), n * n_seq, times["t"], r),
+            (form.get("counts_in", PREFILL), n_in * n_seq, times["t_in"], r_in),
+            (WHOLE, n * n_seq, times["total"], r_all),
+        ):
+            computed = tokens / seconds if seconds else 0.0
+            if rate and computed:
+                is_fewer = steps == "either" and tokens == n and abs(rate - (n - 1) / seconds) < abs(rate - computed)
+                computed = (n - 1) / seconds if is_fewer else computed
+                _agree(rate, computed, f"the rate of {counts}", 0.006 + form.get("rounds_s", 0.0) * computed / seconds)
+            if counts == DECODE and steps == "either" and not rate:
+                continue
+            tps = computed or rate if form.get("is_exact") else rate or computed
+            if tps and (rate or counts != WHOLE):
+                yield Setup(source=form["name"].partition("'")[0], counts=counts, tps=tps, **about)
 
 
 def _tables(text: str) -> Iterable[dict[str, str]]:
@@ -437,7 +321,7 @@ def _bench(text: str) -> Iterable[Setup]:
 
 
 def _bench_rows(text: str) -> Iterable[Setup]:
-    keys = f"model_type gpu_info {' '.join(SETTINGS)} n_prompt n_gen n_depth avg_ts stddev_ts"
+    keys = "model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts"
     rows: Iterable[Mapping[str, Any]] = _fields(text, keys)
     if "build_commit," in text.replace('"', ""):
         rows = csv.DictReader(io.StringIO(text))
@@ -445,19 +329,6 @@ def _bench_rows(text: str) -> Iterable[Setup]:
         if row.get("avg_ts") and (row.get("n_prompt") or row.get("n_gen")):
             sizes = [count(str(row.get(key) or "0")) for key in ("n_prompt", "n_gen", "n_depth")]
             yield _bench_setup(row, sizes, str(row["avg_ts"]), row.get("stddev_ts"))
-
-
-def _batched(text: str) -> Iterable[Setup]:
-    for cells in _tables(text):
-        if "S_TG t/s" in cells:
-            n_in, n, n_kv, n_seq = (count(cells.get(head, "1" * (head == "B"))) for head in ("PP", "TG", "N_KV", "B"))
-            is_sweep = "B" not in cells
-            source = "llama-sweep-bench" if is_sweep else "llama-batched-bench"
-            more: dict[str, Any] = {"n_prompt": n_in, "n_gen": n, "n_steps": n, "n_depth": n_kv if is_sweep else 0}
-            prompt, answer = ((cells.get(f"T_{name} s", ""), cells.get(f"S_{name} t/s", "")) for name in ("PP", "TG"))
-            about = f"{n_seq} sequences" if n_seq > 1 else ""
-            both = (n_in * n_seq, *prompt), (n * n_seq, *answer)
-            yield from _answer(source, *both, rounds_s=0.0006, about=about, **more)
 
 
 @dataclass(frozen=True)
@@ -471,20 +342,11 @@ class Format:
 
 PER_S = r"(?:\s*(?:tokens?|tok|t)\s*(?:/|per|p)\s*s(?:ec(?:ond)?)?\.?|\s*tps)"
 BARE = rf"(?i)\s*~?\s*([\d.,]{{1,20}}){PER_S}\s*"
+OTHERS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]
 FORMATS = (
     Format("llama-bench (JSON, CSV)", r"avg_ts", _bench_rows),
     Format("llama-bench (Markdown)", r"\|\s*[Tt]est\s*\|\s*t/s", _bench),
-    Format("llama-batched-bench and llama-sweep-bench", r"\|\s*S_TG t/s", _batched),
-    Format("ollama --verbose", r"(?i)\beval (?:rate|count|duration):", _ollama),
-    Format("Ollama API", r'(?<!\w)"?eval_count"?\s*[:=]', _ollama_api),
-    Format("llama-server and llama-cli logs", r"eval time\s*=", _logs),
-    Format("llama-server timings", r"\bpredicted_(?:n|per_second)\b", _timings),
-    Format("LM Studio", r"\btokens_per_second\b|tok/sec", _lm_studio),
-    Format("KoboldCpp", r"\d\s*T/s\)", _kobold),
-    Format("vLLM log", r"Avg generation throughput:", _vllm),
-    Format("mlx_lm", r"tokens-per-sec\b|\bgeneration_tps\b", _mlx),
-    Format("text-generation-webui", r"Output generated in", _webui),
-    Format("LocalScore", r"\b(?:avg_)?gen_tps\b", _localscore),
+    *(Format(form["name"], form["sign"], partial(_figures, form)) for form in OTHERS),
     Format("a bare figure", rf"\A{BARE[4:]}\Z", _bare),
 )
 KNOWN = f"Known formats: {', '.join(form.name for form in FORMATS)}."
