@@ -21,16 +21,19 @@ NAMES = {
     "gemma2": "gemma-2-2b",
     "mistral3": "ministral-3-3b",
     "glm4": "glm-4-9b",
+    "qwen35": "qwen3.5-0.8b",
+    "qwen35moe": "qwen3.6-35b-a3b",
 }
 """A model of the catalog for each architecture."""
 
 
 def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64) -> Entry:
-    """A model of this architecture: `n_layer` layers (of gemma3 at least 7, so that one sees everything)."""
+    """A model of this architecture: `n_layer` layers (of gemma3 at least 7, so that one sees everything; of hybrids 4)."""
     full = catalog.entries()[NAMES[arch]]
+    state = {"state_size": 32, "group_count": 2, "time_step_rank": 4, "inner_size": 128, "conv_kernel": 4}
     shape: Shape = dataclasses.replace(
         full.shape,
-        n_layer=max(7, n_layer) if arch == "gemma3" else n_layer,
+        n_layer=max({"gemma3": 7, "qwen35": 4, "qwen35moe": 4}.get(arch, 0), n_layer),
         n_embd=width,
         n_head=4,
         n_head_kv=2,
@@ -43,6 +46,8 @@ def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, win
         n_expert_used=2 if full.shape.n_expert else None,
         n_ff_expert=width if full.shape.n_expert else None,
         window=window if full.shape.window else None,
+        n_ff_shared=width if full.shape.n_ff_shared else None,
+        ssm=state if full.shape.ssm else None,
     )
     return dataclasses.replace(full, name=f"mini-{arch}", shape=shape)
 

@@ -31,6 +31,11 @@ NEVER_SKIPS = (
 """Architectures that run the last layer's feed-forward for every token (tests/bench/last_layer.py reads llama.cpp)."""
 
 
+DELTA_FLOPS = 7
+"""Of a gated delta net, for each value of its state and each token: decay 1, the key's reading 2, the update 2, the
+query's reading 2 (Yang et al., "Gated delta networks", 2024, equation 10)."""
+
+
 @dataclass(frozen=True)
 class StepCost:
     """FLOPs and bytes of a step, by where they go."""
@@ -168,8 +173,8 @@ def step(
     FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
     token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
     Bytes: the weights that take part, once; the part of the KV cache that is seen, read once; the new part, written.
-    Textbooks do not count that the last feed-forward runs for fewer tokens. None where the header
-    does not tell enough.
+    Textbooks do not count that the last feed-forward runs for fewer tokens. A recurrent layer reads and writes its
+    state once, and updates it with every token. None where the header does not tell enough.
     """
     spans = [(n_tokens, n_past), *others]
     n_all = sum(n for n, _ in spans)
@@ -181,13 +186,17 @@ def step(
     if work is None or None in parts or per_head is None:
         return None
     width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
+    state, n_sequences = model.n_state or 0, len(spans)
     return StepCost(
         layer_flops=sum(part.flops for part in work if not part.is_head),
         head_flops=sum(part.flops for part in work if part.is_head),
-        attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers),
+        attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers)
+        + DELTA_FLOPS * state * n_all,
         weight_bytes=_weight_bytes(model, work),
-        kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers),
-        kv_written_bytes=n_all * sum(per_head * part.heads.n_layer * part.heads.n_head_kv for part in parts[0] or ()),
+        kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers)
+        + 4 * state * n_sequences,
+        kv_written_bytes=n_all * sum(per_head * part.heads.n_layer * part.heads.n_head_kv for part in parts[0] or ())
+        + 4 * state * n_sequences,
     )
 
 
@@ -199,7 +208,7 @@ def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16
     layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None
-    n_bytes = per_head * sum(
+    n_bytes = 4 * (model.n_state or 0) + per_head * sum(
         heads.n_layer * heads.n_head_kv * min(n_positions, heads.window or n_positions) for heads in layers
     )
     return StepCost(0.0, 0.0, 0.0, 0.0, n_bytes, n_bytes)

@@ -81,7 +81,9 @@ def kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | N
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
     heads, windows = model.heads_kv or (model.n_head_kv or 0,) * n_layer, model.windows or (0,) * n_layer
     cells = {window: n_cells(window, settings) for window in set(windows)}
-    return tuple(n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
+    states = 4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))  # of a layer without attention
+    sizes = (n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
+    return tuple(size or states for size in sizes)
 
 
 def n_cells(window: int, settings: Settings) -> int:

@@ -76,6 +76,7 @@ class Model:
     heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
     head_dim_v: int | None = None  # of values, if it differs from that of keys
     n_ff_expert: int | None = None  # width of one expert
+    n_state: int | None = None  # F32 values that its recurrent layers keep of a sequence, if it has such layers
     uncounted: str | None = None  # a feature of the architecture that the lab's arithmetic does not cover
 
 

@@ -31,7 +31,7 @@ OTHER = "other"
 """The parts of a model. OTHER is everything that the lab cannot count (recurrent layers, shared caches)."""
 
 _IN_LAYERS = {
-    ATTENTION: re.compile(r"attn_(q|k|v|qkv|output)"),
+    ATTENTION: re.compile(r"attn_(q|k|v|qkv|gate|output)|ssm_(conv1d|alpha|beta|out)"),
     FEED_FORWARD: re.compile(r"ffn_(gate|up|down)(_shexp)?|ffn_gate_inp(_shexp)?"),
     EXPERTS: re.compile(r"ffn_(gate|up|down|gate_up)_exps"),
 }
@@ -47,6 +47,9 @@ WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}
 """The window where the file does not say."""
 
 UNCOUNTED = {"llama4": "it attends in chunks"}
+DELTA_NETS = ("qwen35", "qwen35moe")
+"""Architectures of which only each fourth layer attends; the others are gated delta nets, which the lab counts."""
+
 SINGLE = {
     # A key that may be in a header: what it means that the lab does not count.
     "attention.key_length_mla": "its keys and values are compressed (MLA)",
@@ -100,6 +103,7 @@ class Layers:
     heads_kv: tuple[int, ...] | None
     windows: tuple[int, ...] | None
     uncounted: str | None
+    n_state: int | None = None
 
 
 def read_layers(
@@ -136,9 +140,31 @@ def read_layers(
             problem = "its list of windows is shorter than its list of layers"
         else:
             windows = tuple(window if windowed else 0 for windowed in pattern[:n_layer])
+    if arch in DELTA_NETS and n_layer and n_head and n_head_kv:
+        return _delta_net(arch, n_layer, n_head, n_head_kv, number)
     found = (meaning for key, meaning in SINGLE.items() if number(f"{arch}.{key}"))
     problem = problem or UNCOUNTED.get(arch or "") or next(found, None)
     return Layers(n_head, n_head_kv, heads, heads_kv, windows, problem)
+
+
+def _delta_net(
+    arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Callable[[str], int | None]
+) -> Layers:
+    """The layers of a hybrid with gated delta nets: those without attention have no heads, and a state of fixed size.
+
+    The state of a layer: a matrix for each head of values, and the last inputs of its convolution (llama.cpp 0c1e570,
+    src/models/qwen35.cpp and llama-hparams.cpp, n_embd_r and n_embd_s).
+    """
+    keys = ("state_size", "group_count", "time_step_rank", "conv_kernel")
+    size, n_group, n_value, n_conv = (number(f"{arch}.ssm.{key}") for key in keys)
+    period = number(f"{arch}.full_attention_interval") or 4
+    problem = "it has layers that predict several tokens" if number(f"{arch}.nextn_predict_layers") else None
+    if not (size and n_group and n_value and n_conv):
+        return Layers(n_head, n_head_kv, None, None, None, problem or SINGLE["ssm.state_size"])
+    attends = [(i + 1) % period == 0 for i in range(n_layer)]
+    of_layer = size * size * n_value + (n_conv - 1) * size * (2 * n_group + n_value)
+    heads, heads_kv = (tuple(n * is_one for is_one in attends) for n in (n_head, n_head_kv))
+    return Layers(None, None, heads, heads_kv, None, problem, of_layer * attends.count(False))
 
 
 def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:

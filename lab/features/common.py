@@ -79,6 +79,8 @@ KEEPS_NO_POSITIONS = {
 def need_every_position(model: Model) -> None:
     """LabError for models that do not keep the keys and values of every position."""
     reason = model.uncounted if model.uncounted in KEEPS_NO_POSITIONS else None
+    if model.n_state:
+        reason = shape.SINGLE["ssm.state_size"]
     if any(model.windows or ()):
         reason = "some of its layers use sliding-window attention"
     if reason:

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import re
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,6 +46,8 @@ class Shape:
     n_expert_used: int | None = None
     n_ff_expert: int | None = None  # width of one expert
     window: int | None = None  # positions in the sliding window of the layers that have one
+    n_ff_shared: int | None = None  # width of the expert that all tokens use
+    ssm: Mapping[str, int] | None = None  # the header's keys of gated delta nets
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def model_of(entry: Entry, quantization: str) -> Model:
         by_type[tensor.type] += tensor.n_bytes
     shape, own = entry.shape, dataclasses.asdict(entry.shape)
     table, output = listed["token_embd.weight"], listed.get("output.weight")
-    keys = {"attention.sliding_window": shape.window}
+    keys = {"attention.sliding_window": shape.window, **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()}}
+    keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
     layers = layers_of(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
     return Model(
         name=entry.name,
@@ -87,8 +88,8 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in listed.values()),
         matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
-        windows=layers.windows,
-        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own},
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
+        | dataclasses.asdict(layers),
     )
 
 

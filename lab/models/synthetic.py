@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core.shape import BLOCKS
+from lab.core.shape import BLOCKS, DELTA_NETS
 from lab.errors import LabError
 from lab.models.catalog import Shape
 from lab.models.quantization import type_of
@@ -25,7 +25,10 @@ QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
 
 ARCHITECTURES = (
     *("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "smollm3", "mistral3", "glm4"),
+    *DELTA_NETS,
 )
+
+HAS_QK_NORMS = "qwen3", "qwen3moe", "gemma3", *DELTA_NETS
 
 _CHUNK_WEIGHTS = 1 << 23
 
@@ -63,13 +66,17 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """
     arch, width, n_ff, n_ff_expert = shape.arch, shape.n_embd, shape.n_ff, shape.n_ff_expert or 0
     heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    qkv = {"q": heads, "k": kv, "v": kv}
+    is_hybrid, n_shared = arch in DELTA_NETS, shape.n_ff_shared or 0
+    qkv = {"q": 2 * heads if is_hybrid else heads, "k": kv, "v": kv}  # a hybrid's queries come with their gates
     n = shape.n_expert if shape.n_expert and n_ff_expert else 0
     experts = {"gate": (n_ff_expert, width), "up": (n_ff_expert, width), "down": (width, n_ff_expert)} if n else {}
     is_oss, is_dense, is_fused = arch == "gpt-oss", not shape.n_expert, arch in ("phi3", "glm4")
     has_post = arch in ("gemma2", "gemma3", "glm4")
     layer = [  # whether it is there; name, rows, columns
         (True, "attn_output.weight", width, heads),
+        (n_shared > 0, "ffn_down_shexp.weight", width, n_shared),
+        *((n_shared > 0, f"ffn_{part}_shexp.weight", n_shared, width) for part in ("gate", "up")),
+        (n_shared > 0, "ffn_gate_inp_shexp.weight", 1, width),
         (is_dense, "ffn_down.weight", width, n_ff),
         (arch == "phi3", "attn_qkv.weight", heads + 2 * kv, width),
         *((arch != "phi3", f"attn_{part}.weight", rows, width) for part, rows in qkv.items()),
@@ -79,10 +86,10 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
         (n > 0, "ffn_gate_inp.weight", n, width),
         *((is_oss, f"ffn_{part}_exps.bias", n, rows) for part, (rows, _) in experts.items()),
         (True, "attn_norm.weight", 1, width),
-        *((arch in ("qwen3", "qwen3moe", "gemma3"), f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"),
-        (has_post or is_oss, "post_attention_norm.weight", 1, width),
+        *((arch in HAS_QK_NORMS, f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"),
+        (has_post or is_oss or is_hybrid, "post_attention_norm.weight", 1, width),
         (is_oss, "attn_sinks.weight", 1, shape.n_head),
-        (not is_oss, "ffn_norm.weight", 1, width),
+        (not is_oss and not is_hybrid, "ffn_norm.weight", 1, width),
         (has_post, "post_ffw_norm.weight", 1, width),
         *((arch in ("qwen2", "gpt-oss"), f"attn_{part}.bias", 1, rows) for part, rows in qkv.items()),
         (is_oss, "attn_output.bias", 1, width),
@@ -91,13 +98,36 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     listed = [("token_embd.weight", shape.n_vocab, width), ("output_norm.weight", 1, width)]
     if not shape.tied_embeddings:
         listed.insert(1, ("output.weight", shape.n_vocab, width))
-    listed += [(f"blk.{i}.{row[1]}", *row[2:]) for i in range(shape.n_layer) for row in layer if row[0]]
+    listed += [
+        (f"blk.{i}.{name}", rows, columns)
+        for i in range(shape.n_layer)
+        for is_there, name, rows, columns in (_without_attention(layer, shape) if is_hybrid and (i + 1) % 4 else layer)
+        if is_there
+    ]
     made = []
     for name, rows, columns in listed:
-        is_plain = rows == 1 or name.endswith((".bias", "ffn_gate_inp.weight"))
+        is_plain = rows == 1 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a"))
         kind = "F32" if is_plain else type_of(shape, quantization, name, columns)
         made.append(Tensor(name, rows, columns, kind, n if name.endswith("_exps.weight") else 1))
     return made
+
+
+def _without_attention(layer: list[tuple[bool, str, int, int]], shape: Shape) -> list[tuple[bool, str, int, int]]:
+    """The same layer with a gated delta net in the place of attention (llama.cpp 0c1e570, src/models/qwen35.cpp)."""
+    ssm, width = shape.ssm or {}, shape.n_embd
+    n_value, values = ssm["time_step_rank"], ssm["state_size"] * ssm["time_step_rank"]
+    mixed = 2 * ssm["state_size"] * ssm["group_count"] + values
+    return [
+        (True, "attn_qkv.weight", mixed, width),
+        (True, "attn_gate.weight", values, width),
+        (True, "ssm_conv1d.weight", mixed, ssm["conv_kernel"]),
+        (True, "ssm_dt.bias", 1, n_value),
+        (True, "ssm_a", 1, n_value),
+        *((True, f"ssm_{part}.weight", n_value, width) for part in ("beta", "alpha")),
+        (True, "ssm_norm.weight", 1, ssm["state_size"]),
+        (True, "ssm_out.weight", width, values),
+        *(row for row in layer if not row[1].startswith("attn_") or row[1] == "attn_norm.weight"),
+    ]
 
 
 def n_bytes(shape: Shape, quantization: str) -> int:
@@ -171,6 +201,12 @@ def _write(
         values |= {"expert_feed_forward_length": shape.n_ff_expert}
     if shape.window:
         values["sliding_window"] = shape.window
+    if shape.n_ff_shared:
+        values["expert_shared_feed_forward_length"] = shape.n_ff_shared
+    for key, value in (shape.ssm or {}).items():
+        values[f"ssm_{key}"] = value
+    if shape.arch in DELTA_NETS:
+        values["rope_dimension_sections"] = [shape.head_dim // 8, shape.head_dim // 8, shape.head_dim // 8, 0]
     for name, value in values.items():
         getattr(writer, f"add_{name}")(value)
     for tensor in planned:
@@ -202,6 +238,7 @@ class _Random:
         left = self._tensor.n_weights
         scale = 1 / math.sqrt(self._tensor.columns)
         kind = "vector" if self._tensor.rows == 1 else self._tensor.type
+        kind = "decay" if self._tensor.name.endswith("ssm_a") else kind
         while left:
             n = min(left, _CHUNK_WEIGHTS)
             file.write(_weights(kind, n, scale, self._generator).data)
@@ -218,8 +255,9 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     def half(values: Any) -> Any:
         return np.asarray(values, dtype=np.float16).reshape(-1, 1).view(np.uint8)
 
-    if kind == "vector":  # norms and biases: around one
-        return (1 + 0.1 * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
+    if kind in ("vector", "decay"):  # norms and biases: around one; decays of a state: around minus one
+        sign = np.float32(-1 if kind == "decay" else 1)
+        return (sign * (1 + 0.1 * generator.standard_normal(n, dtype=np.float32))).view(np.uint8)
     if kind == "F32":
         return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
     if kind == "F16":  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two

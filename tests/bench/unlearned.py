@@ -1,0 +1,56 @@
+"""Are predictions right for models that nothing was learned from? Published rows of models that joined the catalog later.
+
+    python3 -m uv run python -m tests.bench.unlearned
+
+These rows carry the mark `unknown-model` in models/published.csv, so the coefficients of models/learned.toml know
+nothing of them. Their devices may have rows of other models among those that were learned from.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from lab.core.record import PREFILL
+from lab.errors import LabError
+from lab.features.predict import datasheet, published
+from lab.features.predict.published import Case, Row
+from lab.models import catalog, shapes
+
+
+def ratios() -> Iterator[tuple[Row, float, bool]]:
+    """Each row with measured time / predicted time, and whether it is inside the 90 % range."""
+    for row in published.rows():
+        if row.marks != ("unknown-model",) or row.model not in catalog.entries():
+            continue
+        try:
+            model = shapes.model_of(catalog.entries()[row.model], row.quantization)
+        except LabError:  # a mix of types that llama.cpp does not make
+            continue
+        device, n_prompt = datasheet.find_device(row.device), row.n_prompt or 64
+        is_prefill = row.phase == PREFILL
+        depth = row.n_depth if is_prefill else 0
+        work = published.work_of(model, row.phase, n_prompt, row.n_ubatch, ("f16", "f16"), depth)
+        assert work is not None
+        setup = device, row.gpu_share, row.backend, row.runtime, row.model, row.quantization, row.flash_attn
+        case = Case(row.phase, *setup, work, n_prompt + depth, bool(model.n_expert))
+        learned = published.learned()[row.phase]
+        expected = learned.expected_s(case)
+        if expected is not None:
+            fast, slow = learned.range(case)
+            ratio = (n_prompt if is_prefill else 1) / row.tps / expected
+            yield row, ratio, fast <= ratio <= slow
+
+
+def main() -> None:
+    groups: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+    for row, ratio, is_inside in ratios():
+        groups.setdefault((row.phase, row.backend), []).append((abs(ratio - 1), is_inside))
+    print("| phase, backend | rows | median error | inside the 90 % range |\n| --- | --- | --- | --- |")
+    for (phase, backend), found in groups.items():
+        error = statistics.median(one for one, _ in found)
+        print(f"| {phase}, {backend} | {len(found)} | {100 * error:.0f} % | {sum(inside for _, inside in found)} |")
+
+
+if __name__ == "__main__":
+    main()
