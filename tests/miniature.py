@@ -28,7 +28,7 @@ NAMES = {
 
 
 def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64) -> Entry:
-    """A model of this architecture: `n_layer` layers (of gemma3 at least 7, so that one sees everything; of hybrids 4)."""
+    """A model of this architecture: `n_layer` layers (gemma3: at least 7, so that one sees everything; hybrids: 4)."""
     full = catalog.entries()[NAMES[arch]]
     state = {"state_size": 32, "group_count": 2, "time_step_rank": 4, "inner_size": 128, "conv_kernel": 4}
     shape: Shape = dataclasses.replace(

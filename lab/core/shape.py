@@ -147,9 +147,7 @@ def read_layers(
     return Layers(n_head, n_head_kv, heads, heads_kv, windows, problem)
 
 
-def _delta_net(
-    arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Callable[[str], int | None]
-) -> Layers:
+def _delta_net(arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Callable[[str], int | None]) -> Layers:
     """The layers of a hybrid with gated delta nets: those without attention have no heads, and a state of fixed size.
 
     The state of a layer: a matrix for each head of values, and the last inputs of its convolution (llama.cpp 0c1e570,

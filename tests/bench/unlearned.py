@@ -1,4 +1,4 @@
-"""Are predictions right for models that nothing was learned from? Published rows of models that joined the catalog later.
+"""Are predictions right for models that nothing was learned from? Rows of models that joined the catalog later.
 
     python3 -m uv run python -m tests.bench.unlearned
 
