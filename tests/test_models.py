@@ -283,3 +283,11 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
         assert shapes.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)
     with pytest.raises(LabError, match="makes no quantization UD-Q4_K_XL: Unsloth"):
         shapes.model_of(catalog.find("phi-4"), "UD-Q4_K_XL")
+
+
+def test_a_model_that_cannot_be_counted_is_refused_with_the_reason() -> None:
+    for name, reason in (("gemma-4-26b-a4b", "heads of another width"), ("glm-4.7-flash", "MLA")):
+        with pytest.raises(LabError, match=reason) as refused:
+            catalog.find(name)
+        assert "hf:OWNER/REPO:Q4_K_M" in refused.value.hint
+    assert catalog.find("qwen3.5-27b").name == "qwen3.6-27b"

@@ -139,11 +139,15 @@ def parse(text: str) -> Spec:
 
 
 def find(name: str) -> Entry:
-    """The entry with this name or alias. LabError for an unknown name offers similar ones."""
+    """The entry with this name or alias. LabError for an unknown name says why, or offers similar ones."""
     wanted = name.lower().strip()
     for entry in entries().values():
         if wanted in (entry.name, *entry.aliases):
             return entry
+    for start, reason in tomllib.loads(data_file("not_counted.toml").read_text(encoding="utf-8")).items():
+        if wanted.startswith(start):
+            hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
+            raise LabError(f"{name} is not in the list: {reason}, which the lab does not count.", hint)
     names = [known for entry in entries().values() for known in (entry.name, *entry.aliases)]
     close = [find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)]
     offer = f"Did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"Known: {', '.join(entries())}."
