@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lab.features.claims.session import claims as claims
     from lab.features.compare.comparison import compare as compare
     from lab.features.compare.side_by_side import ab as ab
-    from lab.features.limits.plot_why import plot_roofline as plot_roofline
-    from lab.features.limits.plot_why import plot_where as plot_where
     from lab.features.limits.probing import ceilings as ceilings
     from lab.features.limits.roofline import explain as explain
+    from lab.features.limits.text_why import plot_roofline as plot_roofline
+    from lab.features.limits.text_why import plot_where as plot_where
     from lab.features.measure.measuring import measure as measure
     from lab.features.measure.measuring import sweep as sweep
     from lab.features.measure.plot_runs import plot_decode as plot_decode

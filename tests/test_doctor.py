@@ -18,7 +18,6 @@ from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features import doctor as checkup
 from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN, Check
-from lab.features.limits import plain_read
 from lab.process.wire import Outcome, Progress
 from lab.runner import builds, limits, machine, noise_watch
 from lab.show import disturbances
@@ -91,7 +90,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     """Every measurement but the engine's is exact and healthy; `lab doctor` runs on the class that comes back."""
     chosen = type("Chosen", (Planted,), {})
     monkeypatch.setattr(checkup, "Worker", chosen)
-    monkeypatch.setattr(plain_read, "work_s", lambda seconds: 1.0)
+    monkeypatch.setattr(checkup, "work_s", lambda seconds: 1.0)
     monkeypatch.setattr(limits, "default_threads", lambda root=None: 2)
     monkeypatch.setattr(limits, "memory_available", lambda root=None: 10**10)
     monkeypatch.setattr(limits, "cpu_quota", lambda root=None: None)

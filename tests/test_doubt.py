@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lab.core.shape import Matrix
 from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison, text_compare
-from lab.features.limits import advice, plain_read, plot_why, probing, roofline, step_kernels, text_why
+from lab.features.limits import advice, probing, roofline, step_kernels, text_why
 from lab.features.limits.advice import Lever
 from lab.features.limits.where import Where
 from lab.features.measure import text_results
@@ -110,7 +111,7 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
     best = dataclasses.replace(FAST, rates=(*FAST.rates, *fewer))
     for records, is_firm in ((quiet, True), ([doubt.neighbour(one) for one in quiet], False)):
         rows = roofline.explain(records, best)
-        assert all((shown.DISTURBED in row.doubts) != is_firm for row in rows)
+        assert all((shown.DISTURBED in doubts) != is_firm for doubts in rows.doubts)
         assert bool(advice.levers(rows, records[0], best)) == is_firm
         assert is_firm or not advice.experiments(rows, records, best)
         sentences = " ".join(text_why.verdicts(rows))
@@ -162,14 +163,13 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
 def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None:
     slow = [dataclasses.replace(rate(ATTENTION, "F16", n, 20, 0.01), n_positions=4096) for n in (1, 512)]
     plain = [dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,)) for one in slow]
-    products = [one for one in FAST.rates if one.op in (MUL_MAT, plain_read.READ)]
+    products = [one for one in FAST.rates if one.op in (MUL_MAT, probing.READ)]
     best = dataclasses.replace(FAST, rates=(*products, *slow, *plain))
     kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
     rows = roofline.explain([record], best)
-    decode = rows[-1]
-    assert decode.limit == roofline.ATTENTION and "Attention (flash" in " ".join(text_why.verdicts(rows))
+    assert rows.limit.iloc[-1] == roofline.ATTENTION and "Attention (flash" in " ".join(text_why.verdicts(rows))
     (lever, *_) = advice.levers(rows, record, best)
     assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
@@ -181,16 +181,16 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
 def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list[Lever], str]:
     """The levers of a run whose decode attention limits, with further probes and settings; and the page's sentences."""
     slow = [dataclasses.replace(rate(ATTENTION, kind, n, 20, 0.01), n_positions=4096) for n in (1, 512)]
-    products = [one for one in FAST.rates if one.op in (MUL_MAT, plain_read.READ)]
+    products = [one for one in FAST.rates if one.op in (MUL_MAT, probing.READ)]
     best, settings = dataclasses.replace(FAST, rates=(*products, *slow, *probed)), dataclasses.replace(WIDE, **changed)
     kernels = step_kernels.total(BIG, settings, best, 1, 22, 1)
     assert kernels
     run = make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50)
     record = make_record(run, model=BIG, settings=settings)
     rows = roofline.explain([record], best)
-    assert rows[-1].limit == roofline.ATTENTION
+    assert rows.limit.iloc[-1] == roofline.ATTENTION
     levers, tried = advice.levers(rows, record, best), advice.experiments(rows, [record], best)
-    return levers, " ".join(map(text_why.advice_of, (*levers, *tried)))
+    return levers, " ".join([*map(text_why.advice_of, levers), *map(text_why.advice_of, tried)])
 
 
 def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
@@ -205,16 +205,18 @@ def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
 
 def test_the_limit_is_the_largest_part_of_the_kernels() -> None:
     """Of 62.6 s, attention 43 % and the weights 33 %, with a slow kernel: attention is the limit, not the kernel."""
-    assert roofline._limit(62.6, 0.77 * 62.6, 0.43 * 62.6, 10, 0.1) == roofline.ATTENTION
-    assert roofline._limit(62.6, 0.77 * 62.6, 0.33 * 62.6, 10, 0.1) == roofline.KERNEL
+    for share, limit in ((0.43, roofline.ATTENTION), (0.33, roofline.KERNEL)):
+        parts = {roofline.ATTENTION: share * 62.6}
+        row = SimpleNamespace(measured_s=62.6, least_s=0.77 * 62.6, parts=parts, arithmetic_s=10, traffic_s=0.1)
+        assert roofline.limit_of(row) == limit
 
 
 def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     records = [make_record(make_run(20, 5, i, decode_ms=10 * 9**i), model=BIG, settings=WIDE) for i in range(3)]
     (share,) = table.summary(table.runs(records)).prefill_share
     rows = roofline.explain(records, FAST)
-    assert [row.of_request for row in rows] == pytest.approx([share, 1 - share])
-    bars: list[Any] = plot_why.plot_where(rows, "it").containers
+    assert rows.of_request.tolist() == pytest.approx([share, 1 - share])
+    bars: list[Any] = text_why.plot_where(rows, "it").containers
     heights = [bar.patches[0].get_height() for bar in bars if bar.get_label().startswith("prefill")]
     assert sum(heights) == pytest.approx(100 * share)
 

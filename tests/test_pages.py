@@ -230,7 +230,7 @@ def test_the_commands_figures_are_the_samples() -> None:
     contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
     (at_1000,) = [
         row
-        for row in lab.explain(contents.records, contents.ceilings[0])
+        for row in lab.explain(contents.records, contents.ceilings[0]).itertuples()
         if row.phase == "prefill" and row.n_prompt == 1000
     ]
     best = {

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from lab.core.record import Record
 from lab.features import known
 from lab.features.compare import comparison, plot_trial
-from lab.features.limits import plot_why, roofline
+from lab.features.limits import roofline, text_why
 from lab.features.measure import plot_runs
 from lab.features.tune import text_tune
 from lab.show import canvas
@@ -60,7 +60,7 @@ def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
 
 def roof(records: list[Record]) -> Callable[[Figure], Any]:
     rows = roofline.explain(records, FAST)
-    return lambda figure: plot_why.plot_roofline(rows, roofline.roof(FAST), "tiny Q4_0", figure.subplots())
+    return lambda figure: text_why.plot_roofline(rows, roofline.roof(FAST), "tiny Q4_0", figure.subplots())
 
 
 def stalled() -> list[Record]:

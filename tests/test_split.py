@@ -12,7 +12,7 @@ from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
-from lab.features.limits import plot_why, probe_plan, probing, roofline, step_kernels, text_why, where
+from lab.features.limits import probing, roofline, step_kernels, text_why, where
 from lab.features.predict import learning
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker
@@ -33,7 +33,7 @@ LATENCY_S, LINK_GBPS = 1e-4, 2.0
 
 def copies(op: str) -> list[Rate]:
     """Copies that take LATENCY_S, and 1 / LINK_GBPS ns a byte."""
-    sizes = probe_plan.COPIES
+    sizes = probing.COPIES
     return [Rate(op, "F32", "CUDA0", 1, n // 4, 1, 1, n, 0, (round(1e9 * LATENCY_S + n / LINK_GBPS),)) for n in sizes]
 
 
@@ -78,10 +78,15 @@ def record_of(placement: Placement | None, settings: Any, decode_s: float, n_pro
     return make_record(run, machine=BOTH, model=BIG, settings=settings)
 
 
-def explained(record: Record, phase: str) -> roofline.Explained:
+def explained(record: Record, phase: str) -> Any:
     ceilings = probing.need(KNOWN, where.of_record(record), "this")
-    (row,) = [row for row in roofline.explain([record], ceilings) if row.phase == phase]
+    (row,) = [row for row in roofline.explain([record], ceilings).itertuples() if row.phase == phase]
     return row
+
+
+def of(row: Any, device: str) -> float:
+    """Seconds of a device."""
+    return float(sum(seconds for name, seconds in row.parts.items() if name.startswith(f"{device} ")))
 
 
 def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
@@ -93,8 +98,8 @@ def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     settings = dataclasses.replace(WIDE, n_gpu_layers=13)
     record = record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, sum(truth.values()) + between_s + rest_s)
     row = explained(record, "decode")
-    assert {share.device: share.kernels.total_s for share in row.shares} == pytest.approx(truth, rel=1e-3)
-    assert row.between_s == pytest.approx(between_s)
+    assert {name: of(row, name) for name in truth} == pytest.approx(truth, rel=1e-3)
+    assert row.parts[roofline.BETWEEN] == pytest.approx(between_s)
     assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3) and not row.overlaps
     sentence = text_why.where_it_went(row)
     for name in ("CPU layers", "CUDA0 layers", "CUDA0 output", "CUDA0 attention", "between devices", "rest"):
@@ -108,15 +113,14 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
     row = explained(record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, 0.01), "prefill")
     step = cost.step(BIG, 512, 0, 1)
     assert step is not None
-    by_name = {share.device: share.kernels for share in row.shares}
     matrices = [m for m in shape.matrices(BIG) or () if m.part != EMBEDDING]
     of_layer = sum(2 * m.rows * m.columns * m.n for m in matrices) / N_LAYER * 512
-    assert by_name["CPU"].layers_s == pytest.approx(4 * of_layer / MULTIPLIES["CPU"] / 1e9, rel=1e-3)
-    assert by_name["CPU"].attention_s == pytest.approx(attention_s("CPU", 4, 512, 0), rel=1e-3)
-    assert by_name["CPU"].head_s == 0 and by_name["CUDA0"].head_s > 0
+    assert row.parts["CPU layers"] == pytest.approx(4 * of_layer / MULTIPLIES["CPU"] / 1e9, rel=1e-3)
+    assert row.parts["CPU attention"] == pytest.approx(attention_s("CPU", 4, 512, 0), rel=1e-3)
+    assert row.parts["CPU output"] == 0 and row.parts["CUDA0 output"] > 0
     on_gpu = step.layer_flops - 4 * of_layer
-    assert by_name["CUDA0"].layers_s == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
-    assert row.between_s == pytest.approx(hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0))
+    assert row.parts["CUDA0 layers"] == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
+    assert row.parts[roofline.BETWEEN] == pytest.approx(hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0))
 
 
 def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
@@ -124,12 +128,12 @@ def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
     placement = placed(("CPU", 4), ("CUDA0", 13))
     kept = explained(record_of(placement, dataclasses.replace(settings, op_offload=False), 0.01), "prefill")
     moved = explained(record_of(placement, settings, 0.01), "prefill")
-    assert {share.device: share.kernels.layers_s for share in moved.shares}["CPU"] == 0
-    assert {share.device: share.kernels.attention_s for share in moved.shares}["CPU"] > 0  # its cache stays
+    assert moved.parts["CPU layers"] == 0
+    assert moved.parts["CPU attention"] > 0  # its cache stays
     weights_s = 4 * LAYER_BYTES / LINK_GBPS / 1e9 + LATENCY_S
-    assert moved.between_s == pytest.approx((kept.between_s or 0) + weights_s, rel=1e-3)
+    assert moved.parts[roofline.BETWEEN] == pytest.approx(kept.parts[roofline.BETWEEN] + weights_s, rel=1e-3)
     on_server = explained(record_of(placed(("CPU", 4), ("RPC0", 13)), settings, 0.01), "prefill")
-    assert {share.device: share.kernels.layers_s for share in on_server.shares}["CPU"] > 0
+    assert on_server.parts["CPU layers"] > 0
 
 
 def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
@@ -145,14 +149,14 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     first, *others = [part for part in parts if part]
     assert row.overlaps
     slowest = [part.by_device["RPC0"].total_s for part in others]
-    assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < row.kernels.total_s
+    assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < sum(row.parts.values())
     assert "at the same time" in text_why.where_it_went(row)
     assert not explained(record, "decode").overlaps
     waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None, rpc=None))
-    assert explained(waited, "prefill").least_s == pytest.approx(row.kernels.total_s)
-    seconds = plot_why._parts(row)
+    assert explained(waited, "prefill").least_s == pytest.approx(sum(row.parts.values()))
+    seconds = text_why.bar_parts(row)
     assert sum(seconds.values()) == pytest.approx(max(row.measured_s, row.least_s))
-    assert [*seconds] == ["RPC0", "CUDA0", plot_why.BETWEEN, plot_why.ALL_ELSE]
+    assert [*seconds] == ["RPC0", "CUDA0", roofline.BETWEEN, text_why.ALL_ELSE]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_sums_teach_where_single_steps_do_not() -> None:
         for record in (even, once)
     ]
     assert points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
-    rows = [roofline.explain([record], KNOWN[0])[0] for record in (even, once)]
+    rows = [next(roofline.explain([record], KNOWN[0]).itertuples()) for record in (even, once)]
     assert rows[0].measured_s == pytest.approx(rows[1].measured_s) and rows[0].least_s == rows[1].least_s
 
 

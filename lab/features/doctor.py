@@ -8,6 +8,7 @@ is larger than LARGE and than any difference between equal consecutive runs. run
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import platform
 import statistics
 import sys
@@ -29,7 +30,6 @@ from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.compare import side_by_side
-from lab.features.limits import plain_read
 from lab.features.running import EXIT_FAILED
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, limits, machine, placing, prompts
@@ -107,7 +107,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
             except WorkerDied as died:
                 problem = died
         watch(Status("working on one core"))
-        before, clock = min(plain_read.work_s(0.2) for _ in range(3)), clock_ghz(root)
+        before, clock = min(work_s(0.2) for _ in range(3)), clock_ghz(root)
         if plan:
             try:
                 worker.use(plan.backend)
@@ -125,7 +125,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
                 problem = died
     if problem:
         found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
-    slower = min(plain_read.work_s(0.2) for _ in range(3)) / before if runs else None
+    slower = min(work_s(0.2) for _ in range(3)) / before if runs else None
     here = plan.machine if plan else machine.describe()
     need = plan.memory(plan.cases[0]).total_bytes if plan else None
     own = [disturbances.disturbances(record) for record in runs]
@@ -142,6 +142,19 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
+
+
+def work_s(seconds: float) -> float:
+    """Seconds of its core's time that a unit of work takes, while one core is busy for so long.
+
+    The work (SHA-256 of 64 KiB) stays within the core's caches: it shows the clock, not memory or halts.
+    """
+    data, n = bytes(2**16), 0
+    start, start_cpu = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - start < seconds:
+        hashlib.sha256(data).digest()
+        n += 1
+    return (time.thread_time() - start_cpu) / n
 
 
 def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> Check:

@@ -24,7 +24,7 @@ from lab.features import known
 from lab.features.compare import comparison, text_compare
 from lab.features.compare.comparison import Group
 from lab.features.compare.spread import Spread, known_spreads
-from lab.features.limits import advice, probing, roofline, text_why, where
+from lab.features.limits import probing, text_why, where
 from lab.features.measure import text_results
 from lab.features.predict import laws
 from lab.features.serve import text_requests
@@ -229,23 +229,14 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
         own = [plain[i] for i in dict.fromkeys(rows.run)]
         for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
             try:
-                parts.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known))
+                best = probing.need(known, where.of_record(alike[0]), label)
+                part = text_why.explained(f"{label}, {n_gen:,} tokens generated", alike, best)
+                parts.append(dataclasses.replace(part, words=[part.answer]))
             except LabError as problem:
                 problems.append(f"{problem.what} {problem.hint}")
     if len(problems) > 1:
         problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
     return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
-
-
-def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
-    """What limited runs of one setup and one n_gen. LabError without ceilings of their machine."""
-    first = records[0]
-    ceilings = probing.need(known, where.of_record(first), label)
-    rows = roofline.explain(records, ceilings)
-    levers = [*advice.levers(rows, first, ceilings), *advice.experiments(rows, records, ceilings)]
-    section = text_why.section(label, records, rows, ceilings, levers)
-    caveat = text_why.caveat(first)
-    return dataclasses.replace(section, words=[*section.words, caveat]) if caveat else section
 
 
 def _setups(good: Lines) -> Section:

@@ -72,7 +72,7 @@ def main() -> None:
             assert code == 0, err
             best = probing.known(probing.kept(folder), Where(plan.machine))
             assert best is not None
-            for row in roofline.explain(results.read([folder]).records, best):
+            for row in roofline.explain(results.read([folder]).records, best).itertuples():
                 n_all, n_inside = n_all + 1, n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])
                 cells = f"{row.n_prompt} | {1e3 * row.measured_s:.3g} | {row.of_ceiling:.0%}"
                 print(f"{arch} | {quantization} | {row.phase} | {cells}", flush=True)

@@ -22,7 +22,7 @@ from lab.features import known
 from lab.features.exchange import other_tools
 from lab.features.limits import advice, roofline, step_kernels
 from lab.features.serve import servers
-from lab.models import catalog, obtain
+from lab.models import obtain
 from lab.models.catalog import HUB, Spec
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST, timed
@@ -109,8 +109,7 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     best = dataclasses.replace(FAST, rates=(*FAST.rates, *faster, *others))
     rows = roofline.explain([dataclasses.replace(one, model=record.model) for one in timed(1.1)], best)
     levers = [lever.command for lever in advice.levers(rows, record, best)]
-    levers += [advice._command(rows, record, {"--model": ("x", catalog.spec_of(record.model))})]
-    levers += [advice._experiment_command("batch", {"--sequences": 2}, record)]
+    levers += [one.command for one in advice.experiments(rows, [record], best)]
     again = [known.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})]
     again += known.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
     again += known.commands([poisoned(make_request_record())])

@@ -51,7 +51,7 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
     """The share of the best that a phase reaches: its `kernels` at their ceilings, or plain `reading`."""
     n_prompt = LONGEST if phase == "prefill" else min(record.run.n_prompt for record in evidence.of("lengths"))
     runs = at(evidence, n_prompt)
-    row = next(row for row in roofline.explain(runs, evidence.best) if row.phase == phase)
+    row = next(row for row in roofline.explain(runs, evidence.best).itertuples() if row.phase == phase)
     least_ns = {"kernels": 1e9 * row.least_s, "reading": row.n_bytes / roofline.roof(evidence.best).gbps}
     value = phases.prefill_ns if phase == "prefill" else phases.decode_compute_mean_ns
     shares = [ratio(least_ns[best], value(record.run)) for record in runs]

@@ -24,7 +24,7 @@ from lab.features.compare import comparison as comparing
 from lab.features.compare import text_compare
 from lab.features.lessons import answers, lesson_server
 from lab.features.limits import advice, probing, roofline, step_kernels, text_why, where
-from lab.features.limits.roofline import Explained, Roof
+from lab.features.limits.roofline import Roof
 from lab.features.measure import sweep_laws, text_results
 from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
 from lab.features.predict import datasheet, text_predict
@@ -112,13 +112,12 @@ def sessions(records: Sequence[Record]) -> list[Record]:
     return comparing.by_session(records)
 
 
-def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
+def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
-    rows = roofline.explain(timed, ceilings)
     label = setup_columns.model_label(timed[0])
-    print_sections([text_why.section(label, timed, rows, ceilings, [])], console.console())
-    return rows
+    print_sections([text_why.explained(label, timed, ceilings, has_advice=False)], console.console())
+    return roofline.explain(timed, ceilings)
 
 
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:

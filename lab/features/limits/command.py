@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +32,7 @@ from lab.features.running import (
 )
 
 if TYPE_CHECKING:
-    from lab.core.record import Ceilings, Record
-    from lab.show.console import Terminal
+    pass
 
 
 @click.command(cls=Command, first=("model", "types", "threads", "again", "out"))
@@ -121,8 +119,10 @@ def explain(
     Needs the ceilings of the machine that measured: lab ceilings.
     """
     from lab.core.record import OK
+    from lab.features import known
     from lab.features.limits import probing, text_why, where
     from lab.show import console, table
+    from lab.show.section import print_marked, print_sections
 
     reading = without_tuning(read_runs(results, "explain"))
     target = plot_folder(results, out) if draws(results, out, no_plot) else None
@@ -134,44 +134,16 @@ def explain(
     for number, (label, setup) in enumerate(setups):
         stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
-        if note := text_why.caveat(chosen[0]):
-            click.echo(f"Note: {label}: {note}", err=True)
-        known = probing.need(given, where.of_record(chosen[0]), label, force)
-        stdout = None if as_json else console.console(details=hint(details))
-        documents.append(_explained(label, chosen, known, target, stem, stdout))
+        best = probing.need(given, where.of_record(chosen[0]), label, force)
+        section, warnings = text_why.explained(label, chosen, best), known.warnings(chosen)
+        plots = known.draw([section], target, stem) if target else []
+        more = {"plots": [str(plot) for plot in plots], "warnings": [*section.warnings, *warnings]}
+        documents.append({**section.data(), **more})
+        if not as_json:
+            stdout = console.console(details=hint(details))
+            print_sections([section], stdout)
+            print_marked(warnings, [], stdout)
+            for plot in plots:
+                stdout.print(f"plot     {plot}")
     if as_json:
         console.print_json(documents)
-
-
-def _explained(
-    label: str, records: Sequence[Record], known: Ceilings, folder: Path | None, stem: str, out: Terminal | None
-) -> dict[str, Any]:
-    """Explains the runs of one setup, draws into `folder` and prints to `out` where given; returns it all for JSON."""
-    from lab.features.known import warnings as doubts
-    from lab.features.limits import advice, probing, roofline, text_why, where
-    from lab.features.limits.plot_why import save_why
-    from lab.show.section import print_marked, print_sections
-
-    first = records[0]
-    explained = roofline.explain(records, known)
-    best = roofline.roof(known, where.layers_of(first))
-    levers, tried = advice.levers(explained, first, known), advice.experiments(explained, records, known)
-    plots = save_why(explained, best, label, folder, stem) if folder else []
-    warnings = doubts(records)
-    if out:
-        print_sections([text_why.section(label, records, explained, known, [*levers, *tried])], out)
-        print_marked(warnings, [], out)
-        for plot in plots:
-            out.print(f"plot     {plot}")
-    return {
-        "setup": label,
-        "roof": dataclasses.asdict(best),
-        "levers": [dataclasses.asdict(lever) for lever in levers],
-        "experiments": [dataclasses.asdict(lever) for lever in tried],
-        "plots": [str(plot) for plot in plots],
-        "ceilings_measured_at": known.measured_at,
-        "warnings": [*probing.doubt_words(known), *warnings],
-        "rows": [
-            {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling} for row in explained
-        ],
-    }

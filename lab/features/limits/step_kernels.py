@@ -10,12 +10,11 @@ beside a GPU llama.cpp copies their weights to the GPU for steps of 32 tokens an
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lab.core import cost, shell
 from lab.core.lists import plural
@@ -24,7 +23,7 @@ from lab.core.shape import ATTENTION as IN_ATTENTION
 from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
 from lab.features.limits import where
-from lab.features.limits.probe_plan import used_types
+from lab.features.limits.probing import used_types
 from lab.models import catalog
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
 
@@ -37,8 +36,7 @@ Layers = tuple[str | None, ...]
 """The device of each layer, the output last; None is the CPU."""
 
 
-@dataclass(frozen=True)
-class Kernels:
+class Kernels(NamedTuple):
     """Least seconds of a step or a phase in its kernels; `between_s` is what moves between devices, as far as known."""
 
     layers_s: float
@@ -48,11 +46,10 @@ class Kernels:
 
     @property
     def total_s(self) -> float:
-        return self.layers_s + self.head_s + self.attention_s + self.between_s
+        return sum(self)
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The same of a step by device; `between_s` is None where the copies of a device were not measured."""
 
     by_device: dict[str | None, Kernels]
@@ -61,22 +58,8 @@ class Parts:
     @property
     def total(self) -> Kernels:
         """The sum, one after the other."""
-        return sum_of([*self.by_device.values(), Kernels(0.0, 0.0, 0.0, self.between_s or 0.0)])
-
-
-def sum_of(parts: Sequence[Kernels]) -> Kernels:
-    """Times that follow one another."""
-    return Kernels(*map(sum, zip(*map(dataclasses.astuple, parts), strict=True)))
-
-
-def mean(steps: Sequence[Parts], n: int) -> Parts:
-    """The sum of steps on the same devices, divided by n."""
-    by_device = {}
-    for name in steps[0].by_device:
-        whole = sum_of([step.by_device[name] for step in steps])
-        by_device[name] = Kernels(*(seconds / n for seconds in dataclasses.astuple(whole)))
-    between = [step.between_s for step in steps]
-    return Parts(by_device, None if None in between else sum(seconds or 0.0 for seconds in between) / n)
+        layers_s, head_s, attention_s, _ = map(sum, zip(*self.by_device.values(), strict=True))
+        return Kernels(layers_s, head_s, attention_s, self.between_s or 0.0)
 
 
 def least_s(steps: Sequence[Parts], overlaps: bool) -> float:
@@ -133,138 +116,108 @@ def parts(
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         raise not_known(model)
     by_device = {one.device: one for one in where.each_device(ceilings)}
-    if len(by_device) == 1:
+    is_split, n_threads = len(by_device) > 1, settings.n_threads if n_all == 1 else settings.n_threads_batch
+    if not is_split:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
         layers = where.layers(ceilings.machine, model, settings)
-    step = _Step(model, settings, by_device, layers, n_all)
-    in_order = [name for name in dict.fromkeys((*layers, *by_device)) if name in by_device]
-    seconds: dict[str | None, list[float]] = {name: [0.0, 0.0, 0.0] for name in in_order}
-    uploaded = 0.0
-    used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
+    gpu = next((name for name, one in by_device.items() if name is not None and not _is_remote(one)), None)
+    seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device)) if name in by_device}
+    used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
     for product in work:
-        if product.matrix.type in used:
-            for name, share in step.shares(product):
-                target = step.computes(product, name)
-                uploaded += share * product.n_bytes if target != name else 0.0
-                seconds_per_byte = product_s_per_byte(
-                    step.ceilings(target), model, product.matrix, product.n_tokens, step.n_threads
-                )
-                seconds[target][product.is_head] += share * product.n_bytes * seconds_per_byte
-    for name, share in step.attention_shares():
+        if product.matrix.type not in used:
+            continue
+        lies = _devices_of(product, model, settings, layers, is_split)
+        for name, n in Counter(lies).items():
+            target = name
+            if name is None and product.n_tokens >= LEAST_COPIED and settings.op_offload is not False:
+                kept = [rate for rate in _of(by_device, None).rates if rate.type == product.matrix.type]
+                if all(rate.buffer == where.CPU for rate in kept):  # only the CPU can read its repacked weights
+                    target = gpu
+            n_bytes = n / len(lies) * product.n_bytes
+            uploaded += n_bytes if target != name else 0.0
+            s_per_byte = product_s_per_byte(_of(by_device, target), model, product.matrix, product.n_tokens, n_threads)
+            seconds[target][product.is_head] += n_bytes * s_per_byte
+    kind, is_flash = settings.type_k.upper(), settings.flash_attn_resolved != "off"
+    width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
+    caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else layers[:-1]
+    for name, n_layers in Counter(caches).items():
         # The CPU's flash attention skips masked positions.
         is_whole = settings.kv_unified and (name is not None or settings.flash_attn_resolved == "off")
         for (n, past), times in spans.items():
             beside = [*(spans - Counter([(n, past)])).elements()] if is_whole else []
-            seconds[name][2] += share * times * _attention_s(step, name, n, past, beside)
-    return Parts({name: Kernels(*times) for name, times in seconds.items()}, step.between_s(n_outputs, uploaded))
+            for part in cost.attended(model, n, past, beside) or ():
+                flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
+                size = kind, n, n_threads, part.n_positions, is_flash
+                s_per_flop = attention_s_per_flop(_of(by_device, name), model, part.heads, *size)
+                seconds[name][2] += n_layers / len(caches) * times * flops * s_per_flop
+    between_s = _between_s(model, by_device, layers, n_all, n_outputs, gpu, uploaded) if is_split else 0.0
+    return Parts({name: Kernels(*times) for name, times in seconds.items()}, between_s)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What decides where the parts of a step are computed."""
-
-    model: Model
-    settings: Settings
-    by_device: Mapping[str | None, Ceilings]
-    layers: Layers
-    n_tokens: int  # of all sequences
-
-    @property
-    def n_threads(self) -> int:
-        return self.settings.n_threads if self.n_tokens == 1 else self.settings.n_threads_batch
-
-    def ceilings(self, name: str | None) -> Ceilings:
-        if name not in self.by_device:
-            raise LabError(
-                f"The ceilings of {where.label(name)} have not been measured.",
-                "Measure them with the settings of the runs: lab ceilings",
-            )
-        return self.by_device[name]
-
-    def shares(self, product: cost.Product) -> list[tuple[str | None, float]]:
-        """The devices that hold a product's weights, and how much of them each."""
-        *blocks, output = self.layers
-        if product.is_head:
-            return [(output, 1.0)]
-        if product.matrix.part == EXPERTS and self.settings.n_cpu_moe and len(self.by_device) > 1:
-            n_moved = min(self.settings.n_cpu_moe, len(blocks))
-            blocks[:n_moved] = [None] * n_moved
-        if product.is_last:
-            return [(blocks[-1], 1.0)]
-        is_last_apart = product.matrix.part != IN_ATTENTION and self.model.arch not in cost.NEVER_SKIPS
-        return _by_count(blocks[:-1] if is_last_apart and len(blocks) > 1 else blocks)
-
-    def attention_shares(self) -> list[tuple[str | None, float]]:
-        """The devices that hold the layers' caches."""
-        if self.settings.kv_offload is False and len(self.by_device) > 1:
-            return [(None, 1.0)]
-        return _by_count(self.layers[:-1])
-
-    def computes(self, product: cost.Product, name: str | None) -> str | None:
-        """The device that computes a product whose weights lie on one: for many tokens a GPU takes those of the CPU."""
-        if name is not None or product.n_tokens < LEAST_COPIED or self.settings.op_offload is False:
-            return name
-        kept = [rate for rate in self.ceilings(None).rates if rate.type == product.matrix.type]
-        if any(rate.buffer != where.CPU for rate in kept):  # only the CPU can read its repacked weights
-            return name
-        return next((other for other in self.by_device if other is not None and not self.is_remote(other)), name)
-
-    def is_remote(self, name: str | None) -> bool:
-        device = where.device(self.ceilings(name).machine, name)
-        return device is not None and where.is_remote(device)
-
-    def between_s(self, n_outputs: int, uploaded: float) -> float | None:
-        """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for a GPU."""
-        if len(self.by_device) == 1:
-            return 0.0
-        n_embd, n_vocab = self.model.n_embd or 0, self.model.n_vocab or 0
-        *blocks, output = self.layers
-        places = [(None, 0), *((name, self.n_tokens * n_embd) for name in blocks)]
-        places += [(output, n_outputs * n_embd), (None, n_outputs * n_vocab)]
-        total = 0.0
-        for (source, _), (target, n_values) in itertools.pairwise(places):
-            if source == target or not n_values:
-                continue
-            times = [self._copy_s(DOWNLOAD, source, n_values), self._copy_s(UPLOAD, target, n_values)]
-            known = [seconds for seconds in times if seconds is not None]
-            if len(known) < 2:
-                return None
-            is_direct = None not in (source, target) and not self.is_remote(source) and not self.is_remote(target)
-            total += max(known) if is_direct else sum(known)
-        if uploaded:
-            name = next(other for other in self.by_device if other is not None and not self.is_remote(other))
-            weights_s = copy_s(self.ceilings(name), UPLOAD, uploaded)
-            if weights_s is None:
-                return None
-            total += weights_s
-        return total
-
-    def _copy_s(self, op: str, name: str | None, n_values: int) -> float | None:
-        return 0.0 if name is None else copy_s(self.ceilings(name), op, n_values * VALUE_BYTES)
+def _devices_of(
+    product: cost.Product, model: Model, settings: Settings, layers: Layers, is_split: bool
+) -> Sequence[str | None]:
+    """The device of each layer that has weights of a product."""
+    *blocks, output = layers
+    if product.is_head:
+        return [output]
+    if product.matrix.part == EXPERTS and settings.n_cpu_moe and is_split:
+        n_moved = min(settings.n_cpu_moe, len(blocks))
+        blocks[:n_moved] = [None] * n_moved
+    if product.is_last:
+        return blocks[-1:]
+    is_last_apart = product.matrix.part != IN_ATTENTION and model.arch not in cost.NEVER_SKIPS and len(blocks) > 1
+    return blocks[:-1] if is_last_apart else blocks
 
 
-def _by_count(layers: Sequence[str | None]) -> list[tuple[str | None, float]]:
-    return [(name, n / len(layers)) for name, n in Counter(layers).items()]
-
-
-def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int, beside: Sequence[cost.Span]) -> float:
-    """Attention of one sequence in all layers, if one device did it, with the positions of others `beside` it."""
-    model, kind, is_flash = step.model, step.settings.type_k.upper(), step.settings.flash_attn_resolved != "off"
-    width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
-    seconds = 0.0
-    for part in cost.attended(model, n_tokens, n_past, beside) or ():
-        flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
-        seconds += flops * attention_s_per_flop(
-            step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions, is_flash
+def _of(by_device: Mapping[str | None, Ceilings], name: str | None) -> Ceilings:
+    if name not in by_device:
+        raise LabError(
+            f"The ceilings of {where.label(name)} have not been measured.",
+            "Measure them with the settings of the runs: lab ceilings",
         )
-    return seconds
+    return by_device[name]
+
+
+def _is_remote(ceilings: Ceilings) -> bool:
+    device = where.device(ceilings.machine, ceilings.device)
+    return device is not None and where.is_remote(device)
+
+
+def _between_s(
+    model: Model,
+    by_device: Mapping[str | None, Ceilings],
+    layers: Layers,
+    n_tokens: int,
+    n_outputs: int,
+    gpu: str | None,
+    uploaded: float,
+) -> float | None:
+    """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for a GPU."""
+    n_embd, n_vocab = model.n_embd or 0, model.n_vocab or 0
+    *blocks, output = layers
+    places = [(None, 0), *((name, n_tokens * n_embd) for name in blocks)]
+    places += [(output, n_outputs * n_embd), (None, n_outputs * n_vocab)]
+    total_s = 0.0
+    for (source, _), (target, n_values) in itertools.pairwise(places):
+        if source == target or not n_values:
+            continue
+        ends = [(name, op) for name, op in ((source, DOWNLOAD), (target, UPLOAD)) if name is not None]
+        times = [copy_s(_of(by_device, name), op, n_values * VALUE_BYTES) for name, op in ends]
+        if None in times:
+            return None
+        known = [seconds for seconds in times if seconds is not None]
+        is_direct = len(ends) == 2 and not any(_is_remote(by_device[name]) for name, _ in ends)
+        total_s += max(known) if is_direct else sum(known)
+    weights_s = copy_s(_of(by_device, gpu), UPLOAD, uploaded) if uploaded else 0.0
+    return None if weights_s is None else total_s + weights_s
 
 
 def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
     """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
     op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    rates = rates_for(ceilings, op, matrix.type, n_threads)
+    rates = _rates_for(ceilings, op, matrix.type, n_threads)
     if not rates:
         known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
@@ -278,7 +231,7 @@ def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_token
     if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
         nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
     _check_measured(ceilings, rates[0], nearest, n_tokens)
-    return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
+    return _interpolated({n: _best(rates)[0] for n, rates in nearest.items()}, n_tokens)
 
 
 def attention_s_per_flop(
@@ -293,7 +246,7 @@ def attention_s_per_flop(
 ) -> float:
     """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
     points = attention_points(ceilings, model, heads, kind, n_tokens, n_threads, is_flash)
-    return _between({n: _between(by_position, n_positions) for n, by_position in points.items()}, n_tokens)
+    return _interpolated({n: _interpolated(by_position, n_positions) for n, by_position in points.items()}, n_tokens)
 
 
 def attention_points(
@@ -303,8 +256,8 @@ def attention_points(
 
     Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
     """
-    op = PLAIN_ATTENTION if not is_flash and rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads) else ATTENTION
-    rates = rates_for(ceilings, op, kind, n_threads)
+    plain = [] if is_flash else _rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads)
+    rates = plain or _rates_for(ceilings, ATTENTION, kind, n_threads)
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
@@ -312,7 +265,7 @@ def attention_points(
         )
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
     _check_measured(ceilings, rates[0], nearest, n_tokens)
-    return {n: {rate.n_positions or 0: rate_of([rate])[1] for rate in alike} for n, alike in nearest.items()}
+    return {n: {rate.n_positions or 0: _best([rate])[1] for rate in alike} for n, alike in nearest.items()}
 
 
 def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
@@ -326,7 +279,7 @@ def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tok
         )
 
 
-def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
+def _rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
     """The rates of a kernel and type; on the CPU those measured with n_threads threads."""
     rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
     return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
@@ -355,7 +308,7 @@ def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
     return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
 
 
-def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
+def _best(rates: Sequence[Rate]) -> tuple[float, float]:
     """Best seconds per byte, and per FLOP, of the same probe."""
     best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
     seconds = min(best.times_ns) / 1e9
@@ -379,7 +332,7 @@ def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dic
     return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
 
 
-def _between(points: dict[int, float], n: int) -> float:
+def _interpolated(points: dict[int, float], n: int) -> float:
     """A value at n out of values at some n, straight lines on logarithms; the nearest outside of them."""
     below = max((x for x in points if x <= n), default=min(points))
     above = min((x for x in points if x >= n), default=max(points))

@@ -1,25 +1,43 @@
-"""Ceilings and explanations as text."""
+"""Ceilings and explanations as sections: tables, sentences, and the pictures of `lab explain`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lab.core import shown
-from lab.core.lists import grouped, join_and, plural
-from lab.core.record import Ceilings, Rate, Record
-from lab.features.limits import plain_read, plot_why, probing, roofline, where
-from lab.features.limits.advice import BatchLever, CacheLever, ExperimentLever, Lever, SpeculationLever
-from lab.features.limits.roofline import Explained
-from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
-from lab.show import wording
-from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.core.lists import join_and
+from lab.core.record import DECODE, PREFILL, Ceilings, Rate, Record
+from lab.features.limits import advice, probing, roofline, where
+from lab.features.limits.advice import Experiment, Lever
+from lab.features.limits.roofline import ATTENTION, BETWEEN, LAYERS, OUTPUT, Roof, part_s
+from lab.process.wire import ATTENTION as FLASH
+from lab.process.wire import DOWNLOAD, PLAIN_ATTENTION, UPLOAD
+from lab.show import canvas
+from lab.show.canvas import COLOURS, INK, MARKERS, PAPER, new_axes, points
+from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+Advice = Sequence[Lever | Experiment]
+
+FEW = 5
+"""The most lengths that a picture or a sentence names each."""
+
+FIRST = MOST_LINES - 1
+"""Sentences of an explanation on a terminal, before one command; --details shows all."""
 
 
 def of_ceilings(ceilings: Ceilings) -> Section:
     """The kernels' best rates, and the ridge of the roofline."""
-    days = probing.age_days(ceilings)
+    measured = datetime.strptime(ceilings.measured_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    days = (datetime.now(UTC) - measured).total_seconds() / 86400
     age = "today" if days < 1 else f"{days:.0f} days ago"
-    label = where.device_label(ceilings.machine, ceilings.device)
     columns: Columns = (
         ("kernel", lambda rate: rate.op),
         ("type", lambda rate: rate.type),
@@ -27,33 +45,24 @@ def of_ceilings(ceilings: Ceilings) -> Section:
         ("buffer", lambda rate: rate.buffer),
         ("tokens", lambda rate: str(rate.n_tokens)),
         ("threads", lambda rate: UNKNOWN if ceilings.on_gpu else str(rate.n_threads)),
-        ("GB/s", lambda rate: wording.digits(probing.gbps(rate))),
-        ("GFLOP/s", lambda rate: wording.digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
-    )
-    rates = sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate)))
-    best = roofline.roof(ceilings)
-    ridge = (
-        f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s. Arithmetic limits work "
-        f"above {wording.digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
-    )
-    return Section(
-        f"Ceilings of {label}, measured {ceilings.measured_at} ({age})",
-        **tabled(columns, rates, keep_all=True),
-        sentences=[ridge, *of_copies(ceilings)],
-        parts=[of_ceilings(other) for other in ceilings.others or ()],
+        ("GB/s", lambda rate: digits(probing.gbps(rate))),
+        ("GFLOP/s", lambda rate: digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
     )
 
+    def order(rate: Rate) -> tuple[Any, ...]:
+        return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
 
-def of_copies(ceilings: Ceilings) -> list[str]:
-    """Sentences on copies to and from a device, and on the unknown caches of one behind a server."""
-    name, sentences, words = ceilings.device, list[str](), list[str]()
+    best, name = roofline.roof(ceilings), ceilings.device
+    sentences = [
+        f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
+        f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
+    ]
+    copied = []
     for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
-        copies = sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes)
-        if copies:
-            of_few = f"{copies[0].n_bytes:,} bytes in {wording.seconds(min(copies[0].times_ns) / 1e9)}"
-            words.append(f"{direction} {where.label(name)} {wording.digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
-    if words:
-        sentences.append(f"Copies: {'; '.join(words)}.")
+        if copies := sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes):
+            of_few = f"{copies[0].n_bytes:,} bytes in {seconds(min(copies[0].times_ns) / 1e9)}"
+            copied.append(f"{direction} {where.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
+    sentences += [f"Copies: {'; '.join(copied)}."] if copied else []
     device = where.device(ceilings.machine, name)
     if device is not None and where.is_remote(device):
         most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
@@ -61,30 +70,30 @@ def of_copies(ceilings: Ceilings) -> list[str]:
             f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "
             "memory is slower than these figures."
         )
-    return sentences
-
-
-def _size(rate: Rate) -> tuple[int, ...]:
-    return rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
+    return Section(
+        f"Ceilings of {where.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
+        **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
+        sentences=sentences,
+        parts=[of_ceilings(other) for other in ceilings.others or ()],
+    )
 
 
 def _shape(rate: Rate) -> str:
     """The shape of a probe: a matrix, its experts, or heads and positions."""
-    if rate.op in (ATTENTION, PLAIN_ATTENTION):
+    if rate.op in (FLASH, PLAIN_ATTENTION):
         positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
         return f"{rate.rows} heads of {rate.columns}{positions}"
-    experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
     if rate.op in (UPLOAD, DOWNLOAD):
         return f"{rate.n_bytes:,} bytes"
-    return "-" if rate.op == plain_read.READ else f"{rate.rows} x {rate.columns}{experts}"
+    experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
+    return UNKNOWN if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
-def _shares(row: Explained) -> str:
+def _shares(row: Any) -> str:
     """The parts of a phase's time in percent; several devices have a sentence instead."""
-    if row.shares or shown.ABOVE in row.doubts:
+    if row.is_split or shown.ABOVE in row.doubts:
         return UNKNOWN
-    kernels, rest_s = row.kernels, max(0.0, row.measured_s - row.least_s)
-    parts = kernels.layers_s, kernels.attention_s, kernels.head_s, rest_s
+    parts = *(row.parts[name] for name in (LAYERS, ATTENTION, OUTPUT)), max(0.0, row.measured_s - row.least_s)
     return "/".join(f"{100 * part / row.measured_s:.0f}" for part in parts)
 
 
@@ -92,104 +101,16 @@ EXPLAINED: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     ("gen", lambda row: f"{row.n_gen:,}"),
     ("phase", lambda row: row.phase),
-    ("measured\nms", lambda row: f"{wording.digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
+    ("measured\nms", lambda row: f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
     ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
     ("layers/attention/\noutput/rest %", _shares),
-    ("GFLOP/s", lambda row: wording.digits(row.gflops)),
-    ("GB/s", lambda row: wording.digits(row.gbps)),
-    ("FLOPs\nper byte", lambda row: wording.digits(row.intensity)),
-    ("GFLOP", lambda row: wording.digits(row.flops / 1e9)),
-    ("MB", lambda row: wording.digits(row.n_bytes / 1e6)),
+    ("GFLOP/s", lambda row: digits(row.gflops)),
+    ("GB/s", lambda row: digits(row.gbps)),
+    ("FLOPs\nper byte", lambda row: digits(row.intensity)),
+    ("GFLOP", lambda row: digits(row.flops / 1e9)),
+    ("MB", lambda row: digits(row.n_bytes / 1e6)),
 )
-
-
-def section(
-    label: str,
-    records: Sequence[Record],
-    rows: Sequence[Explained],
-    ceilings: Ceilings,
-    levers: Sequence[Lever | ExperimentLever],
-) -> Section:
-    """Each phase's time, limit and rates in a table; sentences on the limits, then on changes, then on the parts."""
-    first = records[0]
-    best = roofline.roof(ceilings, where.layers_of(first))
-    roof = (
-        f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
-        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
-    )
-    caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
-    pictures = [
-        Picture(
-            "roofline",
-            caption,
-            lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
-            (5, 4.8),
-        )
-    ]
-    if first.run.every is None:  # a sweep generates too little for a request
-        caption = f"Where the time of a request goes: prompt and {first.run.n_gen:,} generated tokens."
-        pictures.append(
-            Picture("where", caption, lambda figure: plot_why.plot_where(rows, label, figure.subplots()), (5, 4.8))
-        )
-    return Section(
-        label,
-        words=[roof, *(f"{shown.MARK} {sentence}" for sentence in probing.doubt_words(ceilings))],
-        **tabled(EXPLAINED, rows, keep_all=True),
-        sentences=[
-            *verdicts(rows),
-            *map(advice_of, levers),
-            *(where_it_went(row) for row in rows if row.shares and shown.ABOVE not in row.doubts),
-            _not_included(rows),
-        ],
-        pictures=pictures,
-    )
-
-
-def where_it_went(row: Explained) -> str:
-    """A sentence with the parts of a phase's time on several devices, in percent."""
-    shares = [
-        (f"{share.device} {name}", part)
-        for share in row.shares
-        for name, part in (
-            ("layers", share.kernels.layers_s),
-            ("attention", share.kernels.attention_s),
-            ("output", share.kernels.head_s),
-        )
-        if part
-    ]
-    shares += [] if row.between_s is None else [("between devices", row.between_s)]
-    shares.append(("rest", max(0.0, row.measured_s - row.least_s)))
-    percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
-    overlap = " (the devices work at the same time)" if row.overlaps else ""
-    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}{overlap}."
-
-
-def _not_included(rows: Sequence[Explained]) -> str:
-    """Times that the phases do not include."""
-    parts = []
-    for phase, alike in grouped(rows, lambda row: row.phase).items():
-        sampling, harness = (_ends([getattr(row, name) for row in alike]) for name in ("choosing_s", "harness_s"))
-        parts.append(f"sampling {sampling} and the lab {harness} per {'token' if phase == 'decode' else 'prompt'}")
-    return f"Not in these times: {'; '.join(parts)}."
-
-
-def _ends(times_s: Sequence[float]) -> str:
-    ends = dict.fromkeys(wording.seconds(value) for value in (min(times_s), max(times_s)))
-    return " to ".join(ends)
-
-
-def caveat(record: Record) -> str | None:
-    """A sentence if ceilings do not fit a record's settings; else None."""
-    settings = record.settings
-    if settings.split_mode == "tensor":
-        return "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers."
-    if settings.override_tensor:
-        return "Tensors that --override-tensor moved are counted on the device of their layer."
-    if settings.type_k != settings.type_v:
-        return "The ceiling of attention assumes one type for the whole cache."
-    return None
-
 
 LIMITS = {
     roofline.ARITHMETIC: "Arithmetic limits",
@@ -198,72 +119,226 @@ LIMITS = {
     roofline.KERNEL: "The kernel of the quantization (other kernels here are faster) limits",
     roofline.OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
+TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
 
 
-def verdicts(rows: Sequence[Explained]) -> list[str]:
+def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True) -> Section:
+    """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits, changes and parts.
+
+    `data` is the document of --json. LabError if there is nothing to explain, or a ceiling is missing.
+    """
+    rows = roofline.explain(records, ceilings)
+    levers = advice.levers(rows, records[0], ceilings) if has_advice else []
+    tried = advice.experiments(rows, records, ceilings) if has_advice else []
+    changes: Advice = [*levers, *tried]
+    first, best = records[0], roofline.roof(ceilings, where.layers_of(records[0]))
+    lines = list(rows.itertuples())
+    sentences = [*verdicts(rows), *(f"Predicted for {one.words}." for one in changes[1:])]  # the answer has the first
+    commands = [f"Try: {one.command}" for one in changes if one.command]
+    not_included = [
+        f"sampling {_ends(own.choosing_s)} and the lab {_ends(own.harness_s)} per "
+        f"{'token' if phase == DECODE else 'prompt'}"
+        for phase, own in rows.groupby("phase", sort=False)
+    ]
+    more = [
+        *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
+        f"Not in these times: {'; '.join(not_included)}.",
+        f"Roof: {digits(best.gflops)} GFLOP/s, {digits(best.gbps)} GB/s, ridge at {digits(best.ridge)} FLOPs per byte "
+        f"(ceilings of {ceilings.measured_at})",
+    ]
+    caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
+    draw = partial(_on_figure, partial(plot_roofline, rows, best, label))
+    pictures = [Picture("roofline", caption, draw, (5, 4.8))]
+    if first.run.every is None:  # a sweep generates too little for a request
+        caption = f"Where the time of a request goes: prompt and {first.run.n_gen:,} generated tokens."
+        pictures.append(Picture("where", caption, partial(_on_figure, partial(plot_where, rows, label)), (5, 4.8)))
+    warnings = [*_caveats(first), *probing.doubt_words(ceilings)]
+    document: dict[str, Any] = {
+        "setup": label,
+        "roof": best._asdict(),
+        "levers": [lever._asdict() for lever in levers],
+        "experiments": [{**one.figures, "command": one.command, "experiment": one.experiment} for one in tried],
+        "ceilings_measured_at": ceilings.measured_at,
+        "warnings": warnings,
+        "rows": rows.to_dict("records"),
+    }
+    return Section(
+        label,
+        answer=answer(rows, changes) if has_advice else "",
+        **tabled(EXPLAINED, lines, keep_all=True),
+        warnings=warnings,
+        sentences=[*sentences[:FIRST], *commands[:1], *sentences[FIRST:], *commands[1:], *more],
+        pictures=pictures,
+        data=lambda: document,
+    )
+
+
+def answer(rows: pd.DataFrame, changes: Advice) -> str:
+    """One sentence: what limits most of the time, and the change that is predicted to help most."""
+    firm = rows[rows.doubts.map(shown.is_firm)]
+    if firm.empty:
+        return "What limits these runs cannot be told: they, or the ceilings, were disturbed."
+    limits = firm.limit.value_counts()
+    what, _, _ = LIMITS[str(limits.index[0])].partition(" (")
+    change = f"the change that helps most is {changes[0].words} (predicted)" if changes else "no known change helps"
+    return f"{what.removesuffix(' limits')} limits {limits.iloc[0]} of the {len(rows)} rows below; {change}."
+
+
+def where_it_went(row: Any) -> str:
+    """A sentence with the parts of a phase's time on several devices, in percent."""
+    parts = {name: part for name, part in row.parts.items() if part or name == BETWEEN}
+    parts["rest"] = max(0.0, row.measured_s - row.least_s)
+    percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items())
+    overlap = " (the devices work at the same time)" if row.overlaps else ""
+    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}{overlap}."
+
+
+def _ends(times_s: pd.Series[float]) -> str:
+    return " to ".join(dict.fromkeys(seconds(value) for value in (times_s.min(), times_s.max())))
+
+
+def _caveats(record: Record) -> list[str]:
+    """Where the ceilings do not fit a record's settings."""
+    settings = record.settings
+    words = {
+        "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers.": (
+            settings.split_mode == "tensor"
+        ),
+        "Tensors that --override-tensor moved are counted on the device of their layer.": settings.override_tensor,
+        "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
+    }
+    return [sentence for sentence, is_so in words.items() if is_so]
+
+
+def verdicts(rows: pd.DataFrame) -> list[str]:
     """Sentences on what limited the phases, with the share of the ceiling that each reached; one for each limit."""
     sentences = []
-    for limit, alike in grouped([row for row in rows if shown.is_firm(row.doubts)], lambda row: row.limit).items():
-        phases = [_limited(own) for own in grouped(alike, lambda row: row.phase).values()]
-        sentences.append(f"{LIMITS[limit]} {' and '.join(phases)}.")
-    if disturbed := [row for row in rows if shown.DISTURBED in row.doubts]:
-        phases = list(dict.fromkeys(row.phase for row in disturbed))
-        lengths = join_and([f"{n:,}" for n in sorted({row.n_prompt for row in disturbed})])
+    firm = rows[rows.doubts.map(shown.is_firm)]
+    for limit, alike in firm.groupby("limit", sort=False):
+        phases = []
+        for phase, own in alike.groupby("phase", sort=False):
+            lengths = join_and([f"{n:,}" for n in sorted(set(own.n_prompt))])
+            shares = join_and([f"{100 * share:.0f}" for share in own.of_ceiling])
+            if len(own) > FEW:
+                lengths = f"{own.n_prompt.iloc[0]:,} to {own.n_prompt.iloc[-1]:,}"
+                shares = f"{100 * own.of_ceiling.min():.0f} to {100 * own.of_ceiling.max():.0f}"
+            what = "prefill of" if phase == PREFILL else "decode after"
+            phases.append(f"{what} {lengths} tokens ({shares} % of the ceiling)")
+        sentences.append(f"{LIMITS[str(limit)]} {' and '.join(phases)}.")
+    disturbed = rows[rows.doubts.map(lambda doubts: shown.DISTURBED in doubts)]
+    if len(disturbed):
+        lengths = join_and([f"{n:,}" for n in sorted(set(disturbed.n_prompt))])
         sentences.append(
-            f"No verdict on {' and '.join(phases)} at {lengths} prompt tokens: the runs were disturbed. Measure again "
-            "while no other program runs."
+            f"No verdict on {' and '.join(disturbed.phase.unique())} at {lengths} prompt tokens: the runs were "
+            "disturbed. Measure again while no other program runs."
         )
-    if any(shown.ABOVE in row.doubts for row in rows):
+    if rows.doubts.map(lambda doubts: shown.ABOVE in doubts).any():
         sentences.append(f"A run was faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
     return sentences
 
 
-def _limited(alike: Sequence[Explained]) -> str:
-    """A phase, its lengths, and the shares of its ceiling."""
-    lengths = join_and([f"{n:,}" for n in sorted({row.n_prompt for row in alike})])
-    shares = join_and([f"{100 * row.of_ceiling:.0f}" for row in alike])
-    if len(alike) > plot_why.FEW:
-        ends = sorted(row.of_ceiling for row in alike)
-        lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
-        shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f}"
-    what = "prefill of" if alike[0].phase == "prefill" else "decode after"
-    return f"{what} {lengths} tokens ({shares} % of the ceiling)"
-
-
-TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
-
-
-def advice_of(lever: Lever | ExperimentLever) -> str:
+def advice_of(one: Lever | Experiment) -> str:
     """A sentence on a change: its predicted gain, and the command to try it."""
-    how = f" Try: {lever.command}" if lever.command else ""
-    return f"Predicted for {_gains_of(lever)}.{how}"
+    return f"Predicted for {one.words}.{f' Try: {one.command}' if one.command else ''}"
 
 
-def _gains_of(lever: Lever | ExperimentLever) -> str:
-    if isinstance(lever, BatchLever):
-        return (
-            f"{lever.n_seq} sequences decoded together: {wording.digits(lever.total_gain)}x the tokens/s in total, "
-            f"{wording.digits(lever.user_share)}x per user, after prompts of {lever.n_prompt:,} tokens"
-        )
-    if isinstance(lever, CacheLever):
-        saved, of = wording.seconds(lever.saved_s), wording.seconds(lever.ttft_s)
-        return (
-            f"{lever.n_cached:,} of {lever.n_cached + lever.n_new:,} prompt tokens cached: first token "
-            f"{wording.digits(lever.gain)}x as fast (saves {saved} of {of})"
-        )
-    if isinstance(lever, SpeculationLever):
-        best = "" if lever.best_n_draft == lever.n_draft else f"drafts of {lever.best_n_draft} are "
-        return (
-            f"drafts of {plural(lever.n_draft, 'token')}: faster if more than {100 * lever.least_acceptance:.0f} % are "
-            f"accepted; at {100 * lever.acceptance:.0f} %, {best}{wording.digits(lever.gain)}x as fast (without the "
-            "time to draft)"
-        )
-    gains = [
-        f"{phase} {wording.digits(gain)}x as fast"
-        for phase, gain in (
-            (f"prefill of {lever.prefill_at:,} tokens", lever.prefill_gain),
-            (f"decode after {lever.decode_at:,}", lever.decode_gain),
-        )
-        if gain
-    ]
-    return f"{lever.change}: {', '.join(gains)}"
+# Pictures
+
+HATCHES = ("", "//", "..", "xx", "--")
+ALL_ELSE = "all else"
+
+
+def _on_figure(draw: Any, figure: Any) -> None:
+    draw(ax=figure.subplots())
+
+
+def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
+    """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs.
+
+    lab.plot_roofline(lab.explain(records, best), lesson.roof(best), "my machine")
+    """
+    ax = ax or new_axes()
+    ends = min(1, rows.intensity.min()) / 2, max(roof.ridge, rows.intensity.max()) * 3
+    ridge = [ends[0], roof.ridge, ends[1]]
+    label = f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s"
+    ax.plot(ridge, [min(roof.gbps * x, roof.gflops) for x in ridge], color=INK, lw=2, label=label)
+    labels, marked = list[tuple[float, float, str]](), list[tuple[float, float]]()
+    for number, (phase, own) in enumerate(rows.groupby("phase", sort=False)):
+        style = {"color": COLOURS[number], "marker": MARKERS[number]}
+        unsure = [not shown.is_firm(doubts) for doubts in own.doubts]
+        points(ax, own.intensity.tolist(), own.gflops.tolist(), unsure, ms=7, **style, label=phase)
+        ceilings = own.flops / own.least_s / 1e9
+        bar: dict[str, Any] = {"ls": "", "marker": "_", "ms": 9, "mew": 2, "color": COLOURS[number]}
+        ax.plot(own.intensity, ceilings, **bar, label=f"{phase}: ceiling of its kernels")
+        named = own if len(own) <= FEW else own.iloc[[0, -1]]
+        labels += [(row.intensity, row.gflops, f"{row.n_prompt:,}") for row in named.itertuples()]
+        marked += [*zip(own.intensity, ceilings, strict=True), *zip(own.intensity, own.gflops, strict=True)]
+    ax.set(xscale="log", yscale="log")
+    ax.set_ylim(bottom=ax.get_ylim()[0] / 1.5)  # for labels
+    ax.set(xlabel="arithmetic intensity (FLOPs per byte)", ylabel="rate of arithmetic (GFLOP/s)")
+    canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
+    canvas.label_points(ax, labels, marked)
+    return ax
+
+
+def plot_where(rows: pd.DataFrame, subject: str, ax: Axes | None = None) -> Axes:
+    """Stacked bars over prompt lengths: the parts of a request's time in percent, by device if there are several.
+
+    lab.plot_where(lab.explain(records, best), "my machine")
+    """
+    import pandas as pd
+
+    ax, n_gens = ax or new_axes(), sorted(set(rows.n_gen))
+    bars = list[dict[str, Any]]()
+    for row in rows.itertuples():
+        own = bar_parts(row)  # scaled to the phase's share of the request
+        for name, part in own.items():
+            share = row.of_request * part / sum(own.values())
+            bars.append(
+                {"n_prompt": row.n_prompt, "n_gen": row.n_gen, "phase": row.phase, "name": name, "share": share}
+            )
+    t = pd.DataFrame(bars).pivot_table("share", ["n_prompt", "n_gen"], ["phase", "name"], sort=False).fillna(0.0)
+    t = 100 * t.div(t.sum(axis=1), axis=0)
+    doubts = rows.groupby(["n_prompt", "n_gen"]).doubts.agg(lambda own: shown.mark(shown.all_of(list(own))))
+    labels = [f"{n:,}" + (f" + {n_gen:,}" if len(n_gens) > 1 else "") + doubts[n, n_gen] for n, n_gen in t.index]
+    base = 0.0 * t.iloc[:, 0]
+    for number, phase in enumerate((PREFILL, DECODE)):
+        names = [name for one, name in t.columns if one == phase]
+        names.sort(key=lambda name: (name == BETWEEN) + 2 * (name == ALL_ELSE))
+        for i, name in enumerate(names):
+            ax.bar(
+                labels,
+                t[phase, name],
+                bottom=base,
+                color=COLOURS[number],
+                alpha=1 - 0.3 * i * 2 / max(2, len(names) - 1),
+                hatch=HATCHES[i % len(HATCHES)],
+                edgecolor=PAPER,
+                label=f"{phase}: {name}",
+            )
+            base = base + t[phase, name]
+    if len(t) > FEW:
+        ax.set_xticks(range(0, len(t), -(-len(t) // FEW)))
+    several = " + generated tokens" if len(n_gens) > 1 else ""
+    ax.set(xlabel=f"prompt length (tokens){several}", ylabel="share of the request's time (%)")
+    n_gen = "generated tokens" if several else f"{n_gens[0]:,} generated tokens"
+    note = "\n!: some runs were disturbed; !!: unreliable" if doubts.any() else ""
+    canvas.finish([ax], f"Where the time goes: prompt and {n_gen}\n{subject}{note}")
+    return ax
+
+
+def bar_parts(row: Any) -> dict[str, float]:
+    """Seconds of a phase's parts, which add up to the measured time unless a kernel was faster than its ceiling.
+
+    Devices that work at the same time share the time of the slowest, in proportion to their own times.
+    """
+    rest = max(0.0, row.measured_s - row.least_s)
+    if not row.is_split:
+        cache = "attention" if row.phase == PREFILL else "KV cache"
+        return {"weights": row.parts[LAYERS] + row.parts[OUTPUT], cache: part_s(row, ATTENTION), ALL_ELSE: rest}
+    scale = row.least_s / sum(row.parts.values()) if row.overlaps else 1.0
+    made: dict[str, float] = {}
+    for name, part in row.parts.items():
+        device = name if name == BETWEEN else name.rpartition(" ")[0]
+        made[device] = made.get(device, 0.0) + scale * part
+    return made | {ALL_ELSE: rest}

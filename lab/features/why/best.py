@@ -27,8 +27,8 @@ def answer(one: Setup, name: str, folder: str) -> Answer:
         raise LabError(f"{one.label} has no steps to explain.", "Give a second figure, or measure here: lab measure")
     first, phase = one.records[0], "prefill" if one.is_prefill else "decode"
     known = probing.need(ceilings_of(results.read([name]), folder), where.of_record(first), one.label)
-    rows = [row for row in roofline.explain(one.records, known) if row.n_prompt == one.n_prompt]
-    row = next((row for row in rows if row.phase == phase and row.n_gen == one.n_gen), None)
+    rows = roofline.explain(one.records, known).query(f"n_prompt == {one.n_prompt}")
+    row = next((row for row in rows.itertuples() if row.phase == phase and row.n_gen == one.n_gen), None)
     if row is None:
         raise LabError(f"{one.label} has no steps of {phase} to explain.", "Measure here: lab measure")
     between_s = 0.0 if one.is_prefill else row.choosing_s + row.harness_s
