@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from lab.features.stall import stall as stall
     from lab.features.trace.attention_weights import attention as attention
     from lab.features.trace.token_trace import trace as trace
-    from lab.features.tune.text_tune import plot_tuned as plot_tuned
-    from lab.features.tune.text_tune import show_tuned as show_tuned
+    from lab.features.tune.result import plot_tuned as plot_tuned
+    from lab.features.tune.result import show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns.conversation import turns as turns
     from lab.features.why.reasons import why as why

@@ -17,7 +17,7 @@ from lab.features import known
 from lab.features.compare import comparison, plot_trial
 from lab.features.limits import roofline, text_why
 from lab.features.measure import plot_runs
-from lab.features.tune import text_tune
+from lab.features.tune import result
 from lab.show import canvas
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
@@ -78,7 +78,7 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "ttft": (lambda: plot_runs.drawings(served())["prefill"], (8, 5)),
     "sweep": (lambda: plot_runs.drawings([make_record(make_run(100, 3, every=20))])["sweep"], (11, 5)),
     "ab": (lambda: plot_runs.drawings(trial())["ab"], (11, 5)),
-    "tune": (lambda: text_tune.sections(tuned())[0].pictures[0].draw, (10, 4.6)),
+    "tune": (lambda: result.section(result.of_sessions(tuned())[0]).pictures[0].draw, (10, 4.6)),
     "roofline": (lambda: roof(timed(1.5)), (8, 5)),
     "batch": (lambda: of_levers(batches((1, 2, 8)), "batch"), (11, 5)),
     "stall": (lambda: of_levers(stalled(), "stall"), (11, 5)),

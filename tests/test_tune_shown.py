@@ -13,10 +13,11 @@ import pytest
 from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
-from lab.features.tune import text_tune, tuning
-from lab.features.tune.result import Crossing, of_sessions
+from lab.features.tune import result, tuning
+from lab.features.tune.result import of_sessions
 from lab.models import catalog
 from lab.show import canvas
+from lab.show.kind import Context
 from lab.show.section import Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
 
@@ -99,16 +100,15 @@ def saved(tmp_path: Path, records: Sequence[Record], name: str = "tune.jsonl") -
 
 
 def only(records: Sequence[Record]) -> Section:
-    (section,) = text_tune.sections(records)
-    return section
+    return result.section(*of_sessions(records), Context(details=True))
 
 
 def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_search() -> None:
     records = session({DEFAULT: 9.0, OFF: 3.0}, gain=1.25)
-    first, medians = text_tune.sentences(*of_sessions(records))
+    first, medians = result.sentences(*of_sessions(records))
     # default 21 + 300 x 10 ms, winner 21 + 300 x 8.2 ms, each a little slower in two of three blocks
-    assert first.startswith("--flash-attn off is 1.22 times as fast for 20 + 301 tokens (95 % interval 1.2")
-    assert first.endswith(", from 6 new blocks measured after the choice).")
+    assert first.startswith("--flash-attn off is 1.22 times as fast (95 % interval 1.2")
+    assert first.endswith(", from 6 new blocks measured after the choice) for 20 + 301 tokens.")
     assert medians.startswith(
         "Medians of these blocks: first token after 21.2 ms instead of 21.2 ms, each further token"
     )
@@ -137,18 +137,23 @@ def test_after_each_prompt_it_is_said_for_which_answers_the_winner_is_faster() -
     part, _ = only(whole()).parts
     # after 10 tokens: default 11 + (n - 1) x 10 ms, winner 31 + (n - 1) x 5.5 ms
     assert [cell.text for cell in part.lines[0]] == ["10", "1.79", "6 or more tokens"]
-    (found,) = of_sessions(session())
-    for at, words in (
-        (Crossing(20, 1.5, 260, None, True), "below 260"),
-        (Crossing(20, 1.5, None, 900, True), "above 900"),
+    # at first 20 ms later and 4.5 ms faster for each further token, then the other way round
+    for first_ms, each_ms, expected, words in (
+        (3.0, 4.5, (10, None, True), "fewer than 10"),
+        (0.5, 9.2, (None, 50, True), "more than 50"),
+        (0.5, 9.0, (None, None, True), ""),
+        (2.0, 9.5, (None, None, False), ""),
     ):
-        sentence, _ = text_tune.sentences(dataclasses.replace(found, crossings=(at,)))
-        assert sentence.endswith(f"; it loses {words} generated tokens.")
+        rows = result.crossings([sweep(DEFAULT, 1, 9), sweep(OFF, first_ms, each_ms)], 301)
+        at = rows.iloc[-1]
+        assert (at.from_gen, at.to_gen, at.is_ever) == expected
+        made = result.sentences(dataclasses.replace(of_sessions(session())[0], crossings=rows))
+        assert made[2:] == ([f"It is slower for answers of {words} tokens."] if words else [])
     assert only(session(gain=1.0)).parts == []  # nothing is recommended
 
 
 FASTEST = "--flash-attn off was the fastest in the search"
-NOTHING = "Nothing that was tried is faster than the default beyond noise: keep the default."
+NOTHING = "Keep the default: nothing that was tried is faster beyond noise."
 
 
 @pytest.mark.parametrize(
@@ -164,22 +169,21 @@ NOTHING = "Nothing that was tried is faster than the default beyond noise: keep 
             session(gain=0.9),
             f"Keep the default: {FASTEST}, but 6 new blocks do not show a gain clearly above 1 %. There",
         ),
-        (session(won=None), f"No recommendation: {FASTEST} (1.81 times as fast"),
-        (session(n_confirmed=2), f"No recommendation: {FASTEST} (1.81 times as fast"),
+        (session(won=None), f"No recommendation: {FASTEST}, but nothing confirmed it."),
+        (session(n_confirmed=2), f"No recommendation: {FASTEST}, but only 2 new blocks of at least 4"),
         (session({DEFAULT: 9.0}, won=None), "No other setting was measured, so nothing is recommended."),
     ],
     ids=["equal", "slower", "not confirmed", "lost", "interrupted", "too few blocks", "alone"],
 )
 def test_without_a_confirmed_gain_nothing_is_recommended(records: list[Record], words: str) -> None:
-    (sentence,) = only(records).sentences
-    assert sentence.startswith(words)
+    assert only(records).words[0].startswith(words)
     (row,) = only(records).document()["tunings"]
     assert row["recommended"] is None and "recommended" not in [one["verdict"] for one in row["tried"]]
 
 
 def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     (found,) = of_sessions(session())
-    lines = text_tune.command_lines(found)
+    lines = result.command_lines(found)
     assert list(lines) == ["llama-server", "llama-cli", "llama-bench", "llama-cpp-python", "Ollama", "lab"]
     assert lines["llama-server"].startswith("llama-server --model ./tiny.gguf --ctx-size 512 --parallel 1 --threads 2")
     assert "--flash-attn off" in lines["llama-server"] and "flash_attn=False" in lines["llama-cpp-python"]
@@ -187,13 +191,13 @@ def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     *_, part = only(session()).parts
     assert part.facts == lines and part.title == "The recommended settings in other programs"
     (unproven,) = of_sessions(session(gain=1.0))
-    assert text_tune.command_lines(unproven) == {}
+    assert result.command_lines(unproven) == {}
 
 
 def test_the_models_file_is_found_on_this_machine_but_not_named_on_a_page(tmp_path: Path, embedded: Path) -> None:
     model = dataclasses.replace(MODEL, name=catalog.DEFAULT, source=catalog.EMBEDDED, file=embedded.name)
     path = saved(tmp_path, [dataclasses.replace(record, model=model) for record in session()])
-    assert f"llama-server --model {embedded} " in run_lab("show", path)[1]
+    assert f"llama-server --model {embedded} " in run_lab("show", "--details", path)[1]
     assert run_lab("report", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
     assert f"llama-server --model ./{embedded.name} " in page and str(embedded.parent) not in page
@@ -209,18 +213,21 @@ def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
     options = ("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
     monkeypatch.setattr(tuning, "execute", lambda *_: iter(whole()))
     code, out, _ = run_lab(*options)
-    assert code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server --model" in out
+    assert code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server" not in out
+    assert "\nWith these settings: lab measure --prompt-len 20 --gen 301 --model tiny.gguf --flash-attn off\n" in out
     assert json.loads(run_lab(*options, "--json")[1])["tunings"][0]["recommended"] == OFF
     monkeypatch.setattr(tuning, "execute", searched)
     code, _, err = run_lab(*options)
     assert code == 130 and "Interrupted. 12 finished runs are in " in err
-    assert "No recommendation: --flash-attn off was the fastest in the search (1.81 times as fast" in err
+    assert "No recommendation: --flash-attn off was the fastest in the search, but nothing confirmed it." in err
+    assert "In the search it was 1.81 times as fast" in err
 
 
 def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:
     path = saved(tmp_path, whole())
     code, out, err = run_lab("show", path)
-    assert (code, err) == (0, "") and "--flash-attn off is 1.81 times as fast for 20 + 301 tokens" in out
+    assert (code, err) == (0, "") and "for 20 + 301 tokens" in out
+    assert out.splitlines()[2].startswith("--flash-attn off is 1.81 times as fast (95 % interval")
     assert "prefill" not in out  # no table of plain runs
     document = json.loads(run_lab("show", "--json", path)[1])
     assert document["rows"] == [] and [one["recommended"] for one in document["tunings"]] == [OFF]
@@ -280,8 +287,8 @@ def _with(**changes: Any) -> Record:
 def test_faster_settings_are_named_only_where_they_are_known_to_be_faster(
     plain: list[Record], others: list[Record]
 ) -> None:
-    assert text_tune.faster_settings(plain, others) == []
-    assert text_tune.faster_settings([_with()], session()) == [FASTER]
+    assert result.faster_settings(plain, others) == []
+    assert result.faster_settings([_with()], session()) == [FASTER]
 
 
 def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ FEATURES = (
     Feature("Serve many", "speculate.speculation", ("command",), ("speculate.speculation",)),
     Feature("Compare and choose", "compare.command", ("compare",)),
     Feature("Compare and choose", "predict.command", ("predict",)),
-    Feature("Compare and choose", "tune.command", ("tune",), ("tune.text_tune",)),
+    Feature("Compare and choose", "tune.command", ("tune",), ("tune.result",)),
     Feature("Understand", "claims.command", ("claims",), ("claims.views",)),
     Feature("Compare and choose", "quant.command", ("quant",), ("quant.views",)),
     Feature("Servers", "serve.command", ("server", "load"), ("serve.text_requests", "serve.load_views")),

@@ -28,7 +28,7 @@ from lab.features.limits import probing, text_why, where
 from lab.features.measure import text_results
 from lab.features.predict import laws
 from lab.features.serve import text_requests
-from lab.features.tune import text_tune
+from lab.features.tune import result as tuned
 from lab.runner import machine
 from lab.show import request_table, table, template, text_setup
 from lab.show.kind import Context
@@ -80,7 +80,7 @@ def html(
     claimed = [record for record in special if record.run.part is not None]
     answered = [record for record in alone if request_table.went_well(record)]
     traced = [record for record in special if record.run.is_traced]
-    good: Lines = [*timed, *claimed, *text_tune.compared(of_engine), *answered, *of_loads, *traced]
+    good: Lines = [*timed, *claimed, *tuned.compared(of_engine), *answered, *of_loads, *traced]
     if not good:
         what = "run" if of_engine else "request"
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
@@ -88,7 +88,7 @@ def html(
     is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
     context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
     kinds = known.sections([*timed, *special, *alone, *of_loads], context)
-    faster = text_tune.faster_settings(timed, [*of_engine, *others])
+    faster = tuned.faster_settings(timed, [*of_engine, *others])
     failed = [f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]]
     setups = _setups(good)
     lead = list[str]()

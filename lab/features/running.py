@@ -82,12 +82,12 @@ def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord],
 
 def faster_settings(results: tuple[str, ...], records: Sequence[Record]) -> list[str]:
     """A sentence on settings that a session of lab tune, in these results or beside them, found to be faster."""
-    from lab.features.tune import text_tune
+    from lab.features.tune import result as tuned
 
     if all(record.run.is_apart for record in records):
         return []
     beside = nearby(results, records, holding=b'"tuning":{').records
-    return text_tune.faster_settings(records, [*records, *beside])
+    return tuned.faster_settings(records, [*records, *beside])
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:

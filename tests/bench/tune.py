@@ -5,7 +5,7 @@
     python3 -m uv run python -m tests.bench.tune search [CASE]  # against an exhaustive search, 5 minutes a case
 
 `planted`: settings and pairs of settings have random effects of 15 and 8 %; the search has to end within 2 % of the
-best of 576 choices in 19 of 20. `equal`: settings that change nothing for the workload; a gain may be recommended in at
+best of 192 choices in 18 of 20. `equal`: settings that change nothing for the workload; a gain may be recommended in at
 most 1 of 20. `search`: every choice is measured ROUNDS times in fresh engines; then lab tune gets a tenth of that time.
 Its winner and the best of the exhaustive search are measured side by side: the winner may be 2 % slower.
 """
@@ -92,12 +92,12 @@ def planted(seed: int, noise: float) -> tuple[float, int]:
     def total(choice: Choice) -> float:
         return sum(phase.n * seconds(choice)[phase.name] for phase in of)
 
-    search = Search(choices, of, seed=seed)
+    search = Search(choices, of)
     for block in range(40):
         mood = math.exp(chance.gauss(0, 0.03))
         for choice in search.next_block():
             own = {name: mood * s * math.exp(chance.gauss(0, noise)) for name, s in seconds(choice).items()}
-            search.learn([Timing(block, choice, own)])
+            search.learn(Timing(block, choice, own))
     return total(search.best()) / min(map(total, choices)) - 1, len(search.timings)
 
 
@@ -141,12 +141,12 @@ def model_of(case: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 def runs_of(plan: TunePlan, worker: Worker, choices: dict[str, Choice], folder: Path, block: int) -> list[Record]:
     """One block with a run of each choice, each in a fresh engine; choices that cannot run are left out."""
-    run = tuning._Tuning(plan, worker, folder / "exhaustive.jsonl", lambda status: None, Worker, time.monotonic)
+    run = tuning.Session(plan, worker, folder / "exhaustive.jsonl", lambda status: None)
     run.n_blocks = block
     made: list[Record] = []
     for name, choice in random.Random(block).sample(list(choices.items()), len(choices)):
         with contextlib.suppress(LabError):
-            made += run._block({name: choice}, SEARCH)
+            made += run.block({name: choice}, SEARCH)
     return [record for record in made if record.run.is_timed]
 
 

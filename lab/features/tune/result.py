@@ -1,27 +1,43 @@
-"""The result of a session of `lab tune`, from its records: what was tried, the winner, and its confirmed gain.
+"""The result of a session of `lab tune`, from its records: what was tried, the confirmed gain, words and a picture.
 
-The winner of a search (tuning_search.py) looks faster than it is, because it was chosen for being fast. So it is
-measured again, in blocks that chose nothing; only those give the gain.
+The winner of a search (search.py) looks faster than it is, because it was chosen for being fast. So it is measured
+again, in blocks that chose nothing; only those give the gain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
-from lab.core import phases, stats
+from lab.core import phases, shell, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Record
+from lab.core.shown import MARK
 from lab.core.stats import Ratio
+from lab.errors import LabError
+from lab.features.exchange import other_tools
 from lab.features.tune.search import Choice, Phase, Search, Timing
-from lab.models import catalog
+from lab.models import catalog, obtain
+from lab.runner import as_options, machine
+from lab.show import canvas, console, setup_columns
+from lab.show.canvas import COLOURS, GUIDE
 from lab.show.disturbances import disturbances
+from lab.show.kind import Context, Kind
+from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, tabled
+from lab.show.wording import digits, percent, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 AT_LEAST = 0.01
 """Smaller gains are not recommended, as in `lab ab`."""
@@ -40,59 +56,26 @@ SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 PREFILL, DECODE = "prefill", "decode"
 
+GOALS = {
+    REQUEST: "time of the whole request",
+    TTFT: "time to the first token",
+    TPOT: "time of all tokens after the first",
+    THROUGHPUT: "time of all requests together",
+}
+"""What each goal minimizes."""
 
-def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
-    """The phases that a goal minimizes, for requests of `n_gen` generated tokens.
+MOST_ROWS, MOST_DRAWN, LABEL_LETTERS = 12, 40, 34
+"""Rows that a terminal shows without --details; choices in the picture; letters in a line of their names."""
 
-    llama.cpp uses the threads of prefill (`threads_batch`) for every step of more than one token.
-    """
-    every = frozenset(table()) | {"model"}
-    of_decode = every - {"ubatch", "batch", "threads" if is_batch else "threads_batch"}
-    prefill, decode = Phase(PREFILL, every - {"threads"}), Phase(DECODE, of_decode, n_gen - 1)
-    if goal == TTFT or n_gen < 2:
-        return (prefill,)
-    return (decode,) if goal == TPOT else (prefill, decode)
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A measured choice: its runs in the search, its expected time, and that over the default's with an interval.
-
-    `seconds` is of the phases that count for the goal. `error`: why it could not be measured; then there is no time.
-    """
-
-    choice: Choice
-    variant: str
-    n_runs: int
-    seconds: float | None
-    ratio: Ratio | None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A run of a session. `timing` is None if it failed."""
-
-    stage: str
-    variant: str
-    choice: Choice
-    timing: Timing | None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """After a prompt of n_prompt tokens: the gain of the winner, and the answer lengths for which it is faster.
-
-    `gain` is of answers of the length that was asked for. `from_gen` and `to_gen`: from and up to which number of
-    generated tokens the winner is faster; None: no such end. `is_ever`: there are such answers.
-    """
-
-    n_prompt: int
-    gain: float
-    from_gen: int | None
-    to_gen: int | None
-    is_ever: bool
+OF_TUNE = (
+    "A search measured choices of settings in blocks with fresh engines. The table has the time that it expects of "
+    "each, and the ratio of that to the default's, with a 95 % interval below. The search chose the fastest, so its "
+    "ratios flatter the winner. The gain in the sentences comes from new blocks."
+)
+CAPTION = (
+    "What was tried: the time with each choice of settings over that with the default; left of 1 it is faster. Points "
+    "are runs, bars are 95 % intervals."
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +83,13 @@ class Tuned:
     """The result of a session of `lab tune`, made of its runs.
 
     `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
-    too few. `is_recommended`: the gain is larger than AT_LEAST, with its whole interval. `default` and `winner` are
-    records of the two, from which command lines are made.
+    too few. `visible` is the gain that these blocks would show in 4 of 5 sessions. `default` and `winner` are records
+    of the two; no winner: the default won the search, or nothing was confirmed.
+
+    `runs` has a row for each run. `tried` has a row for each choice of the search, the fastest first: its variant (the
+    choice as options), n_runs, seconds, ratio, low and high, which are NaN if it failed, and the error. `medians` has
+    the seconds of the default and the winner in the confirmation by phase. `crossings` has a row for each prompt
+    length: the gain there, and from and up to which answer length the winner is faster.
     """
 
     session: str
@@ -109,16 +97,16 @@ class Tuned:
     n_prompt: int
     n_gen: int
     n_users: int
-    tried: tuple[Tried, ...]  # the fastest first
     default: Record
-    winner: Record | None  # None: the default won the search, or nothing was confirmed
+    winner: Record | None
     choice: Choice
     gain: Ratio | None
     n_confirmed: int
-    crossings: tuple[Crossing, ...] = ()
-    seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by phase: default, winner; confirmed
-    measured: tuple[Measured, ...] = ()
-    visible: float | None = None  # the gain that these blocks would show in 4 of 5 sessions
+    visible: float | None
+    runs: pd.DataFrame
+    tried: pd.DataFrame
+    medians: pd.DataFrame
+    crossings: pd.DataFrame
 
     @property
     def won(self) -> str | None:
@@ -127,6 +115,7 @@ class Tuned:
 
     @property
     def is_recommended(self) -> bool:
+        """Whether the whole interval of the gain is above AT_LEAST."""
         return self.gain is not None and self.gain.low > 1 + AT_LEAST
 
     @property
@@ -138,6 +127,18 @@ class Tuned:
         if "threads" in own:  # alone it would change the threads of prefill, too
             own.setdefault("threads_batch", self.winner.settings.n_threads_batch)
         return own
+
+
+def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
+    """The phases that a goal minimizes, for requests of `n_gen` generated tokens.
+
+    llama.cpp uses the threads of prefill (`threads_batch`) for every step of more than one token.
+    """
+    prefill = Phase(PREFILL, 1, frozenset({"threads"}))
+    decode = Phase(DECODE, n_gen - 1, frozenset({"ubatch", "batch", "threads" if is_batch else "threads_batch"}))
+    if goal == TTFT or n_gen < 2:
+        return (prefill,)
+    return (decode,) if goal == TPOT else (prefill, decode)
 
 
 def is_lossy(choice: Choice) -> bool:
@@ -163,13 +164,13 @@ def timing(record: Record, choice: Choice) -> Timing | None:
     """The seconds of each phase of a run: until the first token, and per further token; None for a failed run."""
     run = record.run
     first, each = phases.ttft_ns(run), phases.tpot_ns(run)
-    if run.block is None or not first or first < 0:
+    if not run.is_timed or run.block is None or not first or first < 0:
         return None
-    seconds = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each and each > 0 else {})}
-    return Timing(run.block, choice, seconds, bool(disturbances(record)))
+    times = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each and each > 0 else {})}
+    return Timing(run.block, choice, times, bool(disturbances(record)))
 
 
-def of_sessions(records: Sequence[Record]) -> list[Tuned]:
+def of_sessions(records: Iterable[Record]) -> list[Tuned]:
     """The results of all sessions of `lab tune` among the records in which the default was measured."""
     sessions = grouped((record for record in records if record.run.tuning), lambda record: record.session)
     made = [tuned(own) for own in sessions.values()]
@@ -178,147 +179,489 @@ def of_sessions(records: Sequence[Record]) -> list[Tuned]:
 
 def tuned(records: Sequence[Record]) -> Tuned | None:
     """The result of one session, from its records; None if the default was not measured."""
+    import pandas as pd
+
     known = [(record, record.run.tuning) for record in records if record.run.tuning and not record.run.warmup]
     default = next((record for record, _ in known if record.run.variant == DEFAULT and record.run.is_timed), None)
     if default is None or default.run.tuning is None:
         return None
     asked, lever = default.run.tuning, default.run.lever
-    of_stage = grouped(known, lambda pair: pair[1].stage if pair[1] else None)
-    confirmed = [record for record, _ in of_stage.get(CONFIRM, []) if record.run.is_timed]
-    winner = next((record for record in confirmed if record.run.variant != DEFAULT), None)
-    measured = []
-    for record, own in known:
-        choice = choice_of(record, default)
-        found = timing(record, choice) if own and (own.stage == SEARCH or record.run.is_timed) else None
-        measured.append(Measured(own.stage if own else "", record.run.variant or "", choice, found, record.run.error))
-    tried, gain, n_confirmed, seconds, visible = results(
-        measured, phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
-    )
+    of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
+    rows = [
+        (own.stage, record.run.variant or "", choice_of(record, default), record, record.run.is_timed)
+        for record, own in known
+        if own
+    ]
+    runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "record", "is_timed"])
+    runs["timing"] = [timing(record, choice) for record, choice in zip(runs.record, runs.choice, strict=True)]
+    runs["error"] = [record.run.error or "" for record in runs.record]
+
+    searched = runs[runs.stage == SEARCH]
+    search = Search(searched.choice, of)
+    for one in searched.timing.dropna():
+        search.learn(one)
+    alike = searched.groupby("variant", sort=False)
+    tried = alike.agg(choice=("choice", "last"), n_runs=("timing", "count"), error=("error", "max")).reset_index()
+    ratio, deviation = search.expected(list(tried.choice))
+    half = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * pd.Series(deviation)
+    middle = pd.Series(ratio).where(tried.n_runs > 0)
+    for name, log in (("ratio", middle), ("low", middle - half), ("high", middle + half)):
+        tried[name] = log.map(math.exp, na_action="ignore")
+    tried["seconds"] = tried.ratio * sum(search.default_s().values())
+    tried = tried.sort_values("seconds", kind="stable", ignore_index=True)
+
+    timed = runs[(runs.stage == CONFIRM) & runs.is_timed]
+    winner = next((record for record in timed.record if record.run.variant != DEFAULT), None)
+    gain, n_confirmed, medians, visible = confirmed(timed, of)
     return Tuned(
         session=default.session,
         goal=asked.goal,
         n_prompt=default.run.n_prompt,
         n_gen=asked.n_gen,
         n_users=lever.n_seq if isinstance(lever, Batch) else 1,
-        tried=tried,
         default=default,
         winner=winner,
         choice=() if winner is None else choice_of(winner, default),
         gain=gain,
         n_confirmed=n_confirmed,
-        crossings=_crossings([record for record, _ in of_stage.get(LENGTHS, [])], confirmed, asked.n_gen),
-        seconds=seconds,
-        measured=tuple(measured),
         visible=visible,
+        runs=runs.drop(columns="record"),
+        tried=tried,
+        medians=medians,
+        crossings=crossings([*runs[runs.stage == LENGTHS].record, *timed.record], asked.n_gen),
     )
 
 
-def results(
-    measured: Sequence[Measured], of: Sequence[Phase]
-) -> tuple[tuple[Tried, ...], Ratio | None, int, dict[str, tuple[float, float]], float | None]:
-    """Fields of `Tuned`: what was tried; of the confirmation the gain, the blocks, medians, and the visible gain."""
-    of_stage = grouped(measured, lambda one: one.stage)
-    return _tried(of_stage.get(SEARCH, []), of), *_confirmed(of_stage.get(CONFIRM, []), of)
+def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame, float | None]:
+    """The gain of the confirmation with its interval, the number of its blocks, medians by phase, the visible gain.
 
-
-def _tried(searched: Sequence[Measured], of: Sequence[Phase]) -> tuple[Tried, ...]:
-    search = Search([one.choice for one in searched], of)
-    search.learn(one.timing for one in searched if one.timing)
-    known = {one.choice: one for one in search.standings()}
-    rows = []
-    for variant, own in grouped(searched, lambda one: one.variant).items():
-        choice, n_runs = own[-1].choice, sum(one.timing is not None for one in own)
-        standing = known[choice] if n_runs else None
-        rows.append(
-            Tried(
-                choice=choice,
-                variant=variant,
-                n_runs=n_runs,
-                seconds=standing.seconds if standing else None,
-                ratio=standing.ratio if standing else None,
-                error=next((one.error for one in own if one.error), None),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
-
-
-def _confirmed(
-    confirmed: Sequence[Measured], of: Sequence[Phase]
-) -> tuple[Ratio | None, int, dict[str, tuple[float, float]], float | None]:
-    """The default's time over the winner's by block, with its interval; the number of blocks; medians by phase.
-
-    Student's t on logarithms of the blocks' ratios. A block may have several runs of both, as in the order ABBA. Last
-    the smallest gain whose interval such blocks put above AT_LEAST in 4 of 5 sessions. A smaller gain is found only
-    where noise makes it look larger.
+    The gain is the default's time over the winner's by block: Student's t on logarithms of the blocks' ratios. A block
+    may have several runs of both, as in the order ABBA. The visible gain is the smallest one whose interval such blocks
+    put above AT_LEAST in 4 of 5 sessions; a smaller gain is found only where noise makes it look larger.
     """
-    totals: dict[int, tuple[float, float]] = {}
-    parts: dict[str, list[tuple[float, float]]] = {}
-    for block, own in grouped(confirmed, lambda one: one.timing.block if one.timing else None).items():
-        sides: tuple[list[Timing], list[Timing]] = [], []
-        for measured in own:
-            if measured.timing and all(phase.name in measured.timing.seconds for phase in of):
-                sides[measured.variant != DEFAULT].append(measured.timing)
-        if not all(sides):
-            continue
-        means = {
-            phase.name: tuple(statistics.geometric_mean(one.seconds[phase.name] for one in side) for side in sides)
-            for phase in of
-        }
-        for name, (base, other) in means.items():
-            parts.setdefault(name, []).append((base, other))
-        base, other = (sum(phase.n * means[phase.name][i] for phase in of) for i in (0, 1))
-        totals[block] = base, other
-    ratios = [base / other for base, other in totals.values()]
-    interval = stats.log_interval(ratios) if len(ratios) >= FEWEST_CONFIRMED else None
-    gain = Ratio(statistics.geometric_mean(ratios), interval.low, interval.high) if interval else None
-    medians = {
-        name: (statistics.median(base for base, _ in pairs), statistics.median(other for _, other in pairs))
-        for name, pairs in parts.items()
-    }
-    visible = None
-    if gain:
-        from scipy.special import stdtrit
+    import numpy as np
+    import pandas as pd
 
-        n = len(ratios)
-        error = statistics.stdev(map(math.log, ratios)) / math.sqrt(n)
-        shares = (1 + stats.CONFIDENCE) / 2, FOUND_IN
-        visible = (1 + AT_LEAST) * math.exp(error * sum(float(stdtrit(n - 1, share)) for share in shares))
-    return gain, len(totals), medians, visible
-
-
-def _crossings(lengths: Sequence[Record], confirmed: Sequence[Record], n_gen: int) -> tuple[Crossing, ...]:
-    """For each measured prompt length: from which answer length on (or up to which) the winner is faster."""
-    runs = [
-        (one.n_prompt, record.run.variant == DEFAULT, timing(dataclasses.replace(record, run=one), ()))
-        for record in (*lengths, *confirmed)
-        if record.run.is_timed
-        for one in phases.by_length(record.run)
+    names, sides = [phase.name for phase in of], ["default", "winner"]
+    rows = [
+        {"block": one.block, "side": sides[variant != DEFAULT], **{name: math.log(one.seconds[name]) for name in names}}
+        for variant, one in zip(runs.variant, runs.timing, strict=True)
+        if one and all(name in one.seconds for name in names)
     ]
-    rows = []
-    for n_prompt in sorted({n for n, _, _ in runs}):
-        sides = [
-            [one for n, is_base, one in runs if n == n_prompt and is_base is base and one] for base in (True, False)
-        ]
-        if not all(sides) or not all(DECODE in one.seconds for side in sides for one in side):
+    logs = pd.DataFrame(rows, columns=["block", "side", *names]).groupby(["block", "side"])[names].mean()
+    by_side = {name: np.exp(logs[name].unstack().reindex(columns=sides)) for name in names}  # geometric, of each block
+    totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
+    medians = pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna()
+    ratios, n = np.log((totals.default / totals.winner).astype(float)), len(totals)
+    interval = stats.log_interval(np.exp(ratios).tolist()) if n >= FEWEST_CONFIRMED else None
+    if interval is None:
+        return None, n, medians, None
+    from scipy.special import stdtrit
+
+    error = float(ratios.std()) / math.sqrt(n)
+    shares = (1 + stats.CONFIDENCE) / 2, FOUND_IN
+    visible = (1 + AT_LEAST) * math.exp(error * sum(float(stdtrit(n - 1, share)) for share in shares))
+    return Ratio(math.exp(ratios.mean()), interval.low, interval.high), n, medians, visible
+
+
+def crossings(records: Iterable[Record], n_gen: int) -> pd.DataFrame:
+    """For each prompt length the gain for answers of `n_gen` tokens, and the answer lengths n for which the winner is
+    faster: from_gen <= n <= to_gen, without an end where that is None; `is_ever`: there are such lengths."""
+    import pandas as pd
+
+    found = [
+        {"n_prompt": one.n_prompt, "is_default": record.run.variant == DEFAULT, **own.seconds}
+        for record in records
+        for one in phases.by_length(record.run)
+        if (own := timing(dataclasses.replace(record, run=one), ()))
+    ]
+    rows, names = [], [PREFILL, DECODE]
+    for n_prompt, own in pd.DataFrame(found, columns=["n_prompt", "is_default", *names]).groupby("n_prompt"):
+        if own.is_default.nunique() < 2 or own[DECODE].isna().any():
             continue
-        (first, each), (own_first, own_each) = (
-            [statistics.median(one.seconds[name] for one in side) for name in (PREFILL, DECODE)] for side in sides
-        )
+        (own_first, own_each), (first, each) = own.groupby("is_default")[names].median().to_numpy().tolist()
         gain = (first + (n_gen - 1) * each) / (own_first + (n_gen - 1) * own_each)
-        rows.append(Crossing(n_prompt, gain, *_range(own_first - first, own_each - each)))
-    return tuple(rows)
-
-
-def _range(more_first: float, more_each: float) -> tuple[int | None, int | None, bool]:
-    """The answer lengths n with more_first + (n - 1) x more_each < 0, as Crossing has them."""
-    if more_first <= 0 and more_each <= 0:
-        return None, None, True
-    if more_first >= 0 and more_each >= 0:
-        return None, None, False
-    at = 1 - more_first / more_each
-    return (math.ceil(at), None, True) if more_each < 0 else (None, math.floor(at), True)
+        more_first, more_each, start, end = own_first - first, own_each - each, None, None
+        if more_first > 0 > more_each:
+            start = math.ceil(1 - more_first / more_each)
+        elif more_first < 0 < more_each:
+            end = math.floor(1 - more_first / more_each)
+        is_ever = more_first < 0 or more_each < 0 or more_first == more_each == 0
+        rows.append((int(n_prompt), gain, start, end, is_ever))
+    return pd.DataFrame(rows, columns=["n_prompt", "gain", "from_gen", "to_gen", "is_ever"], dtype=object)
 
 
 def without(records: Iterable[Record]) -> list[Record]:
     """The records that are not of `lab tune`."""
     return [record for record in records if record.run.tuning is None]
+
+
+def compared(records: Sequence[Record]) -> list[Record]:
+    """A record of the default and one of the winner of each session of `lab tune`."""
+    return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
+
+
+# In words
+
+
+def workload(one: Tuned) -> str:
+    """What was asked for: `2,000 prompt tokens + 300 generated, 4 users`."""
+    users = "" if one.n_users == 1 else f", {plural(one.n_users, 'user')}"
+    return f"{one.n_prompt:,} prompt tokens + {one.n_gen:,} generated{users}"
+
+
+def _aim(one: Tuned) -> str:
+    """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
+    users = "" if one.n_users == 1 else f" for each of {plural(one.n_users, 'user')}"
+    tokens = {TTFT: "the first token after", TPOT: "each further token after"}.get(one.goal)
+    return (
+        f"{tokens} {one.n_prompt:,} prompt tokens{users}"
+        if tokens
+        else f"{one.n_prompt:,} + {one.n_gen:,} tokens{users}"
+    )
+
+
+def _name(variant: str | None, choice: Choice, lossy: str = " (changes the model's output)") -> str:
+    return f"{variant}{lossy if is_lossy(choice) else ''}"
+
+
+def _faster(gain: Ratio) -> str:
+    return f"{digits(gain.estimate)} times as fast (95 % interval {digits(gain.low)} to {digits(gain.high)}"
+
+
+def verdict(one: Tuned, row: Any) -> str:
+    """What became of a choice, a row of `tried`."""
+    if not row.ratio > 0:
+        return "failed"
+    if row.variant == DEFAULT:
+        return "the base"
+    if row.variant == one.won:
+        return "recommended" if one.is_recommended else "gain not confirmed"
+    return "slower" if row.low > 1 else "faster in the search" if row.high < 1 else "no clear difference"
+
+
+def sentences(one: Tuned) -> list[str]:
+    """First the answer: what is recommended, or why nothing is. Then times, and how far the answer reaches."""
+    if one.gain is not None:
+        name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
+        if one.is_recommended:
+            made = [f"{name} is {_faster(one.gain)}, from {blocks} measured after the choice) for {_aim(one)}."]
+            words = {PREFILL: "first token after {}", DECODE: "each further token {}"}
+            times = [
+                words[str(row.Index)].format(f"{seconds(row.winner)} instead of {seconds(row.default)}")
+                for row in one.medians.itertuples()
+            ]
+            made.append(f"Medians of these blocks: {', '.join(times)}.")
+            for at in one.crossings.itertuples() if one.goal not in (TTFT, TPOT) else ():
+                if at.n_prompt == one.n_prompt and (at.from_gen or at.to_gen) is not None:
+                    end = f"fewer than {at.from_gen:,}" if at.from_gen is not None else f"more than {at.to_gen:,}"
+                    made.append(f"It is slower for answers of {end} tokens.")
+        else:
+            made = [
+                f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
+                f"above {percent(AT_LEAST)}. There it is {_faster(one.gain)})."
+            ]
+        if one.visible is not None and one.gain.estimate < one.visible:
+            made.append(
+                f"Such blocks find a gain of {digits(one.visible)} times in 4 of 5 sessions; smaller ones are found "
+                "less often, and then look larger than they are."
+            )
+        return made
+    others = one.tried[(one.tried.variant != DEFAULT) & one.tried.ratio.notna()]
+    if others.empty:
+        return ["No other setting was measured, so nothing is recommended."]
+    best = next((row for row in others.itertuples() if row.variant == one.won), next(others.itertuples()))
+    if one.won is None and (best.high >= 1 or best.ratio > 1 / (1 + AT_LEAST)):
+        return ["Keep the default: nothing that was tried is faster beyond noise."]
+    n = one.n_confirmed
+    why = f"only {plural(n, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it" if n else "nothing confirmed it"
+    return [
+        f"No recommendation: {_name(best.variant, best.choice)} was the fastest in the search, but {why}.",
+        f"In the search it was {_faster(Ratio(1 / best.ratio, 1 / best.high, 1 / best.low))}). That is too optimistic, "
+        "because the search chose the settings with the shortest times.",
+        "Run lab tune again with a larger --budget.",
+    ]
+
+
+def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
+    """By program, the command line, expression or file for the recommended settings; empty without a recommendation.
+
+    With `is_here` they have the path of the model's file on this machine, which a page to share should not. Options
+    that a program lacks are named in a comment.
+    """
+    if not one.is_recommended or one.winner is None:
+        return {}
+    path = f"./{one.winner.model.file}"
+    with contextlib.suppress(LabError):
+        if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
+            path = str(found.path)
+    without = "\n# without {}: {} has no such option"
+    return {
+        line.tool: line.text + (without.format(", ".join(line.missing), line.tool) if line.missing else "")
+        for line in other_tools.command_lines(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
+    }
+
+
+def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list[str]:
+    """At most one sentence: settings that `lab tune` recommends, and that none of these plain runs uses.
+
+    `others` may hold sessions of `lab tune`. The newest one of each workload counts, of the same model on the same
+    devices, for the goal `request` and one user.
+    """
+
+    def where(record: Record) -> tuple[str | None, ...]:
+        here = machine.label(record.machine, record.settings)
+        return record.machine.cpu, here, record.settings.lib, setup_columns.model_label(record)
+
+    known = [one for one in of_sessions(others) if one.goal == REQUEST and one.n_users == 1]
+    newest = {(one.n_prompt, one.n_gen, where(one.default)): one for one in sorted(known, key=lambda one: one.session)}
+    plain = [record for record in without(records) if record.run.is_timed and record.run.lever is None]
+    for one in reversed(newest.values()):
+        alike = [choice_of(record, one.default) for record in plain if where(record) == where(one.default)]
+        if one.gain and one.is_recommended and alike and not any(set(one.choice) <= set(choice) for choice in alike):
+            name, gain = _name(one.won, one.choice), digits(one.gain.estimate)
+            return [f"lab tune found faster settings for {_aim(one)} on this machine: {name}, {gain} times as fast."]
+    return []
+
+
+# As sections
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """Searches for the fastest settings, a part for each session."""
+    parts = [section(one, context) for one in of_sessions(records)]
+    if not parts:
+        lines = ["lab tune measured no run of the default, so nothing can be compared with it."]
+        return [] if context.is_page else [Section(sentences=lines)]
+    question = parts[0].question if len(parts) == 1 else "Which settings are the fastest?"
+    return [Section("The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts)]
+
+
+def section(one: Tuned, context: Context | None = None) -> Section:
+    """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
+    context = context or Context()
+    is_whole, lines = context.details or context.is_page, sentences(one)
+    known = one.runs.dropna(subset=["timing"])
+    disturbed = known.timing.map(lambda each: each.is_disturbed)
+    doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
+    counting = disturbed[known.stage == CONFIRM] if CONFIRM in set(known.stage) else disturbed
+    rows, warnings = list(_in_order(one).itertuples()), []
+    if counting.any() and counting.mean() >= 0.5:
+        what = "runs that confirm the gain" if CONFIRM in set(known.stage) else "runs"
+        warnings = [
+            f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."
+        ]
+    if failed := [f"{row.variant} ({row.error})" for row in rows if row.error]:
+        warnings.append(f"Runs failed with {'; '.join(failed)}.")
+    columns: Columns = [
+        ("settings", lambda row: _name(row.variant, row.choice, "\nchanges the model's output")),
+        ("runs", lambda row: str(row.n_runs)),
+        ("time", lambda row: seconds(row.seconds) if row.seconds > 0 else UNKNOWN),
+        ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
+        ("verdict", partial(verdict, one)),
+    ]
+    parts, commands = list[Section](), command_lines(one, is_here=not context.is_page)
+    if is_whole and one.is_recommended and len(one.crossings) and one.goal not in (TTFT, TPOT):
+        lengths: Columns = [
+            ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+            (f"times as fast\nfor {one.n_gen:,} generated", lambda row: digits(row.gain)),
+            ("faster for answers of", _lengths),
+        ]
+        title, subtitle = "When the recommended settings are faster", "by medians, without an interval"
+        shown = tabled(lengths, list(one.crossings.itertuples()), keep_all=True)
+        parts.append(Section(title, subtitle, **shown))
+    if is_whole and commands:
+        parts.append(Section("The recommended settings in other programs", facts=commands))
+    minimized = GOALS.get(one.goal, one.goal)
+    notes = [
+        f"Time: the {minimized} that the search expects from all its runs. "
+        "Ratio: that time over the default's, with its 95 % interval below."
+    ]
+    if one.is_recommended and not is_whole:
+        asked = [*(["--model", catalog.spec_of(one.default.model)] if "model" not in dict(one.choice) else [])]
+        lengths_of = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen)]
+        command = shell.lab("measure", *lengths_of, *asked, *shell.split(one.won or ""))
+        lines = [*lines, f"With these settings: {command}"]
+    return Section(
+        f"{_subject(one.default)}{doubt}",
+        f"{workload(one)}; goal: {minimized}",
+        name=f"tune-{one.session}",
+        question=f"Which settings are the fastest for {_aim(one)}?",
+        words=() if context.is_page else lines[:1],
+        **tabled(columns, rows, keep_all=True),
+        most_rows=MOST_ROWS,
+        warnings=warnings,
+        sentences=lines if context.is_page else lines[1:],
+        notes=notes if is_whole else [],
+        parts=parts,
+        pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
+        data=lambda: {"tunings": [_as_row(one)]},
+    )
+
+
+def show_tuned(found: Tuned) -> None:
+    """Print what `lab tune` found: the answer, what was tried, and command lines.
+
+    lab.show_tuned(lab.tune(2000, 300, budget="5min"))
+    """
+    print_section(section(found, Context(details=True)), console.console())
+
+
+def plot_tuned(found: Tuned) -> Figure:
+    """Draw the time of each choice that `lab tune` tried over the default's, and the winner's in the confirmation.
+
+    lab.plot_tuned(lab.tune(2000, 300, budget="5min"))
+    """
+    return _draw(found, canvas.new_figure(WIDE))
+
+
+def _subject(record: Record) -> str:
+    return f"{setup_columns.model_label(record)} on {machine.label(record.machine, record.settings)}"
+
+
+def _in_order(one: Tuned) -> pd.DataFrame:
+    """What was tried, the default and the winner first."""
+    first = {DEFAULT: 0, one.won: 1}
+    return one.tried.sort_values("variant", key=lambda names: [first.get(name, 2) for name in names], kind="stable")
+
+
+def _ratio(row: Any) -> list[str]:
+    """The ratio and its interval; only 1.00 of the default, nothing of a failed choice."""
+    if row.variant == DEFAULT or not row.ratio > 0:
+        return [digits(1.0)] if row.ratio > 0 else []
+    return [digits(row.ratio), f"{digits(row.low)}-{digits(row.high)}"]
+
+
+def _lengths(row: Any) -> str:
+    if not row.is_ever:
+        return "no length"
+    if row.from_gen is not None:
+        return f"{row.from_gen:,} or more tokens"
+    return "any length" if row.to_gen is None else f"up to {row.to_gen:,} tokens"
+
+
+def _as_row(one: Tuned) -> dict[str, Any]:
+    """A session for JSON; what is unknown is None."""
+
+    def fields(name: str, *ends: float) -> dict[str, float | None]:
+        known = [end if end == end else None for end in ends] or [None] * 3
+        return dict(zip((name, f"{name}_low", f"{name}_high"), known, strict=True))
+
+    gain = () if one.gain is None else (one.gain.estimate, one.gain.low, one.gain.high)
+    names = {PREFILL: "first_token", DECODE: "each_token"}
+    return {
+        "session": one.session,
+        "subject": _subject(one.default),
+        "goal": one.goal,
+        "n_prompt": one.n_prompt,
+        "n_gen": one.n_gen,
+        "n_users": one.n_users,
+        "recommended": one.won if one.is_recommended else None,
+        "winner": one.won,
+        "changes_output": is_lossy(one.choice),
+        **fields("gain", *gain),
+        "gain_visible": one.visible,
+        "n_blocks_confirmed": one.n_confirmed,
+        **{
+            f"{side}_{names[str(row.Index)]}_s": getattr(row, side)
+            for row in one.medians.itertuples()
+            for side in ("default", "winner")
+        },
+        "tried": [
+            {
+                "settings": row.variant,
+                "changes_output": is_lossy(row.choice),
+                "n_runs": row.n_runs,
+                "time_s": row.seconds if row.seconds > 0 else None,
+                **fields("time_ratio", row.ratio, row.low, row.high),
+                "verdict": verdict(one, row),
+                "error": row.error or None,
+            }
+            for row in one.tried.itertuples()
+        ],
+        "crossings": one.crossings.to_dict("records"),
+        "sentences": sentences(one),
+        "command_lines": command_lines(one, is_here=True),
+    }
+
+
+def _draw(one: Tuned, figure: Figure) -> Figure:
+    """The search as diamonds and points, the confirmation as squares.
+
+    A point is a run: its time over that of the default's runs in its block, hollow if disturbed.
+    """
+    import numpy as np
+
+    of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
+    runs = one.runs.dropna(subset=["timing"]).copy()
+    runs["block"] = [each.block for each in runs.timing]
+    runs["disturbed"] = [each.is_disturbed for each in runs.timing]
+    times = [sum(phase.n * each.seconds.get(phase.name, math.nan) for phase in of) for each in runs.timing]
+    runs["log"] = np.log(times)
+    of_block = ["stage", "block"]
+    base = runs[runs.variant == DEFAULT].groupby(of_block).log.mean().rename("base")
+    runs = runs.join(base, on=of_block).dropna(subset=["log", "base"])
+    runs["ratio"] = np.exp(runs.log - runs.base)
+
+    known = [row for row in _in_order(one).itertuples() if row.ratio > 0]
+    drawn, names = known[:MOST_DRAWN], []
+    for row in drawn:
+        lines = _name(row.variant, row.choice, "\nchanges the model's output").split("\n")
+        wrapped = [textwrap.wrap(line, LABEL_LETTERS, break_on_hyphens=False) or [""] for line in lines]
+        names.append("\n".join(line for part in wrapped for line in part))
+    figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
+    ax, legend = figure.subplots(), set[str]()
+
+    def mark(
+        row: Any, ends: tuple[float, float, float], stage: str, name: str, at: tuple[float, float], style: Sequence[str]
+    ) -> None:
+        """A ratio with its interval, and its runs, at two heights."""
+        own = runs[(runs.stage == stage) & (runs.variant == row.variant)]
+        words = [None if name in legend else f"run of the {name}", None if name in legend else f"{name}, 95 % interval"]
+        legend.add(name)
+        canvas.points(ax, own.ratio, [at[1]] * len(own), own.disturbed,
+                      marker="o", color=style[1], ms=4.5, alpha=0.8, label=words[0])  # fmt: skip
+        middle, low, high = ends
+        reach = [[max(0, middle - low)], [max(0, high - middle)]]
+        ax.errorbar([middle], [at[0]], xerr=reach, marker=style[2], color=style[0], label=words[1],
+                    ms=6, capsize=3, ls="", zorder=3)  # fmt: skip
+
+    for at, row in enumerate(drawn):
+        estimate, *interval = _ratio(row)
+        text = " ".join([estimate, *(f"({ends})" for ends in interval)])
+        ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
+        if row.variant != DEFAULT:
+            mark(row, (row.ratio, row.low, row.high), SEARCH, "search", (at, at + 0.25), (COLOURS[0], COLOURS[5], "D"))
+        if one.gain and row.variant == one.won:
+            ends = 1 / one.gain.estimate, 1 / one.gain.high, 1 / one.gain.low
+            mark(row, ends, CONFIRM, "confirmation", (at - 0.3, at - 0.3), (COLOURS[1], COLOURS[4], "s"))
+    ax.axvline(1, color=GUIDE, lw=1.2)
+    ax.set_yticks(range(len(drawn)), names, fontsize=8)
+    ax.set_ylim(len(drawn) - 0.4, -0.6)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.set_xlim(min(low, 0.95), max(high, 1.05))
+    ax.set_xlabel("time / time with the default\n\u2190 faster | slower \u2192")
+    some = f" (the {len(drawn)} fastest of {len(known)})" if len(drawn) < len(known) else ""
+    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{_subject(one.default)}"
+    canvas.finish([ax], title, is_apart=True)
+    return figure
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of `lab tune`: the model, and the options that no choice changed."""
+    timed, own = as_options.timed(records), as_options.options
+    first = next((record for record in timed if record.run.variant == DEFAULT), timed[0])
+    asked, lever = first.run.tuning, first.run.lever
+    fixed = [one for one in own(first) if one[0] == "--model" or all(one in own(each) for each in timed)]
+    lossy = ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
+    given: dict[str, object] = {
+        "prompt_len": first.run.n_prompt,
+        "gen": asked.n_gen if asked else None,
+        "goal": asked.goal if asked and asked.goal != REQUEST else None,
+        "users": lever.n_seq if isinstance(lever, Batch) else None,
+    }
+    return as_options.line("tune", given, (), [lossy, *fixed])
+
+
+KINDS = (Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again),)

@@ -1,21 +1,19 @@
 """`lab tune`: the fastest settings for a workload on this machine, with a proof.
 
-Predictions from ceilings order the choices and drop the hopeless ones. Then the search of result.py says
-what to measure block by block, in fresh engines. At last the winner is measured side by side with the default, in
-blocks that chose nothing. All of this fits into a budget of time; about half of it is kept for the confirmation.
-Settings that the user gave stay as they are.
+The search of search.py says what to measure block by block, in fresh engines. At last the winner is measured side by
+side with the default, in blocks that chose nothing. All of this fits into a budget of time, of which about half is kept
+for the confirmation. Settings that the user gave stay as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,28 +26,9 @@ from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features.compare import side_by_side
 from lab.features.experiment import Keywords, for_plan
-from lab.features.limits import probing
-from lab.features.limits import where as places
-from lab.features.limits.step_prediction import StepPrediction
-from lab.features.predict import learning, prediction
-from lab.features.tune.result import (
-    CONFIRM,
-    DECODE,
-    DEFAULT,
-    FEWEST_CONFIRMED,
-    LENGTHS,
-    PREFILL,
-    REQUEST,
-    SEARCH,
-    THROUGHPUT,
-    TPOT,
-    TTFT,
-    Tuned,
-    phases_of,
-    timing,
-    tuned,
-)
-from lab.features.tune.search import KNOWN_WITHIN, Choice, Phase, Search
+from lab.features.tune import result
+from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, LENGTHS, REQUEST, SEARCH, Tuned
+from lab.features.tune.search import Choice, Phase, Search
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
@@ -58,9 +37,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
-from lab.show.wording import percent
 
-GOALS = (REQUEST, TTFT, TPOT, THROUGHPUT)
 DEFAULT_BUDGET = "10min"
 MOST_CHOICES = 600
 N_SEARCH_GEN = 48
@@ -92,17 +69,13 @@ def seconds_of(budget: str | float) -> float:
 
 @dataclass(frozen=True)
 class TunePlan:
-    """What will be searched. `make` makes the plan of a choice in a stage; `predicted` is as `Search` takes it."""
+    """What will be searched. `make` makes the plan of a choice in a stage."""
 
-    goal: str
     budget_s: float
     default: Plan  # of the whole request
     make: Callable[[Worker, Choice, str], Plan]
     choices: tuple[Choice, ...]
     phases: tuple[Phase, ...]
-    predicted: Mapping[str, Mapping[Choice, float]]
-    shares: Mapping[str, float]  # of the phases in the default's predicted time
-    notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -116,20 +89,15 @@ def plan(
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
     allow_lossy: bool = False,
-    known: Path | None = None,
     **settings: Unpack[Keywords],
 ) -> TunePlan:
-    """What `tune` will search. `known` is the folder with ceilings and runs to predict from.
-
-    LabError for impossible numbers, and if nothing is left to choose.
-    """
-    budget_s = seconds_of(budget)
-    if goal not in GOALS:
-        raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(GOALS)}.")
-    if goal == TPOT and gen < 2:
+    """What `tune` will search. LabError for impossible numbers, and if nothing is left to choose."""
+    budget_s, asked = seconds_of(budget), for_plan(settings)
+    if goal not in result.GOALS:
+        raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(result.GOALS)}.")
+    if goal == result.TPOT and gen < 2:
         raise LabError("--goal tpot needs at least two generated tokens.", "Use --gen 2 or more.")
     check_number("users", users, batching.MOST_SEQUENCES)
-    asked = for_plan(settings)
 
     def make(worker: Worker, choice: Choice, stage: str) -> Plan:
         changed = {**asked, "model": model, **dict(choice)}
@@ -147,9 +115,6 @@ def plan(
     base = make(worker, (), CONFIRM)
     if base.refused:
         raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
-    of = phases_of(goal, gen, users > 1)
-    given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
-    space = _space(base, given, allow_lossy)
     searched = make(worker, (), SEARCH)
 
     def is_possible(name: str, value: Any) -> bool:
@@ -160,16 +125,31 @@ def plan(
             return False
         return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
 
-    possible = {name: [value for value in values if is_possible(name, value)] for name, values in space.items()}
-    search = Search(_choices(possible), of)
-    if len(search.choices) < 2:
+    given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
+    space = {
+        name: [value for value in values if is_possible(name, value)]
+        for name, values in _space(base, allow_lossy).items()
+        if name not in given
+    }
+    # all combinations, those with the fewest changes first
+    names = sorted(name for name, values in space.items() if values)
+    made = (
+        tuple(zip(some, values, strict=True))
+        for n_changed in range(1, len(names) + 1)
+        for some in itertools.combinations(names, n_changed)
+        for values in itertools.product(*(space[name] for name in some))
+    )
+    packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
+    possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
+    of = result.phases_of(goal, gen, users > 1)
+    choices = Search(list(itertools.islice(possible, MOST_CHOICES)), of).choices[1:]
+    if not choices:
         raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
-    predicted, shares, notes = _predicted(base, search.choices, of, users, known or Path("results"))
-    return TunePlan(goal, budget_s, base, make, tuple(search.choices[1:]), of, predicted, shares, notes)
+    return TunePlan(budget_s, base, make, tuple(choices), of)
 
 
-def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any]]:
-    """The values to try of each setting that the user did not give: what this machine and this model can have."""
+def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
+    """The values to try of each setting: what this machine and this model can have."""
     now, n_layer = base.settings, base.model.n_layer or 0
     usable = max(1, int(limits.n_cores_usable() or now.n_threads))
     devices = machine.used(base.machine, now)
@@ -202,66 +182,7 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
         if base.file.source in (catalog.EMBEDDED, catalog.REQUANTIZED, catalog.SYNTHETIC):
             kinds = [kind for kind in ("Q8_0", "Q4_0") if kind != base.model.quantization]
             space["model"] = [catalog.spec_of(base.model, kind) for kind in kinds]
-    return {name: values for name, values in space.items() if name not in given}
-
-
-def _choices(space: Mapping[str, Sequence[Any]]) -> list[Choice]:
-    """All combinations that llama.cpp accepts, those with the fewest changes first, at most MOST_CHOICES."""
-    names = sorted(name for name, values in space.items() if values)
-    made = (
-        tuple(zip(some, values, strict=True))
-        for n_changed in range(1, len(names) + 1)
-        for some in itertools.combinations(names, n_changed)
-        for values in itertools.product(*(space[name] for name in some))
-    )
-    packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
-    possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
-    return list(itertools.islice(possible, MOST_CHOICES))
-
-
-PREDICTABLE = {"threads", "threads_batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v"}
-"""Settings whose effect the ceilings may tell."""
-
-
-def _predicted(
-    base: Plan, choices: Sequence[Choice], of: Sequence[Phase], users: int, folder: Path
-) -> tuple[dict[str, dict[Choice, float]], dict[str, float], tuple[str, ...]]:
-    """The predicted times over the default's, the phases' shares in the default's time, and notes.
-
-    Settings that are not PREDICTABLE count as without effect; without ceilings nothing is predicted.
-    """
-    even = {phase.name: 1 / len(of) for phase in of}
-    runs, ceilings = prediction.kept(folder) if folder.is_dir() else ([], [])
-    best = probing.known(ceilings, places.of(base.machine, base.model, base.settings))
-    if best is None:
-        note = "No ceilings are known, so nothing is predicted: lab ceilings, once, makes the search shorter."
-        return {}, even, (note,)
-
-    @functools.cache
-    def seconds(choice: Choice) -> dict[str, float] | None:
-        """The predicted seconds of prefill and of a decode step; None if a kernel was not probed."""
-        values = {table()[name].record_name or name: value for name, value in choice}
-        if "flash_attn" in values:
-            values["flash_attn_resolved"] = values["flash_attn"]
-        settings, case = dataclasses.replace(base.settings, **values), base.cases[0]
-        try:
-            fit = learning.learn(runs, best, learning.offload_of(base.model, settings)).fit
-        except LabError:
-            fit = learning.fit([])
-        step, n_past = StepPrediction(base.model, settings, best, fit, 0), case.n_prompt + case.n_gen // 2
-        first = step.prefill(case.n_prompt)
-        each = step.seconds(1, n_past, users, [(1, n_past)] * (users - 1))
-        return None if first is None or each is None else {PREFILL: first * users, DECODE: each}
-
-    if (now := seconds(())) is None:
-        return {}, even, ()
-    predicted: dict[str, dict[Choice, float]] = {phase.name: {} for phase in of}
-    for choice, phase in itertools.product(choices, of):
-        part = phase.part_of(choice)
-        if own := seconds(tuple(one for one in part if one[0] in PREDICTABLE)):
-            predicted[phase.name][part] = own[phase.name] / now[phase.name]
-    total = sum(now[phase.name] * phase.n for phase in of)
-    return predicted, {phase.name: now[phase.name] * phase.n / total for phase in of}, ()
+    return space
 
 
 def variant(choice: Choice, base: Plan) -> str:
@@ -292,22 +213,11 @@ def tune(
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
     second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.
     """
-    folder = Path(settings.get("out", "results"))
+    own: Any = {**settings, "goal": goal, "users": users, "budget": budget, "allow_lossy": allow_lossy}
     with Worker() as worker, progress.in_notebook() as watch:
-        made = plan(
-            worker,
-            prompt_len,
-            gen,
-            model,
-            goal=goal,
-            users=users,
-            budget=budget,
-            allow_lossy=allow_lossy,
-            known=folder,
-            **settings,
-        )
-        path = new_results_file(made.default, folder)
-        found = tuned(list(execute(made, worker, path, watch)))
+        made = plan(worker, prompt_len, gen, model, **own)
+        path = new_results_file(made.default, Path(settings.get("out", "results")))
+        found = result.tuned(list(execute(made, worker, path, watch)))
     if found is None:
         raise LabError("The default could not be measured.", "Try it alone: lab measure")
     return found
@@ -325,10 +235,10 @@ def execute(
 
     A choice that fails is dropped. LabError if the default fails.
     """
-    yield from _Tuning(plan, worker, path, watch, new_worker, clock).session()
+    yield from Session(plan, worker, path, watch, new_worker, clock).confirmed()
 
 
-class _Tuning:
+class Session:
     """The state of a running search."""
 
     def __init__(
@@ -337,14 +247,12 @@ class _Tuning:
         worker: Worker,
         path: Path,
         watch: ShowStatus,
-        new_worker: Callable[[], Worker],
-        clock: Callable[[], float],
+        new_worker: Callable[[], Worker] = Worker,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.worker, self.path, self.new_worker, self.clock = plan, worker, path, new_worker, clock
         self.watch, self.started, self.model = watch, clock(), plan.default.model
-        self.search = Search(plan.choices, plan.phases, plan.predicted, plan.default.seed)
-        self.search.cut(plan.shares)
-        self.chance = random.Random(plan.default.seed)
+        self.search, self.chance = Search(plan.choices, plan.phases), random.Random(plan.default.seed)
         self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
         self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
         self.n_blocks = 0
@@ -361,9 +269,9 @@ class _Tuning:
     def say(self, words: str) -> None:
         self.watch(progress.Status(words, note=words))
 
-    def session(self) -> Iterator[Record]:
+    def confirmed(self) -> Iterator[Record]:
         """The search; the winner and the default in as many blocks as the budget allows, if enough; a sweep of both."""
-        yield from self.search_settings()
+        yield from self.searched()
         winner, base, budget_s = self.search.best(), self.plan.default, self.plan.budget_s
         if not winner:
             return
@@ -375,20 +283,20 @@ class _Tuning:
         for _ in range(min(MOST_CONFIRMED, n_affordable)):
             if self.left_s + OVER_BUDGET * budget_s < self.block_s(winner):
                 break  # the machine has become slower
-            for record in self._block(both, CONFIRM):
+            for record in self.block(both, CONFIRM):
                 records.append(record)
                 yield record
                 if record.run.error:
                     return
             self.n_blocks += 1
-        found, case = tuned(records), base.cases[0]
+        found, case = result.tuned(records), base.cases[0]
         is_sweepable = not case.lever and case.n_prompt >= 8 and case.n_gen >= 2
         if found and found.is_recommended and is_sweepable and self.left_s >= 2 * self.block_s(winner):
-            yield from self._block(both, LENGTHS)  # the lengths for which the winner is faster
+            yield from self.block(both, LENGTHS)  # the lengths for which the winner is faster
 
-    def search_settings(self) -> Iterator[Record]:
+    def searched(self) -> Iterator[Record]:
         """Blocks of the search, until the best choice is known or the budget of the search is spent."""
-        why, n_tried = f"the best settings are known to within {percent(KNOWN_WITHIN)}", 0
+        why, n_tried = "the best combination was measured again and stayed the best", 0
 
         def can_try(n_runs: int) -> bool:
             """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
@@ -421,12 +329,11 @@ class _Tuning:
         """One run of one choice in an engine of its own."""
         begun, done = self.clock(), None
         try:
-            for record in self._block({variant(choice, self.plan.default): choice}, SEARCH):
+            for record in self.block({variant(choice, self.plan.default): choice}, SEARCH):
                 if record.run.error:
                     self.search.drop(choice, record.run.error)
-                elif not record.run.warmup and (one := timing(record, choice)):
-                    self.search.learn([one])
-                    done = one
+                elif done := result.timing(record, choice):
+                    self.search.learn(done)
                 yield record
         except LabError as problem:  # the plan is impossible
             self.search.drop(choice, str(problem))
@@ -438,15 +345,11 @@ class _Tuning:
             more_s = max(0, self.plan.default.cases[0].n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
             self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), run_s + more_s)
 
-    def _block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
-        def is_same_file(plan: Plan) -> bool:
-            return plan.file == self.plan.default.file
-
+    def block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
+        """A run of each choice, by its name, side by side in fresh engines."""
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
-        plans = {
-            name: dataclasses.replace(plan, model=self.model) if is_same_file(plan) else plan
-            for name, plan in plans.items()
-        }
+        own = [name for name, plan in plans.items() if plan.file == self.plan.default.file]
+        plans |= {name: dataclasses.replace(plans[name], model=self.model) for name in own}  # with its checksum
         if self.worker.backend != DEFAULT_BACKEND:
             self.worker.use(DEFAULT_BACKEND)  # an RPC server serves one client at a time
         if len(plans) > 1:
@@ -459,5 +362,4 @@ class _Tuning:
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
-        for plan in filter(is_same_file, plans.values()):
-            self.model = plan.model
+        self.model = next((plans[name].model for name in own), self.model)
