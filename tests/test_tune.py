@@ -86,7 +86,7 @@ def test_the_intervals_of_a_search_hold_the_true_ratios() -> None:
             bool(abs(math.log(own / times[0]) - ratio) < 1.96 * deviation)
             for own, ratio, deviation in zip(times[1:], ratios, deviations, strict=True)
         ]
-    assert 0.85 <= statistics.mean(inside)
+    assert statistics.mean(inside) >= 0.85
 
 
 def test_one_disturbed_run_does_not_decide() -> None:

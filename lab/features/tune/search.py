@@ -43,8 +43,8 @@ PER_BLOCK, ENOUGH = 6, 2
 """Choices in a block besides the default, and runs of the best one among the combinations: then the search ends."""
 
 SIMPLER, UNSURE = 0.01, 0.5
-"""A choice with fewer changes wins if it is slower by at most this share; a change is left out, too, if the gain from it
-is smaller than this many standard deviations."""
+"""A choice with fewer changes wins if it is slower by at most this share. A change is left out, too, if its gain is
+smaller than this many standard deviations."""
 
 
 @dataclass(frozen=True)
