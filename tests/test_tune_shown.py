@@ -100,7 +100,8 @@ def saved(tmp_path: Path, records: Sequence[Record], name: str = "tune.jsonl") -
 
 
 def only(records: Sequence[Record]) -> Section:
-    return result.section(*of_sessions(records), Context(details=True))
+    (one,) = of_sessions(records)
+    return result.section(one, Context(details=True))
 
 
 def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_search() -> None:
