@@ -246,7 +246,7 @@ def draw(
     axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
     for part, pair in zip(parts, axes, strict=True):
         for ax, whose, power in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
-            for group, style in zip(part, canvas.styles(len(part)), strict=True):
+            for group, style in zip(part, canvas.styles(len(part), canvas.OF_DECODE), strict=True):
                 first, colour = group[0], style["color"]
                 name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
                 medians = [row.n_seq**power / row.step_s for row in group]

@@ -289,7 +289,7 @@ def draw(
     axes = figure.subplots(len(parts), len(chunks), sharex=True, sharey=True, squeeze=False)
     for part, own_axes in zip(parts, axes, strict=True):
         for ax, chunk in zip(own_axes, chunks, strict=True):
-            for name, style in zip(part, canvas.styles(len(part)), strict=True):
+            for name, style in zip(part, canvas.styles(len(part), canvas.OF_DECODE), strict=True):
                 if not (own := of_lines.get((name, chunk))):
                     continue
                 tokens = [gaps.of(steps).assign(record=i) for i, (_, _, steps) in enumerate(own)]
@@ -298,7 +298,8 @@ def draw(
                 middle = pd.concat(tokens)[["at_s", "gap_s"]].groupby(level=0).median()
                 at_s, gaps_ms = list(middle.at_s), list(1e3 * middle.gap_s)
                 at_s, gaps_ms = [at_s[0] - middle.gap_s[0], *at_s], [gaps_ms[0], *gaps_ms]
-                ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6, label=name)
+                ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
+                ax.plot([], [], **style, ms=3.5, lw=1.6, label=name)
                 ttft_s = pd.Series([gaps.figures(steps)["newcomer_s"] for _, _, steps in own]).median()
                 ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
             words = "all at once" if chunk is None else f"chunks of {chunk:,}"

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D46")
+OF_PREFILL, OF_DECODE = COLOURS[:2]
+"""What is of one phase has its colour; setups have the other colours, and lengths are shades of their phase's."""
+
 INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 """Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (svg.py)."""
 
@@ -85,9 +88,16 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def styles(n: int) -> list[dict[str, Any]]:
-    """Colour and marker of each of n series; shades if there are more series than colours."""
-    colours = COLOURS if n <= len(COLOURS) else shades(n)
+def styles(n: int, own: str = OF_PREFILL, is_shaded: bool = False) -> list[dict[str, Any]]:
+    """Colour and marker of each of n series; a single one has its `own`, and so have all in shades (`is_shaded`)."""
+    others = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5], COLOURS[4], COLOURS[7])
+    colours: Sequence[Any] = others if n <= len(others) else shades(n)
+    if is_shaded:  # mixed with white, then with black
+        mixes, rgb = [0.45 - 0.85 * i / max(1, n - 1) for i in range(n)], bytes.fromhex(own[1:])
+        mixed = [[round(255 * max(0, mix) + part * (1 - abs(mix))) for part in rgb] for mix in mixes]
+        colours = [f"#{bytes(parts).hex()}" for parts in mixed]
+    if n == 1:
+        colours = [own]
     return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
 
 

@@ -272,9 +272,9 @@ def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], ans
 
     rows = []
     for n_prompt, n_gen in itertools.product(lengths, answers):
-        request = sweep_laws.request(prefill, decode, n_prompt, n_gen)
-        times = map(wording.seconds, (request.prefill_s, request.decode_s, request.e2e_s))
-        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * request.prefill_share)))
+        one, other = sweep_laws.request(prefill, decode, n_prompt, n_gen)
+        times = map(wording.seconds, (one, other, one + other))
+        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * one / (one + other))))
     return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
 
 

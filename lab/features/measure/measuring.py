@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import Any, Unpack
 
 from lab.core.asked_settings import SettingsKeywords, flag, table
 from lab.core.record import Record
@@ -16,12 +16,6 @@ from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, N_PILOT, make_plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 
-if TYPE_CHECKING:
-    from lab.core.request import RequestRecord
-    from lab.features.serve.through_server import ServerKeywords
-
-LEAST_SHARE = 1e-4
-
 
 class SweepKeywords(SettingsKeywords, total=False):
     """Keywords of `lab.sweep`: settings, and when to stop repeating, named as the options of the command."""
@@ -29,42 +23,6 @@ class SweepKeywords(SettingsKeywords, total=False):
     until: float | None  # 0.02: 2 %
     max_repeats: int
     max_minutes: float | None
-
-
-class MeasureKeywords(SweepKeywords, total=False):
-    """Keywords of `lab.measure` without `url`."""
-
-    every: int | None
-
-
-@overload
-def measure(
-    prompt_len: str | Sequence[int] | None = None,
-    gen: int = DEFAULT_GEN,
-    repeat: int | None = None,
-    model: str | None = None,
-    *,
-    url: None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    stream: bool = False,
-    **settings: Unpack[MeasureKeywords],
-) -> list[Record]: ...
-
-
-@overload
-def measure(
-    prompt_len: str | Sequence[int] | None = None,
-    gen: int = DEFAULT_GEN,
-    repeat: int | None = None,
-    model: str | None = None,
-    *,
-    url: str,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    stream: bool = False,
-    **settings: Unpack[ServerKeywords],
-) -> list[RequestRecord]: ...
 
 
 def measure(
@@ -78,7 +36,7 @@ def measure(
     watch: ShowStatus | None = None,
     stream: bool = False,
     **settings: Any,
-) -> list[Record] | list[RequestRecord]:
+) -> list[Any]:
     """Measure and return the records, which are also in a new file in `out` (one line a run).
 
         records = lab.measure("10,1000", gen=100, threads=2)
@@ -146,8 +104,8 @@ def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
         if max_minutes is not None:
             raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
         return rest
-    if share < LEAST_SHARE:
-        raise LabError(f"--until {share:.2g} is not possible.", f"Give at least {LEAST_SHARE:.2%}, such as 2%.")
+    if share < 1e-4:
+        raise LabError(f"--until {share:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
     if max_repeats < N_PILOT:
         raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
     return rest | {"until": Until(share, max_repeats, max_minutes)}

@@ -8,21 +8,21 @@ have separate pictures.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.core import phases
-from lab.core import request_times as times
+from lab.core import phases, request_times
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features.compare import comparison, plot_trial
 from lab.features.measure import sweep_laws
 from lab.show import canvas, request_table, setup_columns, table
-from lab.show.canvas import MOST_SERIES, points, unbroken
+from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points, unbroken
 from lab.show.setup_columns import one_of
-from lab.show.wording import digits, seconds
+from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,9 @@ OFF = 0.05
 HEADROOM = 1.35
 """The upper end of a decode plot, relative to the 95th percentile of the gaps of its slowest line."""
 
+MOST_GROWTHS = 4
+"""Lengths up to which a prefill plot of one setup says by how much the time grows from one to the next."""
+
 WIDE = 12
 """If the slowest line of a decode plot is slower than the fastest by more than this factor, the axis is logarithmic."""
 
@@ -52,7 +55,8 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         lab.plot_prefill(records)
 
     Thin lines are the steps of single runs. The dashed grey line is proportional to the length, at the lowest measured
-    time per token. More than six setups have a panel each.
+    time per token; for a single line the picture says by how much the time grows. More than six setups have a panel
+    each.
     """
     timed, rows = _timed(records, by_session)
     is_ttft = bool(request_table.alone(timed))
@@ -60,7 +64,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    lines, steps = _lines(rows), table.steps(request_table.of_engine(timed))
+    lines, steps, kind = _lines(rows), table.steps(request_table.of_engine(timed)), _kind(timed)
     axes = canvas.panels(ax or canvas.new_axes(), [name for name, *_ in lines])
     has_panels = axes[0] is not axes[-1]
     styles = canvas.styles(1 if has_panels else 1 + lines[-1][2])
@@ -68,21 +72,33 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     for (name, own, setup, is_usual), one in zip(lines, axes, strict=True):
         style, is_alone = styles[0 if has_panels else setup], has_panels or not name
         if not is_ttft and not steps.empty:  # imported runs have no steps
-            label = "steps of each run" if is_alone else "_"
             inside = steps[(steps.kind == PREFILL) & steps.compute_ms.notna() & steps.run.isin(own.run)]
-            for _, run in inside.groupby("run"):
-                if len(run) > 1:
-                    of_run = run.n_past + run.n_tokens, run.ready_s
-                    one.plot(*of_run, color=style["color"], lw=0.7, alpha=0.5, label=label)
-                    label = "_"
-        medians = own.groupby("n_prompt")[figure].median()
-        label = f"median over {_kind(timed)}s" if is_alone else f"{name}: median"
+            for number, (_, run) in enumerate(run for run in inside.groupby("run") if len(run[1]) > 1):
+                label = "steps of each run" if is_alone and not number else "_"
+                one.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5, label=label)
+        medians, dashes = own.groupby("n_prompt")[figure].median(), "-" if is_usual else ":"
         at: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
-        one.plot(medians, ls="-" if is_usual else ":", lw=2, color=style["color"], label=label, **at)
-        of_points = own.n_prompt, own[figure], own.disturbed
-        points(one, *of_points, ms=6, alpha=0.6, **style, label=f"{_kind(timed)}s" if is_alone else None)
+        label = f"median over {kind}s" if is_alone else "_"
+        one.plot(medians, ls=dashes, lw=2, color=style["color"], label=label, **at)
+        if not is_alone:  # the legend, with the shape of the points
+            one.plot([], [], ls=dashes, lw=2, ms=6, **style, label=f"{name}: median")
+        points(
+            one,
+            own.n_prompt,
+            own[figure],
+            own.disturbed,
+            ms=6,
+            alpha=0.6,
+            **style,
+            label=f"{kind}s" if is_alone else None,
+        )
         if is_usual or not any(usual for *_, usual in lines):
             per_token |= {float(value / n): float(n) for n, value in medians.items()}
+        if len(lines) == 1 and 1 < len(medians) <= MOST_GROWTHS:
+            for (n, t), (next_n, next_t) in itertools.pairwise(medians.items()):
+                words = f"{times(next_n / n)} the tokens:\n{times(next_t / t)} the time"
+                middle = math.sqrt(n * next_n), math.sqrt(t * next_t)
+                one.annotate(words, middle, (-9, 6), textcoords="offset points", ha="right", va="bottom", fontsize=9)
     for one in dict.fromkeys(axes):
         canvas.in_proportion(one, list(rows.n_prompt), per_token)
         canvas.over_lengths(one, rows.n_prompt)
@@ -118,23 +134,22 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     lengths = [f"after {own.n_prompt.iloc[0]:,} prompt tokens" for own in lines]
     setups = [own.setup.iloc[0] for own in lines]
     by_length = len(set(setups)) <= MOST_SERIES < gaps.n_prompt.nunique()
-    panels, names = (lengths, setups) if by_length else (setups, lengths)
-    axes = canvas.panels(ax or canvas.new_axes(), panels)
+    axes = canvas.panels(ax or canvas.new_axes(), lengths if by_length else setups)
     has_panels = axes[0] is not axes[-1]
-    shortest_first = sorted(range(len(lines)), key=lambda i: int(lines[i].n_prompt.iloc[0]))
-    if has_panels:
-        colours = {names[i]: None for i in shortest_first}
-        styles = dict(zip(colours, canvas.styles(len(colours)), strict=True))
-        for name, style in styles.items():  # the legend, in their order
-            axes[0].plot([], [], lw=2, color=style["color"], label=name)
+    names = [", ".join(filter(None, both)) for both in zip(lengths, setups, strict=True)]
+    names = names if not has_panels else setups if by_length else lengths
+    looks = _styles(gaps, setups, has_panels, by_length)
+    if has_panels:  # the legend, in the order of lengths
+        styles = dict(zip(names, looks, strict=True))
+        for name in dict.fromkeys(names[i] for i in sorted(range(len(lines)), key=lambda i: lines[i].n_prompt.iloc[0])):
+            axes[0].plot([], [], lw=2, ms=4, **styles[name], label=name)
     together = [own.together.any() for own in lines]  # then the median gap means nothing
     known = [own.ms[own.ms > 0] for own in lines]
     top = HEADROOM * max(ms.quantile(0.95, "lower") if len(ms) else 1.0 for ms in known)
-    for i, (own, one) in enumerate(zip(lines, axes, strict=True)):
-        style = styles[names[i]] if has_panels else canvas.styles(len(lines))[i]
-        centre = "mean" if together[i] else "median"
+    for own, one, name, style, is_together in zip(lines, axes, names, looks, together, strict=True):
+        centre = "mean" if is_together else "median"
         running = own.groupby("place").ms.agg(centre).rolling(RUNNING, center=True, min_periods=1).agg(centre)
-        note = ", running mean" if together[i] else ""
+        note = ", running mean" if is_together else ""
         if not has_panels and not note and (own.kind == "token").all():
             tpot_ms = own.groupby("run").ms.mean().median()
             is_off = abs(tpot_ms / running.median() - 1) > OFF
@@ -144,10 +159,12 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
         points(one, own.place, own.ms, own.hollow, ms=3, alpha=0.3, **style)
         if len(above):
             one.plot(above.place, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
-        label = "_" if has_panels else ", ".join(filter(None, (lengths[i], setups[i]))) + note
-        one.plot(running, color=style["color"], lw=2, ls="-" if own.usual.all() else ":", label=label)
-        if has_panels and note:
-            one.set_title(f"{one.get_title()}\n{names[i]}{note}", fontsize=8, pad=8)
+        look: dict[str, Any] = {"color": style["color"], "lw": 2, "ls": "-" if own.usual.all() else ":"}
+        one.plot(running, label="_", **look)
+        if not has_panels:
+            one.plot([], [], marker=style["marker"], ms=4, label=name + note, **look)
+        elif note:
+            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8, pad=8)
     middles = [ms.median() for ms in known if len(ms)]
     is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(together)
     for one in dict.fromkeys(axes):
@@ -165,6 +182,21 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     return axes[0]
 
 
+def _styles(gaps: pd.DataFrame, setups: Sequence[str], has_panels: bool, by_length: bool) -> list[dict[str, Any]]:
+    """Colour and marker of each line of a decode plot: a colour for each setup, and shades of it for lengths."""
+    own, lengths = list(dict.fromkeys(setups)), sorted(set(gaps.n_prompt))
+    bases = canvas.styles(len(own), OF_DECODE)
+    if by_length and has_panels:
+        return [bases[own.index(setup)] for setup in setups]
+    made = []
+    for setup, (_, n) in zip(setups, gaps.groupby(["line", "n_prompt"]).groups, strict=True):
+        colour = OF_DECODE if has_panels else bases[own.index(setup)]["color"]
+        style = canvas.styles(len(lengths), colour, is_shaded=True)[lengths.index(n)]
+        is_one = has_panels or len(own) == 1
+        made.append(style if is_one else style | {"marker": bases[own.index(setup)]["marker"]})
+    return made
+
+
 def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame | None:
     """A row for each gap of each answer, from that before its second token (or event) on; None without any.
 
@@ -179,22 +211,21 @@ def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame | None:
             if isinstance(record, Record):
                 ns: Sequence[float] = phases.itl_ns(record.run)
             else:
-                by_token, ns = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
+                by_token, ns = request_times.itl_ns(record.request), request_times.chunk_gaps_ns(record.request)
                 kind, together = ("event", False) if by_token is None else ("token", len(by_token) > len(ns))
                 ns = ns if by_token is None else by_token
             if ns:
-                of_line = {"line": line, "setup": setup, "n_prompt": int(n_prompt), "run": run, "usual": usual}
-                of_answer = {"hollow": bool(hollow), "kind": kind, "together": together}
                 gaps = pd.DataFrame({"place": range(2, len(ns) + 2), "ms": [one / 1e6 for one in ns]})
-                parts.append(gaps.assign(**of_line, **of_answer))
+                of_line = {"line": line, "setup": setup, "n_prompt": int(n_prompt), "run": run, "usual": usual}
+                parts.append(gaps.assign(**of_line, hollow=bool(hollow), kind=kind, together=together))
     if not parts:
         return None
-    all_of_them = pd.concat(parts, ignore_index=True)
-    if all_of_them.kind.nunique() > 1:
-        kinds = all_of_them.groupby(["line", "n_prompt"]).kind.transform("first")
-        named = zip(all_of_them.setup, kinds, strict=True)
-        all_of_them["setup"] = [", ".join(filter(None, (setup, f"between {kind}s"))) for setup, kind in named]
-    return all_of_them
+    made = pd.concat(parts, ignore_index=True)
+    if made.kind.nunique() > 1:
+        kinds = made.groupby(["line", "n_prompt"]).kind.transform("first")
+        pairs = zip(made.setup, kinds, strict=True)
+        made["setup"] = [", ".join(filter(None, (setup, f"between {kind}s"))) for setup, kind in pairs]
+    return made
 
 
 def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
@@ -214,38 +245,40 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
     shared: Any = "col" if len(parts) > 1 else False
     axes = figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).reshape(-1, 2)
-    for part, (left, right) in zip(parts, axes, strict=True):
-        for (label, runs), style in zip(part, canvas.styles(len(part)), strict=True):
+    for part, pair in zip(parts, axes, strict=True):
+        for number, (label, runs) in enumerate(part):
             name, summary = f"{label}: " if len(part) > 1 else "", table.summary(runs)
             prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
             x = runs.n_prompt, sweep_laws.positions_of(runs)
-            for ax, at, column, law in ((left, x[0], "prefill_s", prefill), (right, x[1], "tpot_ms", decode)):
-                if runs[column].isna().all():
-                    continue
-                ends = runs.groupby(at)[column].agg(["min", "max"])
-                ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
-                words = ("_" if law else name) if name else "runs and their range"
-                points(ax, at, runs[column], runs.disturbed, ms=4, alpha=0.6, **style, label=words)
-            dashed: dict[str, Any] = {"ls": "--", "lw": 1.8, "color": style["color"]}
+            middles = sweep_laws.positions_of(summary)
+            laws: list[Any] = [None, None]
             if prefill:
-                text = unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
                 lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-                label = f"{name}fitted prefill law: {text}"
-                left.plot(lengths, [prefill.seconds(n) for n in lengths], label=label, **dashed)
+                text = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
+                laws[0] = lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {unbroken(text)}"
             if decode:
-                text = unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
-                reach = [0, sweep_laws.positions_of(summary).max()]
-                right.plot(reach, [decode.ms(p) for p in reach], label=f"{name}fitted decode law: {text}", **dashed)
-        name = f"\n{part[0][0]}" if len(parts) > 1 else ""
-        left.set_title(f"Prefill{name}", fontsize=11)
-        right.set_title(f"Decode{name}", fontsize=11)
-        left.set(xlabel="prompt length P (tokens)", ylabel="prefill time (s)")
-        right.set(xlabel="position p (tokens in the context)", ylabel="decode time per token (ms)")
-        for ax in (left, right):
-            ax.set_ylim(bottom=0)
-            ax.set_xlim(left=0)
-    title = f"Prefill and decode in one pass through the context\n{_subject(records, rows)}"
-    canvas.finish(list(axes.flat), title)
+                text, reach = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p", [0, middles.max()]
+                laws[1] = reach, [decode.ms(p) for p in reach], f"decode law: {unbroken(text)}"
+            columns = ("prefill_s", OF_PREFILL), ("tpot_ms", OF_DECODE)
+            for ax, at, (column, colour), law in zip(pair, x, columns, laws, strict=True):
+                style = canvas.styles(len(part), colour)[number]
+                if runs[column].notna().any():
+                    ends = runs.groupby(at)[column].agg(["min", "max"])
+                    ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
+                    words = label if name else "runs and their range"
+                    points(ax, at, runs[column], runs.disturbed, ms=4, alpha=0.6, **style, label=words)
+                if law:
+                    ax.plot(*law[:2], ls="--", lw=1.8, color=style["color"], label=f"{name}fitted {law[2]}")
+        left, right = pair
+        below = f"\n{part[0][0]}" if len(parts) > 1 else ""
+        left.set(title=f"Prefill{below}", xlabel="prompt length P (tokens)", ylabel="prefill time (s)")
+        right.set(
+            title=f"Decode{below}", xlabel="position p (tokens in the context)", ylabel="decode time per token (ms)"
+        )
+        for ax in pair:
+            ax.title.set_fontsize(11)
+            ax.set(xlim=(0, None), ylim=(0, None))
+    canvas.finish(list(axes.flat), f"Prefill and decode in one pass through the context\n{_subject(records, rows)}")
     return figure
 
 
@@ -258,7 +291,9 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     good = [record for record in request_table.alone(records) if request_table.went_well(record)]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    has_ttft = any(times.figures(one.request).ttft_ns and request_table.run_row(one, 0)["n_prompt"] for one in good)
+    has_ttft = any(
+        request_times.figures(one.request).ttft_ns and request_table.run_row(one, 0)["n_prompt"] for one in good
+    )
     trials = plot_trial.sessions(request_table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
@@ -267,7 +302,7 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
     if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
         draw_by_name["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
-    if any(phases.itl_ns(one.run) for one in plain) or any(times.chunk_gaps_ns(one.request) for one in good):
+    if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
         draw_by_name["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
     if sweeps:
         draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)

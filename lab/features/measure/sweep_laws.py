@@ -70,28 +70,9 @@ class DecodeLaw:
         )
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a whole request takes by the two laws."""
-
-    n_prompt: int
-    n_gen: int
-    prefill_s: float
-    decode_s: float
-
-    @property
-    def e2e_s(self) -> float:
-        return self.prefill_s + self.decode_s
-
-    @property
-    def prefill_share(self) -> float:
-        return self.prefill_s / self.e2e_s
-
-
-def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -> Request:
-    """Reading n_prompt tokens and writing n_gen: T(P), and t(p) over the positions of n_gen - 1 decode steps."""
-    decode_ms = (n_gen - 1) * decode.ms(n_prompt + (n_gen - 2) / 2)
-    return Request(n_prompt, n_gen, prefill.seconds(n_prompt), decode_ms / 1e3)
+def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -> tuple[float, float]:
+    """Seconds of prefill and of decode: T(P), and t(p) over the positions of n_gen - 1 decode steps."""
+    return prefill.seconds(n_prompt), (n_gen - 1) * decode.ms(n_prompt + (n_gen - 2) / 2) / 1e3
 
 
 def prefill_law(rows: pd.DataFrame) -> PrefillLaw | None:
