@@ -15,9 +15,9 @@ from scipy import special, stats
 from lab.core import results
 from lab.core.quality import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
-from lab.engine import quality
 from lab.errors import LabError
 from lab.features import known
+from lab.features.quant import child as quality
 from lab.features.quant import comparing, figures, views
 from lab.models import catalog
 from lab.process.worker import Worker

@@ -11,8 +11,8 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.traced import Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
-from lab.features.trace import token_trace, trace_views
-from lab.process.wire import Node, Operand, StepTrace
+from lab.features.trace import nodes, token_trace, trace_views
+from lab.features.trace.nodes import Node, Operand, StepTrace
 from lab.process.worker import Worker
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab
 
@@ -64,7 +64,7 @@ def test_the_start_and_end_of_threads_are_timed(mini: Path, n_threads: int) -> N
     with Worker() as worker:
         worker.load(mini, settings)
         worker.new_context(settings)
-        both = worker.trace([5, 6, 7], 1, 1)
+        both = nodes.trace(worker, [5, 6, 7], 1, 1)
     assert [one.threads_ns > 0 for one in (both.prefill, both.decode)] == [n_threads == 2] * 2
 
 
@@ -138,7 +138,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         model = worker.read_model(mini, "mini", "file")
         worker.load(mini, settings)
         worker.new_context(settings)
-        both = worker.trace([5, 6, 7, 8, 9], 2, 2)
+        both = nodes.trace(worker, [5, 6, 7, 8, 9], 2, 2)
     for steps, n_tokens, n_past in ((both.prefill, 5, 0), (both.decode, 1, 5)):
         phase = token_trace.phase("decode", steps, model, settings)
         products = cost.products(model, n_tokens, 1)
@@ -156,7 +156,7 @@ def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_t
     with Worker() as worker:
         worker.load(mini, settings)
         worker.new_context(settings)
-        looks, alike = worker.look([5, 6, 7, 8], 0, 9), worker.look([5, 6, 7, 8], 0, 5)
+        looks, alike = nodes.look(worker, [5, 6, 7, 8], 0, 9), nodes.look(worker, [5, 6, 7, 8], 0, 5)
     assert len(looks.prefill) == len(looks.decode) == len(looks.changes) == 3
     for rows, decoded in zip(looks.prefill, looks.decode, strict=True):
         for i, row in enumerate(rows):
@@ -172,7 +172,7 @@ def test_flash_attention_never_writes_the_weights(mini: Path) -> None:
         worker.load(mini, SETTINGS)
         worker.new_context(dataclasses.replace(SETTINGS, flash_attn="on"))
         with pytest.raises(LabError, match="does not show the attention weights"):
-            worker.look([5, 6, 7], 0, 9)
+            nodes.look(worker, [5, 6, 7], 0, 9)
     assert "Flash attention never writes" in run_lab("trace", "--attention", "The cat sat", "-fa", "on")[2]
 
 

@@ -9,17 +9,16 @@ import shutil
 import sys
 import typing
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lab.core.lines import converted, to_json
-from lab.core.quality import Divergence
 from lab.core.record import Placement, Settings
 from lab.core.script import Operation
-from lab.core.traced import Looks
-from lab.engine import devices, execute, gguf_header, kernels, llama, native, quality, tracing
+from lab.engine import devices, execute, gguf_header, kernels, llama, native
 from lab.process import served
-from lab.process.wire import Build, Outcome, Trace, Vocabulary, map_int64
+from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -52,13 +51,18 @@ class _Child:
         self._context: llama.Context
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call a function with arguments from JSON, converted to the types that it declares."""
+        """Call a function with arguments from JSON, converted to the types that it declares.
+
+        A verb with dots is a feature's function; its first argument is the context.
+        """
         verb = request.pop("verb")
         if verb != "probe":
             kernels.release()
-        method = VERBS.get(verb) or getattr(self, verb)
+        module, _, name = verb.rpartition(".")
+        method = getattr(import_module(module), name) if module else VERBS.get(verb) or getattr(self, verb)
         hints = typing.get_type_hints(method)
-        return {"value": to_json(method(**{name: converted(value, hints[name]) for name, value in request.items()}))}
+        given = {name: converted(value, hints[name]) for name, value in request.items()}
+        return {"value": to_json(method(*[self._context] * bool(module), **given))}
 
     def build(self) -> Build:
         return self._build
@@ -87,15 +91,3 @@ class _Child:
 
     def run(self, script: list[Operation]) -> Outcome:
         return execute.run(self._context, self._draft_context, script, self._progress)
-
-    def trace(self, tokens: list[int], n_gen: int, n_rounds: int) -> Trace:
-        return tracing.trace(self._context, tokens, n_gen, n_rounds)
-
-    def look(self, tokens: list[int], replaced: int, replacement: int) -> Looks:
-        return tracing.look(self._context, tokens, replaced, replacement)
-
-    def keep_logits(self, tokens: list[int], first: int, path: Path) -> None:
-        quality.keep(self._context, tokens, first, path)
-
-    def diverge(self, tokens: list[int], first: int, path: Path) -> Divergence:
-        return quality.diverge(self._context, tokens, first, path)

@@ -15,19 +15,17 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from lab.core import script as scripts
 from lab.core.lines import fields_of, from_json
 from lab.core.placement import Tensor
-from lab.core.quality import Divergence
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
-from lab.core.traced import Looks
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
@@ -41,10 +39,11 @@ from lab.process.wire import (
     Outcome,
     Probe,
     Progress,
-    Trace,
     Vocabulary,
     map_int64,
 )
+
+T = TypeVar("T")
 
 POLL_S = 0.1
 """How often a waiting parent reads the progress and the state of the machine."""
@@ -234,21 +233,9 @@ class Worker:
         """Time one kernel."""
         return from_json(Rate, self._ask("probe", probe=probe))
 
-    def trace(self, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
-        """The operations of prefill and of `n_gen` decode steps, in `n_rounds` rounds beside untraced steps."""
-        return from_json(Trace, self._ask("trace", tokens=list(tokens), n_gen=n_gen, n_rounds=n_rounds))
-
-    def look(self, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
-        """The attention weights of a prompt, and how K and V move if the token at index `replaced` is another one."""
-        return from_json(Looks, self._ask("look", tokens=list(tokens), replaced=replaced, replacement=replacement))
-
-    def keep_logits(self, tokens: Sequence[int], first: int, path: Path) -> None:
-        """Write the logits of a chunk of text from position `first` on to a file."""
-        self._ask("keep_logits", tokens=list(tokens), first=first, path=path)
-
-    def diverge(self, tokens: Sequence[int], first: int, path: Path) -> Divergence:
-        """How far this model's predictions of a chunk are from those in a file that `keep_logits` wrote."""
-        return from_json(Divergence, self._ask("diverge", tokens=list(tokens), first=first, path=path))
+    def call(self, answer: type[T], function: str, **arguments: Any) -> T:
+        """What a feature's function in the child makes of the context, such as lab.features.trace.child.trace."""
+        return from_json(answer, self._ask(function, **arguments))
 
     @contextmanager
     def ended_after(self, seconds: float, verdict: str = "") -> Iterator[None]:

@@ -47,6 +47,9 @@ EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 MIN_CHUNKS, N_FLOOR, MOST_APART = 16, 8, 200
 """Chunks before the intervals may end the measurement, chunks of the noise floor, and those kept at most (0.6 GB)."""
 
+CHILD = "lab.features.quant.child"
+"""The module with the functions of the child."""
+
 N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
 
 
@@ -212,15 +215,16 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                             n = i if name in group else n
                             break
                         watch(Status(f"quality: chunk {i + 1} of at most {n}", elapsed_s=time.monotonic() - began))
-                        logits = Path(folder) / (f"{i}.npz" if made.apart else "logits")
+                        path_of_logits = Path(folder) / (f"{i}.npz" if made.apart else "logits")
+                        asked = {"tokens": pieces[i][1], "first": FIRST, "path": path_of_logits}
                         for key, worker in workers.items():
                             if key != name:
-                                found[key].append(worker.diverge(pieces[i][1], FIRST, logits))
+                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
                                 continue
-                            worker.keep_logits(pieces[i][1], FIRST, logits)
+                            worker.call(type(None), f"{CHILD}.keep", **asked)
                             if i < N_FLOOR:
                                 worker.new_context(elsewhere(settings[name]))
-                                found[FLOOR].append(worker.diverge(pieces[i][1], FIRST, logits))
+                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
                                 worker.new_context(settings[name])
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks

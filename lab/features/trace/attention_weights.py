@@ -16,6 +16,7 @@ from lab.core.lists import plural
 from lab.core.record import Record, Settings
 from lab.core.traced import Attention
 from lab.errors import LabError
+from lab.features.trace import nodes
 from lab.features.trace.token_trace import kept
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
@@ -81,6 +82,6 @@ def _look(
         if not others:
             raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
         replaced = len(tokens) - len(own)
-        looks, pieces = worker.look(tokens, replaced, others[-1]), worker.pieces()
+        looks, pieces = nodes.look(worker, tokens, replaced, others[-1]), worker.pieces()
         *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
         return plan, Attention(text, tuple(texts), replaced, other, looks), chosen

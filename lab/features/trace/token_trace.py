@@ -1,6 +1,6 @@
 """One token's way: what each operation of each layer takes of a prefill and of a decode step.
 
-The engine stops after every operation (engine/tracing.py). A stop costs time, which operations that compute nothing
+The engine stops after every operation (child.py). A stop costs time, which operations that compute nothing
 (views) show, and the CPU's threads start and end at each: that is taken off every other operation. Then the sum of all
 operations must be the time of the same step without stops; `Phase.off` says how far it is from that. Bytes and FLOPs
 follow from the tensors' shapes and types. The ceiling of an operation is that of its kernel (lab ceilings).
@@ -27,8 +27,9 @@ from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.limits import where as places
+from lab.features.trace import nodes
+from lab.features.trace.nodes import Node, StepTrace
 from lab.models import catalog, obtain
-from lab.process.wire import Node, StepTrace
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Plan, run_without_steps
@@ -89,7 +90,7 @@ def trace(
         chosen = worker.new_context(asked)
         placed = worker.placement()
         where = places.of(plan.machine, plan.model, chosen, placed)
-        traced = worker.trace(tokens, gen, repeat)
+        traced = nodes.trace(worker, tokens, gen, repeat)
     known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
     prefill = phase("prefill", traced.prefill, plan.model, chosen, known, plan.machine.devices)
     decode = phase("decode", traced.decode, plan.model, chosen, known, plan.machine.devices)

@@ -28,7 +28,8 @@ from lab.engine.bindings import TensorStruct, ggml, llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits
 from lab.errors import LabError
-from lab.process.wire import MUL_MAT, Node, Operand, Probe, StepTrace, Trace
+from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
+from lab.process.wire import MUL_MAT, Probe
 
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
