@@ -62,7 +62,7 @@ class _Child:
         method = getattr(import_module(module), name) if module else VERBS.get(verb) or getattr(self, verb)
         hints = typing.get_type_hints(method)
         given = {name: converted(value, hints[name]) for name, value in request.items()}
-        return {"value": to_json(method(*[self._context] * bool(module), **given))}
+        return {"value": to_json(method(*([self._context] if module else []), **given))}
 
     def build(self) -> Build:
         return self._build
