@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.features.lessons import answers, lesson, lesson_server
+from lab.features.lessons import lesson
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
@@ -43,7 +43,6 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
 }
 
 
-LESSON = (lesson.__name__, answers.__name__, lesson_server.__name__)
 
 
 def stored(name: str) -> Any:
@@ -135,7 +134,7 @@ def beyond_the_interface(source: str) -> list[str]:
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in LESSON
+        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) == lesson.__name__
         if (node.value.id == "lab" and name not in lab._modules()) or (node.value.id == "lesson" and not of_lesson):
             found.append(ast.unparse(node))
     return found

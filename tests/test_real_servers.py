@@ -45,7 +45,7 @@ from lab.core.request import (
 )
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.lessons import lesson_server
+from lab.features.lessons import lesson
 from lab.features.serve import formats, load_figures, own_server
 from lab.features.serve.access import access, all_headers, ask
 from lab.features.serve.send_plan import Ask, SendPlan
@@ -333,7 +333,7 @@ def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
 
 
 def test_a_notebooks_server_ends_with_its_process() -> None:
-    code = "import os; from lab.features.lessons import lesson_server as own; "
+    code = "import os; from lab.features.lessons import lesson as own; "
     code += "print(own.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -347,7 +347,7 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_server, "NEEDS", ("fastapi", "no_such_package"))
     with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
-        lesson_server.serve()
+        lesson.serve()
 
 
 def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:

@@ -144,9 +144,9 @@ def test_what_explain_and_measure_print(mini: Path, tmp_path: Path, empty: Path)
     slower = (dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
     results.append(tmp_path / "ceilings-a.jsonl", dataclasses.replace(FAST, rates=(*FAST.rates, *slower)))
     explained = run_lab("explain", tmp_path / "a.jsonl", "--details", "--no-plot", "--ceilings", tmp_path)[1]
-    printed = re.findall(r"(?:Try|Run|each phase|to share): (lab .*)", measured + explained)
+    printed = re.findall(r"(?:Try|Run|each phase): (lab .*)", measured + explained)
     lines = [line for one in printed for line in one.split(" && lab ")]
-    assert status == 0 and len(lines) == 3 + 4
+    assert status == 0 and len(lines) == 2 + 4
     check([line if line.startswith("lab ") else f"lab {line}" for line in lines], empty)
 
 

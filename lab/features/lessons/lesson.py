@@ -1,20 +1,29 @@
-"""What the notebooks use besides `lab`: guesses, exercises, and tables as the commands print them.
+"""What the notebooks use besides `lab`: tables as the commands print them, a server, guesses and exercises.
 
-Notebooks import nothing else, so the functions have short names and take plain numbers.
+Notebooks import nothing else, so the functions have short names and take plain numbers. A missing guess or answer is
+Python's `...`; it prints a sentence instead of raising an error. A wrong guess of a pop question is kept in a file
+beside the notebooks, with the same question for other numbers. The last notebook asks it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import itertools
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, memory
+from lab.core import cost, memory, results
 from lab.core.cost import StepCost
+from lab.core.lists import join_and
 from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.core.traced import Attention
@@ -22,7 +31,6 @@ from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison as comparing
 from lab.features.compare import text_compare
-from lab.features.lessons import answers, lesson_server
 from lab.features.limits import advice, probing, roofline, step_kernels, text_why, where
 from lab.features.limits.roofline import Roof
 from lab.features.measure import sweep_laws, text_results
@@ -30,19 +38,26 @@ from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
 from lab.features.predict import datasheet, text_predict
 from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
+from lab.features.serve import load_views, own_server, text_endpoint
+from lab.features.serve.own_server import OwnServer
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import console, setup_columns, table, wording
 from lab.show.kind import Context
-from lab.show.section import print_sections
+from lab.show.section import print_section, print_sections
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
-guess, check, ask, ask_again = answers.guess, answers.check, answers.ask, answers.ask_again
-serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
-show_load = lesson_server.show_load
+CLOSE, WRONG = 1.1, 1.5
+"""A guess within the first factor is good. One outside the second is asked again."""
+
+KEPT = Path("guesses.json")
+"""In the folder of the notebooks, where their kernels run."""
+
+_running: list[OwnServer] = []
 
 
 def begin() -> None:
@@ -70,7 +85,7 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Draw an experiment as its command does."""
     parts = known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
-    lesson_server.draw_all(picture.draw for part in parts for picture in part.pictures)
+    _draw_all(picture.draw for part in parts for picture in part.pictures)
 
 
 def draw_attention(seen: Attention) -> None:
@@ -78,7 +93,7 @@ def draw_attention(seen: Attention) -> None:
     from lab.features.trace import attention_views
 
     (picture,) = attention_views.section(seen).pictures
-    lesson_server.draw_all([picture.draw], picture.size)
+    _draw_all([picture.draw], picture.size)
 
 
 @dataclass(frozen=True)
@@ -128,10 +143,10 @@ def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
-    """Print the gains that the ceilings predict for the lab's experiments, as `lab explain` does."""
+    """The same for the lab's experiments."""
     timed = _timed(records)
-    for lever in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
-        print(text_why.advice_of(lever))
+    for one in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
+        print(text_why.advice_of(one))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
@@ -184,10 +199,10 @@ def roof(ceilings: Ceilings) -> Roof:
     return roofline.roof(ceilings)
 
 
-def ceilings_of(results: Contents) -> Ceilings:
+def ceilings_of(contents: Contents) -> Ceilings:
     """The ceilings in a results file for the machine of its first record. LabError without any."""
-    first = results.records[0]
-    return probing.need(results.ceilings, where.of_record(first), "this file")
+    first = contents.records[0]
+    return probing.need(contents.ceilings, where.of_record(first), "this file")
 
 
 def machine_name(record: Record) -> str:
@@ -287,6 +302,165 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
         for term, meaning, number, unit in rows
     ]
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
+
+
+def serve(n_threads: int | None = None) -> OwnServer:
+    """Start a server with the embedded model on a free port of this machine, and wait until it answers.
+
+    It ends with `end()`, with this process, or when another one is started. LabError if it does not start.
+    """
+    while _running:
+        _running.pop().end()
+    _running.append(own_server.start(catalog.embedded_path(), catalog.DEFAULT, n_threads))
+    return _running[-1]
+
+
+def abilities(records: Sequence[RequestRecord]) -> None:
+    """Print what the server of these requests can do, as `lab server` does."""
+    text_endpoint.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
+
+
+def events(record: RequestRecord) -> pd.DataFrame:
+    """The events of a request: when each arrived (ms after the request was sent), its bytes, and what it carried."""
+    import pandas as pd
+
+    columns = record.request.events
+    arrive_ms = [ns / 1e6 for ns in columns.arrive_ns]
+    return pd.DataFrame({"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind})
+
+
+def show_load(records: Sequence[RequestRecord]) -> None:
+    """Print a load as `lab load` does."""
+    (section,) = load_views.sections(records)
+    print_section(dataclasses.replace(section, title=""), console.console())
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to ask again: its measured answer in `unit`, and the wrong guess of an earlier one."""
+
+    words: str
+    answer: float
+    unit: str
+    guess: float
+    measured: float
+
+
+def guess(
+    guess: Any, measured: float, unit: str, how: str = "measured", again: tuple[str, str, float] | None = None
+) -> None:
+    """Print a guess, the measured (or, with `how`, computed) value, and by what factor the guess was off.
+
+    `again` is a number such as "1.2", the question with other numbers, and its measured answer in the same unit: if the
+    guess is off by more than a factor of WRONG, `ask` asks it. A better guess removes it.
+    """
+    if not math.isfinite(measured):
+        print(f"{unit}: not known from this measurement")
+        return
+    value, number = f"{how}: {wording.digits(measured)} {unit}", _number(guess)
+    if number is None:
+        not_a_number = f"{guess!r} is not a number (write 12.5, without a unit)"
+        print(f"{value}; {'you entered no guess' if guess is ... else not_a_number}")
+        return
+    factor = _factor(number, measured)
+    words = f"the guess is {wording.digits(factor)} times too {'high' if number > measured else 'low'}"
+    if not math.isfinite(factor):
+        words = f"off by {wording.digits(abs(measured - number))}"
+    elif factor <= CLOSE:
+        words = "a good guess"
+    print(f"your guess: {wording.digits(number)} {unit}; {value}; {words}")
+    if again is None:
+        return
+    (name, question, right), kept = again, _kept()
+    was_kept, is_wrong = kept.pop(name, None) is not None, factor > WRONG and math.isfinite(again[2])
+    if is_wrong:
+        kept[name] = Question(question, float(right), unit, number, float(measured))
+        print(f"The last notebook asks this again, with other numbers (pop question {name}).")
+    if is_wrong or was_kept:
+        _write(kept)
+
+
+def ask() -> None:
+    """Print the questions whose guesses were wrong, with other numbers."""
+    kept = _kept()
+    for number, asked in kept.items():
+        then = f"you guessed {wording.digits(asked.guess)} and measured {wording.digits(asked.measured)} {asked.unit}"
+        print(f'"{number}": {asked.words} (With the numbers of notebook {number.partition(".")[0]}, {then}.)')
+    if not kept:
+        print(f"No question to ask again: no guess was off by more than a factor of {WRONG:g}.")
+
+
+def ask_again(guesses: Any) -> None:
+    """Print the guesses, a dict by the questions' numbers, beside what was measured. Good ones are not asked again."""
+    kept = _kept()
+    if guesses is ... and kept:
+        print("No guesses yet: replace the dots in the cell above, and run both cells.")
+    elif guesses is not ... and not isinstance(guesses, dict):
+        print(f"{guesses!r} does not say which questions are meant. Write {{{[*kept, '1.1'][0]!r}: 12.5}}.")
+    for number, new in guesses.items() if isinstance(guesses, dict) else ():
+        if number not in kept:
+            print(f"{number!r} is not asked. Questions to ask: {join_and([*kept]) or 'none'}.")
+            continue
+        asked, value = kept[number], _number(new)
+        if value is None:
+            print(f"{number}: {new!r} is not a number. Write 12.5, without a unit.")
+            continue
+        print(f"{number}: ", end="")
+        guess(value, asked.answer, asked.unit)
+        if _factor(value, asked.answer) <= WRONG:
+            _write({one: other for one, other in _kept().items() if one != number})
+
+
+def _write(kept: dict[str, Question]) -> None:
+    text = json.dumps({number: dataclasses.asdict(kept[number]) for number in sorted(kept)}, indent=1)
+    results.write_whole(KEPT, text.encode(), "The file of wrong guesses")
+
+
+def _kept() -> dict[str, Question]:
+    """The questions in KEPT by their numbers. LabError if it is not such a file."""
+    try:
+        questions = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+        return {number: Question(**fields) for number, fields in questions.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise LabError(f"{KEPT}, the file of wrong guesses, cannot be read: {error}", "Delete it.") from error
+
+
+def _factor(one: float, other: float) -> float:
+    """How many times as large the larger one is as the smaller one; infinite if one is not positive."""
+    return max(one / other, other / one) if one > 0 and other > 0 else math.inf
+
+
+def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
+    """Print whether an answer is right: the letter of a choice, or a number with a relative error up to `within`."""
+    if answer is ...:
+        print("No answer yet: replace the dots in the cell above, and run both cells.")
+        return
+    if isinstance(right, str):
+        good = str(answer).strip().lower() == right
+    else:
+        number = _number(answer)
+        if number is None:
+            print(f"{answer!r} is not a number. Write 12.5, without a unit.")
+            return
+        good = abs(number - right) <= within * abs(right)
+    print("Right." if good else f"Not yet. Hint: {hint}")
+
+
+def _number(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _draw_all(drawings: Iterable[Callable[[Figure], object]], size: tuple[float, float] = (10, 4.6)) -> None:
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    for draw in drawings:
+        figure = plt.figure(figsize=size, layout="constrained")  # first: a new backend would stay non-interactive
+        with matplotlib.rc_context({"text.parse_math": False}):
+            draw(figure)
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:
