@@ -43,8 +43,6 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
 }
 
 
-
-
 def stored(name: str) -> Any:
     return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
 
