@@ -36,14 +36,13 @@ from lab.core import request_times as times
 from lab.core import stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord
+from lab.core.request import CLOSED, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord
 from lab.show import request_table, table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NAN, INF = math.nan, math.inf
-ORDER = (CLOSED, POISSON, CONSTANT, REPLAY)
 
 PAUSE_S = 0.5
 """In a closed loop some user always waits for an answer, or pauses after a failure (0.25 s). A round was aborted if
@@ -104,10 +103,9 @@ def row(request: Request) -> dict[str, Any]:
     prompt_ms = one.timings.prompt_ms if one.timings else None
     return {
         "load": load,
-        "place": ORDER.index(load.arrivals) if load.arrivals in ORDER else len(ORDER),
-        "level": (load.concurrency if load.arrivals == CLOSED else load.rate) or 0,
-        "lengths": load.lengths,
+        "level": load.concurrency or load.rate or 0,
         "round": load.round,
+        "is_one_user": load.arrivals == CLOSED and load.concurrency == 1,
         "ok": ok,
         "figures": one,
         "date_s": date_s,
@@ -137,7 +135,7 @@ def row(request: Request) -> dict[str, Any]:
 def frame(requests: Sequence[Request]) -> pd.DataFrame:
     """A row per request of a session of loads without warm-ups, in the order of arms, of rounds, and of due times.
 
-    `arm` numbers closed loops by users, then open loops by rate, then replays. `kept`: of a round that was not cut off
+    `arm` numbers the levels, the smallest first. `kept`: of a round that was not cut off
     (or all were). `begin_s`, `length_s` and `over_s`: the steady window, of a round that was cut off the part that was
     measured. A request that found no connection has no send time: its date gives it.
     """
@@ -148,7 +146,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
         return pd.DataFrame()
     every = pd.DataFrame(rows)
     last_s, parts = every.date_s.max(), []
-    for _, own in every.groupby(["place", "level", "lengths", "round"]):
+    for _, own in every.groupby(["level", "round"]):
         load: Load = own.load.iloc[0]
         start_s = (own.date_s - own.sent_s).min()
         at_s = own.at_s.fillna(own.date_s - (start_s if start_s == start_s else own.date_s.min()))
@@ -165,12 +163,11 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
         own = own.assign(at_s=at_s, end_s=end_s, start_s=at_s + own.late_s.fillna(0), is_cut_off=is_cut_off, **window)
         parts.append(own.sort_values("at_s", kind="stable"))
     made = pd.concat(parts, ignore_index=True)
-    by_arm = made.groupby(["place", "level", "lengths"])
+    by_arm = made.groupby("level")
     made["arm"] = by_arm.ngroup()
     made["kept"] = ~made.is_cut_off | by_arm.is_cut_off.transform("all")
     made["inside"] = (made.begin_s <= made.at_s) & (made.at_s < made.over_s)
-    ones = made[made.kept & made.inside & made.ok & (made.place == 0) & (made.level == 1) & (made.n_uncached > 0)]
-    ones = ones[ones.first_s < INF]
+    ones = made[made.kept & made.inside & made.ok & made.is_one_user & (made.n_uncached > 0) & (made.first_s < INF)]
     points = [(0.0, 0.0), *(ones.first_s - ones.start_s).groupby(ones.n_uncached).median().items()]
     is_known = made.ok & (made.first_s < INF) & (made.n_uncached <= LONGER * points[-1][0]) & (len(points) > 1)
     made["alone_s"] = made.n_uncached[is_known].map(lambda n: stats.on_lines(points, n))
@@ -181,11 +178,10 @@ def arm_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The figures of each arm of a session's `frame`, by name and unit. NaN or None: unknown."""
     if rows.empty:
         return []
-    n_lengths = rows.lengths.nunique()
-    return [_arm(own, n_lengths > 1) for _, own in rows.groupby("arm")]
+    return [_arm(own) for _, own in rows.groupby("arm")]
 
 
-def _arm(every: pd.DataFrame, has_lengths: bool) -> dict[str, Any]:
+def _arm(every: pd.DataFrame) -> dict[str, Any]:
     import pandas as pd
 
     rows = every[every.kept]
@@ -203,7 +199,7 @@ def _arm(every: pd.DataFrame, has_lengths: bool) -> dict[str, Any]:
     has_drift = min(len(first), len(second)) >= FEWEST and first.median() > 0
     growth = (windows.in_flight_end - windows.in_flight_begin).sum()
     return {
-        "load": f"{load.label}, {load.lengths}" if has_lengths else load.label,
+        "load": load.label,
         "n_rounds": len(rounds),
         "n_cut_off": int(every[every.is_cut_off]["round"].nunique()),
         "window_s": list(windows.length_s),
@@ -351,11 +347,10 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     `best` is the highest arm whose measured share reaches 90 %, together with all lower arms. None without limits, and
     without closed or open loops.
     """
-    known = [one for one in arms if one["attainment"] == one["attainment"] and one["load_arrivals"] != REPLAY]
-    if not known:
+    measured = [one for one in arms if one["attainment"] == one["attainment"] and one["load_arrivals"] != REPLAY]
+    if not measured:
         return None
-    is_closed = known[0]["load_arrivals"] == CLOSED
-    measured = [one for one in known if one["load_arrivals"] == known[0]["load_arrivals"]]
+    is_closed = measured[0]["load_arrivals"] == CLOSED
     levels = [one["load_concurrency" if is_closed else "load_rate"] for one in measured]
     at_least = below = best = None
     holding = True
@@ -380,9 +375,14 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return {"unit": unit, "at_least": at_least, "below": below, "best": best, "sentence": sentence}
 
 
-def sessions(records: Sequence[Record | RequestRecord]) -> dict[str, list[RequestRecord]]:
-    """The requests of each session of loads, in order of appearance."""
-    return grouped(request_table.loads_of(records), lambda record: record.session)
+def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
+    """The requests of each session of loads, in order of appearance; of mixed files each kind of load on its own."""
+
+    def key(record: RequestRecord) -> tuple[object, ...]:
+        load = record.request.asked.load
+        return record.session, load and (load.arrivals, load.lengths)
+
+    return list(grouped(request_table.loads_of(records), key).values())
 
 
 def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
@@ -396,8 +396,8 @@ def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
     return pd.DataFrame(
         [
-            {"session": name, "url": own[0].endpoint.url, "model": own[0].model} | arm
-            for name, own in sessions(records).items()
+            {"session": own[0].session, "url": own[0].endpoint.url, "model": own[0].model} | arm
+            for own in sessions(records)
             for arm in arm_rows(frame([record.request for record in own]))
         ]
     )
@@ -414,7 +414,7 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     counted = request_table.measured(table.runs(plain)) if plain else pd.DataFrame()
     nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *request_table.FIGURES))
     of_rounds = []
-    for own in sessions(records).values():
+    for own in sessions(records):
         (first,) = table.runs(own[:1]).to_dict("records")
         every = frame([record.request for record in own])
         for _, arm in every.groupby("arm") if len(every) else ():

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from lab.core.lists import grouped, join_and, plural
+from lab.core.lists import join_and, plural
 from lab.core.record import OK, Record
 from lab.core.request import CLOSED, CONSTANT, Endpoint, RequestRecord, Slo
 from lab.errors import LabError
@@ -42,21 +42,6 @@ DEFINITIONS = (
     "all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % within limits."
 )
 
-PICTURES = {
-    "load": ("Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.", (11, 5)),
-    "throughput": (
-        "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are arms, with "
-        "their range over rounds.",
-        (11, 5),
-    ),
-    "timeline": (
-        "The requests of the first round: waiting for the first token, then receiving the answer. The steady window is "
-        "shaded.",
-        (11, 7),
-    ),
-}
-"""Captions of the pictures, and their sizes in inches."""
-
 WIDE = 12
 """If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
 
@@ -75,7 +60,7 @@ Arms = Sequence[SimpleNamespace]
 
 def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
     """A section for each session of loads."""
-    return [section(own) for own in load_figures.sessions(records).values()]
+    return [section(own) for own in load_figures.sessions(records)]
 
 
 def section(records: Sequence[RequestRecord]) -> Section:
@@ -84,17 +69,11 @@ def section(records: Sequence[RequestRecord]) -> Section:
     plain = load_figures.arm_rows(rows)
     arms = [SimpleNamespace(**row) for row in plain]
     first, endpoint = records[0], records[0].endpoint
-    lengths, windows, warmups = (
-        join_and(list(dict.fromkeys(made(arm) for arm in arms)))
-        for made in (
-            lambda arm: arm.load_lengths,
-            lambda arm: f"{arm.load_duration_s:g} s",
-            lambda arm: f"{arm.load_warmup_s:g} s",
-        )
-    )
-    rounds = plural(max((arm.n_rounds for arm in arms), default=0), "round")
-    answer, warnings, sentences = answer_of(arms), _warnings(arms, rows, endpoint), _findings(arms, endpoint)
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "a server without a name"
+    slots = f", {plural(n_slots, 'slot')}" if n_slots is not None else ""
+    title = f"{first.model} on {server}{slots}; client: {machines.label(first.machine)}"
+    answer, warnings, sentences = answer_of(arms), _warnings(arms, rows, endpoint), _findings(arms, n_slots)
     data = {
         "session": first.session,
         "url": endpoint.url,
@@ -104,61 +83,46 @@ def section(records: Sequence[RequestRecord]) -> Section:
         "n_slots": n_slots,
         "sentences": [answer, *(f"! {line}" for line in warnings), *sentences],
     }
+    of, n_rounds = arms[0], max(arm.n_rounds for arm in arms)
+    window = f"{of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up; {plural(n_rounds, 'round')}"
     return Section(
-        title(first),
-        words=[answer, f"{lengths}; windows of {windows} after {warmups} of warm-up; {rounds}"],
+        title,
+        answer=answer,
+        words=[f"{of.load_lengths}; windows of {window}"],
         **tabled(_columns(arms), arms),
         warnings=warnings,
         sentences=sentences,
         notes=[DEFINITIONS],
-        pictures=pictures(arms, rows, title(first), n_slots),
+        pictures=_pictures(arms, rows, f"{title}\n{of.load_lengths}", n_slots),
         data=lambda: {"loads": [data]},
     )
 
 
-def title(record: RequestRecord) -> str:
-    """Which model, server and client: such as "tiny on llama-server b1, 4 slots; client: 8 cores"."""
-    of = record.endpoint
-    server = " ".join(word for word in (of.server, of.version) if word) or "a server without a name"
-    slots = "" if of.settings is None or of.settings.n_slots is None else f", {plural(of.settings.n_slots, 'slot')}"
-    return f"{record.model} on {server}{slots}; client: {machines.label(record.machine)}"
-
-
 def answer_of(arms: Arms) -> str:
     """How much load the server handles: its capacity if there are limits, otherwise what the largest load got."""
-    n, n_ok = sum(arm.n for arm in arms), sum(arm.n_ok for arm in arms)
-    if not n_ok:
-        return (
-            f"{plural(n, 'request')} failed, and none succeeded."
-            if n
-            else "No request was due in a steady window: try a longer --duration."
-        )
-    by_lengths = grouped(arms, lambda arm: arm.load_lengths)
-    known = {lengths: load_figures.capacity([vars(arm) for arm in own]) for lengths, own in by_lengths.items()}
-    parts = [f"{f' with {lengths}' * (len(known) > 1)}: {of['sentence']}" for lengths, of in known.items() if of]
-    if parts:
-        limits = f"within {label}" if (label := _slo(arms[0]).label) else "complete"
-        return f"Capacity (at least 90 % of requests {limits}){', and'.join(parts)}."
-    arm = [one for one in arms if one.n_ok][-1]
-    base = arms[0] if arms[0].load_arrivals == arm.load_arrivals and arms[0] is not arm else None
+    n, good = sum(arm.n for arm in arms), [arm for arm in arms if arm.n_ok]
+    if not n:
+        return "No request was due in a steady window: try a longer --duration."
+    if not good:
+        return f"{plural(n, 'request')} failed, and none succeeded."
+    if capacity := load_figures.capacity([vars(arm) for arm in arms]):
+        limits = Slo(**arms[0].load_slo).label
+        return f"Capacity (at least 90 % of requests within {limits}): {capacity['sentence']}."
 
-    def against(name: str, show: Callable[[float], str]) -> str:
-        known = base is not None and getattr(base, name) == getattr(base, name)
-        return show(getattr(arm, name)) + (f" ({base.load}: {show(getattr(base, name))})" if known and base else "")
+    def measured(name: str, show: Callable[[float], str]) -> str:
+        """The figure with the largest load, then in parentheses with the smallest."""
+        first, last = getattr(good[0], name), getattr(good[-1], name)
+        return show(last) + (f" ({good[0].load}: {show(first)})" if len(good) > 1 and first == first else "")
 
-    rate = f"answers {against('requests_ps', lambda rate: f'{digits(rate)} requests/s')}"
+    arm = good[-1]
+    line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server "
     if arm.tokens_tps == arm.tokens_tps:
-        rate = f"generates {against('tokens_tps', lambda rate: f'{digits(rate)} tokens/s')}"
-    line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server {rate}"
-    if arm.e2e_n:
-        line += f"; the median request takes {against('e2e_median_s', seconds)}"
-    if arm.ttft_n:
-        line += f" and waits {against('ttft_median_s', seconds)} for its first token"
+        line += f"generates {measured('tokens_tps', lambda rate: f'{digits(rate)} tokens/s')}"
+    else:
+        line += f"answers {measured('requests_ps', lambda rate: f'{digits(rate)} requests/s')}"
+    line += f"; the median request takes {measured('e2e_median_s', seconds)}" if arm.e2e_n else ""
+    line += f" and waits {measured('ttft_median_s', seconds)} for its first token" if arm.ttft_n else ""
     return f"{line}."
-
-
-def _slo(arm: SimpleNamespace) -> Slo:
-    return Slo(**(arm.load_slo or {}))
 
 
 def _columns(arms: Arms) -> Columns:
@@ -202,15 +166,12 @@ def _columns(arms: Arms) -> Columns:
     ]
 
 
-def _findings(arms: Arms, endpoint: Endpoint) -> list[str]:
+def _findings(arms: Arms, n_slots: int | None) -> list[str]:
     """How the server spent its time under each load, what limited it, and what made requests wait."""
-    words = []
-    busy = [arm for arm in arms if arm.share_idle < 1]
+    words, busy = [], [arm for arm in arms if arm.share_idle < 1]
     if split := [arm for arm in busy if arm.share_by]:
-        parts = [
-            f"{arm.load}: {100 * arm.share_prefill:.0f} / {100 * arm.share_decode:.0f} / {100 * arm.share_idle:.0f} %"
-            for arm in split
-        ]
+        shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
+        parts = [f"{arm.load}: {a:.0f} / {b:.0f} / {c:.0f} %" for arm, (a, b, c) in zip(split, shares, strict=True)]
         sources = join_and(list(dict.fromkeys(arm.share_by for arm in split)))
         most = min(split, key=lambda arm: arm.share_idle)
         phase = "prefill" if most.share_prefill > most.share_decode else "decode"
@@ -224,7 +185,6 @@ def _findings(arms: Arms, endpoint: Endpoint) -> list[str]:
             "report the time of every prompt, and a load of 1 user in the same session (--concurrency 1,...) is "
             "missing or does not explain the others."
         ]
-    n_slots = endpoint.settings.n_slots if endpoint.settings else None
     waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
     words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
     if known := [arm for arm in arms if arm.wait_s == arm.wait_s]:
@@ -313,26 +273,28 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     return figure
 
 
-def pictures(arms: Arms, rows: pd.DataFrame, title: str, n_slots: int | None) -> list[Picture]:
-    """The pictures with data. Open and closed loops, and several lengths, have separate ones: load-2, ..."""
+def _pictures(arms: Arms, rows: pd.DataFrame, below: str, n_slots: int | None) -> list[Picture]:
+    """The pictures with data."""
+    own = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
+    words = f"{below}; {arms[0].load_duration_s:g} s window, {plural(max(arm.n_rounds for arm in arms), 'round')}"
     made = []
-    groups = grouped(enumerate(arms), lambda one: (one[1].load_arrivals == CLOSED, one[1].load_lengths))
-    for number, ((_, lengths), numbered) in enumerate(groups.items(), 1):
-        shown = [arm for _, arm in numbered]
-        own = [rows[(rows.arm == i) & rows.kept] for i, _ in numbered]
-        below = f"{title}\n{lengths}"
-        window = f"; {shown[0].load_duration_s:g} s window, {plural(max(arm.n_rounds for arm in shown), 'round')}"
-        drawings: dict[str, Callable[[Figure], Any]] = {}
-        if any(arm.ttft_n for arm in shown):
-            drawings["load"] = partial(_plot_latency, shown, own, f"Latency over load\n{below}{window}", n_slots)
-        if any(arm.tokens_tps == arm.tokens_tps and arm.ttft_n for arm in shown):
-            drawings["throughput"] = partial(_plot_throughput, shown, f"Throughput against latency\n{below}{window}")
-        drawings["timeline"] = partial(_plot_timeline, shown, own, f"The timeline of requests\n{below}")
-        suffix = f"-{number}" if number > 1 else ""
-        made += [
-            Picture(f"{name}{suffix}", PICTURES[name][0], draw, PICTURES[name][1]) for name, draw in drawings.items()
-        ]
-    return made
+    if any(arm.ttft_n for arm in arms):
+        caption = "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed."
+        draw = partial(_plot_latency, arms, own, f"Latency over load\n{words}", n_slots)
+        made.append(Picture("load", caption, draw, (11, 5)))
+    if any(arm.tokens_tps == arm.tokens_tps and arm.ttft_n for arm in arms):
+        caption = (
+            "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are loads, "
+            "with their range over rounds."
+        )
+        draw = partial(_plot_throughput, arms, f"Throughput against latency\n{words}")
+        made.append(Picture("throughput", caption, draw, (11, 5)))
+    caption = (
+        "The requests of the first round: waiting for the first token, then receiving the answer. The steady window is "
+        "shaded."
+    )
+    draw = partial(_plot_timeline, arms, own, f"The timeline of requests\n{below}")
+    return [*made, Picture("timeline", caption, draw, (11, 7))]
 
 
 def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
@@ -340,7 +302,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
 
     Limits are dash-dotted lines. If there are more users than slots of the server, the slots are a dotted line.
     """
-    slo, is_closed = _slo(arms[0]), arms[0].load_arrivals == CLOSED
+    slo, is_closed = Slo(**(arms[0].load_slo or {})), arms[0].load_arrivals == CLOSED
     bound = any(arm.tpot_is_bound for arm in arms)
     ttft_label = "TTFT (s)" + ("" if is_closed else " from the intended time")
     panels = [("ttft", "ttft_s", 1.0, ttft_label, slo.ttft_s)]
@@ -427,8 +389,7 @@ def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
         along = [i / 20 for i in range(21)]  # positions on the bars, which labels avoid
         avoid = [(a + (b - a) * t, y) for a, b, y in zip(left, right, ys, strict=True) for t in along]
         avoid += [(x, a + (b - a) * t) for x, a, b in zip(xs, low, high, strict=True) for t in along]
-        names = [arm.load.removesuffix(f", {arm.load_lengths}") for arm in known]
-        labels.append((ax, list(zip(xs, ys, names, strict=True)), avoid))
+        labels.append((ax, list(zip(xs, ys, [arm.load for arm in known], strict=True)), avoid))
     axes[0].set_ylabel("tokens per second, all users")
     canvas.finish(axes, title, is_apart=True)
     for ax, points, avoid in labels:
@@ -486,7 +447,7 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
             "Under load",
             name="loads",
             question="How much load can these servers handle?" if n_servers > 1 else question,
-            sentences=[part.words[0] for part in parts],
+            sentences=[part.answer for part in parts],
             parts=parts,
         )
     ]

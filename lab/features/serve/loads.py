@@ -120,35 +120,28 @@ def drawn(prompts: Lengths, answers: Lengths, n: int, seed: str) -> tuple[tuple[
     return tuple(itertools.islice(pairs, n))
 
 
-def read(path: Path) -> tuple[list[Call], list[str]]:
-    """The requests of a replay file in the order of their times, and sentences about skipped lines.
-
-    Times count from the first request. LabError if no line is valid, or only some have a time.
-    """
+def read(path: Path) -> list[Call]:
+    """The requests of a replay file in the order of their times, which count from the first request, or LabError."""
     calls: list[Call] = []
-    bad: dict[str, list[int]] = {}
+    hint = 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}'
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if len(calls) == MOST_CALLS:
-                    bad[f"only {MOST_CALLS:,} requests are read"] = [number]
-                    break
                 try:
                     calls += [_call(line)] if line.strip() else []
                 except ValueError as problem:
-                    bad.setdefault(str(problem), []).append(number)
+                    raise LabError(f"{path.name} line {number}: {problem}.", hint) from None
+                if len(calls) > MOST_CALLS:
+                    raise LabError(f"{path.name} has over {MOST_CALLS:,} requests.", "Replay a part of it.")
     except OSError as problem:
         raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
-    more = {problem: f" and {len(at) - 1:,} more" if len(at) > 1 else "" for problem, at in bad.items()}
-    notes = [f"{path.name} line {at[0]}{more[problem]} skipped: {problem}." for problem, at in bad.items()]
     if not calls:
-        why = " ".join(notes) or f"The file {path} is empty."
-        raise LabError(why, 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}')
+        raise LabError(f"The file {path} is empty.", hint)
     times_s = [call.at_s for call in calls if call.at_s is not None]
     if 0 < len(times_s) < len(calls):
         raise LabError(f"Only some lines of {path} have a time.", "Give at_s in all lines, or in none.")
     calls.sort(key=lambda call: call.at_s or 0.0)
-    return [call if call.at_s is None else call._replace(at_s=call.at_s - min(times_s)) for call in calls], notes
+    return [call if call.at_s is None else call._replace(at_s=call.at_s - min(times_s)) for call in calls]
 
 
 def _call(line: bytes) -> Call:
@@ -160,15 +153,13 @@ def _call(line: bytes) -> Call:
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     names = MOONCAKE if MOONCAKE[0] in fields else NAMES
-    at = fields.get(names[2])
+    n_prompt, n_gen, at = (fields.get(name) for name in names)
+    for name, n in zip(names, (n_prompt, n_gen), strict=False):
+        if type(n) is not int or not 1 <= n <= MOST_TOKENS:
+            raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
     if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
         raise ValueError(f"{names[2]} is not a time")
-    for name in names[:2]:
-        if type(n := fields.get(name)) is not int or not 1 <= n <= MOST_TOKENS:
-            raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
-    return Call(
-        fields[names[0]], fields[names[1]], None if at is None else at / 1000 if names is MOONCAKE else float(at)
-    )
+    return Call(n_prompt, n_gen, None if at is None else at / (1000 if names is MOONCAKE else 1))  # type: ignore[arg-type]
 
 
 def _pool(calls: Sequence[Call]) -> tuple[tuple[int, ...], list[str]]:
@@ -278,9 +269,8 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     lengths, notes, calls = f"{prompts.asked} + {answers.asked} tokens", list[str](), list[Call]()
     warmup_s, duration_s, n_rounds = WARMUP_S, DURATION_S, ROUNDS
     if replay is not None:
-        calls, notes = read(Path(replay))
-        values, note = _pool(calls)
-        lengths, notes = f"as in {Path(replay).name}", [*notes, *note]
+        calls, lengths = read(Path(replay)), f"as in {Path(replay).name}"
+        values, notes = _pool(calls)
         prompts = Lengths(lengths, values)
     is_replay = replay is not None and asked.get("concurrency") is None and asked.get("rate") is None
     if is_replay:
