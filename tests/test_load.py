@@ -403,7 +403,8 @@ def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None
     common = ["load", "--url", server.url, "--out", tmp_path, "--no-plot", *options]
     status, out, err = run_lab(*common, "-c", "1,2", "--slo", "ttft=1s")
     assert status == 0, err
-    assert "model    null" in out and "2 users" in out and "results  " in out
+    assert out.strip().startswith("Capacity (at least 90 % of requests within TTFT 1 s): ")
+    assert "2 users" in out and "results  " in out and "a page to share: " in out
     assert "1 user, round 1 of 1: " in err and "sizing prompts ..." in err
     status, out, err = run_lab(*common, "--rate", "20", "--json", "--report")
     assert status == 0, err

@@ -301,7 +301,7 @@ def test_a_load_without_limits_is_answered_by_its_largest_arm() -> None:
 def test_a_load_without_limits_or_answers_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     plain = dataclasses.replace(LOAD, slo=None)
     text = printed(*(failed(0.1 * i, plain, REFUSED) for i in range(51)), capsys=capsys)
-    assert text.splitlines()[1] == "40 requests failed, and none succeeded."
+    assert text.splitlines()[0] == "40 requests failed, and none succeeded."
     assert "! 1 user: 40 of 40 requests failed (40 connection refused)." in text
     assert "! 1 user: 11 more failed before or after the window." in text
 

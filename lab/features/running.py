@@ -225,7 +225,7 @@ class Output:
         from lab.features import known, page
         from lab.features.compare.comparison import AT_LEAST
         from lab.features.limits import probing
-        from lab.show.request_table import alone, of_engine
+        from lab.show.request_table import alone, loads_of, of_engine
 
         runs = of_engine(records)
 
@@ -248,7 +248,7 @@ class Output:
         if out and any_good(plain):
             probe = shell.lab("ceilings", *_of_engine(plain[0]))
             out.print(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
-        elif out and any_good([*plain, *alone(records)]):
+        elif out and any_good([*alone(records), *loads_of(records)]):
             out.print(f"next     a page to share: {shell.lab('report', path)}")
         return files
 

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -145,10 +144,9 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
     """
     from lab.core import results
-    from lab.features.serve import load_views, loads, text_endpoint
+    from lab.features.serve import load_views, loads
     from lab.features.serve.servers import connect, prompt_text, reaching_of
     from lab.show import console
-    from lab.show.section import print_section
 
     err, output = console.console(stderr=True), Output.taken_from(asked)
 
@@ -165,8 +163,6 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
     problem: LabError | KeyboardInterrupt | None = None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
-        text_out = err if output.as_json else console.console()
-        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = server.new_file(output.folder)
         try:
             with _progress(err) as watch, closing(loads.execute(plan, server, text, path, watch, note)) as running:
@@ -179,9 +175,8 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
         err.print(f"\nInterrupted{where}")
     if kept:
-        (section,) = made = load_views.sections(kept)
-        tables = partial(print_section, dataclasses.replace(section, title=""))
-        output.finish(kept, path, tables, lambda: section.document()["loads"][0], made=made)
+        made = load_views.sections(kept)
+        output.finish(kept, path, document=lambda: made[0].document()["loads"][0], made=made)
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     if problem:

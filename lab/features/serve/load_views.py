@@ -181,9 +181,8 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
         ]
     if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
         words += [
-            f"Idle: {join_and(rest)}. How the rest divides into prefill and decode is unknown: the server does not "
-            "report the time of every prompt, and a load of 1 user in the same session (--concurrency 1,...) is "
-            "missing or does not explain the others."
+            f"Idle: {join_and(rest)}. The server does not report the time of every prompt, so prefill and decode "
+            "cannot be told apart. A load of 1 user in the same session may show them: --concurrency 1,..."
         ]
     waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
     words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
@@ -192,8 +191,8 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
         words += [
             f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
         ]
-    late_s = [arm.late_most_s for arm in arms if arm.late_most_s == arm.late_most_s]
-    words += [f"The client sent each request at most {seconds(max(late_s))} late."] if late_s else []
+    late_s = max((arm.late_most_s for arm in arms if arm.late_most_s == arm.late_most_s), default=math.inf)
+    words += [f"The client sent each request at most {seconds(late_s)} late."] if late_s <= LATE_S else []
     if uncounted := [arm.load for arm in arms if arm.n_ok and arm.tokens_tps != arm.tokens_tps]:
         words += [f"The server does not count tokens, so tokens/s is unknown: {join_and(uncounted)}."]
     if any(arm.is_spread for arm in arms):
@@ -331,7 +330,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         if medians and largest > WIDE * min(medians):
             ax.set_yscale("log")
         else:
-            ax.set_ylim(0, 1.08 * largest)
+            ax.set_ylim(0, 1.08 * largest or 1)
         if limit_s is not None:
             ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
         ax.set_ylabel(label)
@@ -383,7 +382,7 @@ def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
             ax.set_xscale("log")
             ax.set_xlim(right=max(2 * max(xs), 1.1 * max(right)))
         else:
-            ax.set_xlim(0, max(1.3 * max(xs), 1.1 * max(right)))
+            ax.set_xlim(0, max(1.3 * max(xs), 1.1 * max(right)) or 1)
         ax.set_ylim(0, 1.15 * max([*high, 1e-9]))
         ax.set_xlabel(label)
         along = [i / 20 for i in range(21)]  # positions on the bars, which labels avoid
