@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from lab.features import machine
 from lab.process.worker import Worker
 from lab.runner import builds, limits
-from lab.show import text_setup
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
 HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"
@@ -96,7 +96,7 @@ def test_lab_machine_says_whether_amx_is_used(
     cpu: set[str] | None, build: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builds, "cpu_features", lambda: cpu)
-    said = "\n".join(text_setup.amx(build))
+    said = "\n".join(machine.amx(build))
     assert words in said and bool(said) == bool(words)
     assert ("--reinstall-package llama-cpp-python" in said) == ("not" in words)
 

@@ -18,7 +18,7 @@ from lab.process.worker import Worker
 from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.show import text_places, text_setup
+from lab.show import text_setup
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
 
 MB = 10**6
@@ -139,12 +139,12 @@ def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any],
 
 def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file)
-    rows = text_places.rows(made) or []
+    rows = text_setup.places(made) or []
     assert [row["device"] for row in rows] == ["RPC0", "CUDA0", CPU]  # llama.cpp's order
     assert [row["layers"] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7, 8], []]  # 4 of 10 MB free, so 4 of 9 layers
     assert [row["weights_bytes"] for row in rows] == [4 * MB, 5 * MB, MB]
     assert [row["has_bytes"] for row in rows][:2] == [4 * MB, 6 * MB]
-    assert text_places.rows(plan(worker, model_file, n_gpu_layers=0)) is None
+    assert text_setup.places(plan(worker, model_file, n_gpu_layers=0)) is None
 
 
 def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, model_file: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
     worker.free = {device.name: 16 * gb for device in pool}
     made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
     assert "planned from its shape" in made.warnings[0] and not made.refused
-    rows = text_places.rows(made) or []
+    rows = text_setup.places(made) or []
     assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
     assert sum(row["weights_bytes"] for row in rows) == made.model.n_bytes
     assert all(10 * gb < row["needs_bytes"] < 12 * gb for row in rows[:4])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,13 +33,18 @@ def models(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand:
         return
     from lab.models.obtain import listing
-    from lab.show import console, text_setup
+    from lab.show import console
 
     rows = listing()
     if as_json:
         console.print_json([dataclasses.asdict(row) for row in rows])
         return
-    console.console().print(text_setup.models_table(rows))
+    grid = console.Grid("name", "quantization", "MB", "on disk", "from", "what it is")
+    for row in rows:  # ~ is the size of a download
+        size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
+        on_disk = "yes" if row.on_disk else "no"
+        grid.add_row(row.spec, row.quantization or "-", size, on_disk, row.source, row.about)
+    console.console().print(grid)
     click.echo(
         "\nTo measure a shape with random weights: --model synthetic:NAME. To measure any file: --model PATH.gguf"
     )
@@ -60,8 +64,10 @@ def info(spec: str, as_json: bool) -> None:
     """
     from lab.errors import printable
     from lab.models import obtain, shapes
+    from lab.models.catalog import SYNTHETIC
     from lab.process.worker import Worker
-    from lab.show import console, text_setup
+    from lab.show import console
+    from lab.show.text_setup import megabytes
 
     wanted = shapes.parse(spec)
     with Worker() as worker:
@@ -69,23 +75,49 @@ def info(spec: str, as_json: bool) -> None:
         if file is None and wanted.entry is None:
             obtain.obtain(wanted, worker, None)  # says how to get it
         model = worker.read_model(file.path, file.name, file.source) if file else shapes.find(worker, spec)
-    path = Path(printable(str(file.path))) if file else None
-    figures = {"path": None if path is None else str(path), **_figures(model)}
-    lengths = {int(n): n_bytes for n, n_bytes in figures["kv_bytes"].items()}
-    shown = (figures["weight_bytes_per_decode_step"], figures["kv_bytes_per_position"], lengths)
-    lines = text_setup.describe_model(model, path, *shown, figures["n_ctx_that_fits"])
-    if file is None and wanted.entry:
-        sizes = {name: _sizes(sized) for name, sized in shapes.by_quantization(wanted.entry).items()}
-        made = shell.lab("models", "make", f"synthetic:{wanted.entry.name}:{model.quantization}")
+    path = printable(str(file.path)) if file else None
+    figures, entry = {"path": path, **_figures(model)}, None if file else wanted.entry
+    if entry:
+        sizes = {name: _figures(sized) for name, sized in shapes.by_quantization(entry).items()}
+        kept = ("n_bytes", "weight_bytes_per_decode_step", "n_ctx_that_fits")
+        made = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
         commands = [obtain.how_to_get(wanted), made]
-        figures |= {"by_quantization": sizes, "shape_source": wanted.entry.shape_source, "get": commands}
+        of_sizes = {name: {key: one[key] for key in kept} for name, one in sizes.items()}
+        figures |= {"by_quantization": of_sizes, "shape_source": entry.shape_source, "get": commands}
     if as_json:
+        del figures["n_bytes"]
         console.print_json({"model": dataclasses.asdict(model), **figures})
         return
-    click.echo("\n".join(lines))
-    if file is None and wanted.entry:
-        console.console().print("", text_setup.sizes_table(sizes), "", sep="\n")
-        click.echo("\n".join(text_setup.how_to_get(wanted, wanted.entry, commands)))
+    tensors = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
+    cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in figures["kv_bytes"].items())
+    each, fits = figures["kv_bytes_per_position"], figures["n_ctx_that_fits"]
+    unknown = f"unknown{f' ({model.uncounted})' if model.uncounted else ''}"
+    tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[model.tied_embeddings]
+    heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
+    lines = {
+        "name": f"{model.name} {model.quantization or ''} ({model.source})",
+        "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
+        "shape": f"{model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
+        "tokens": f"vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
+        "tensors": ", ".join(f"{kind} {megabytes(n)} MB" for kind, n in tensors),
+        "decode": f"reads {megabytes(figures['weight_bytes_per_decode_step'])} MB of weights per step",
+        "KV cache": f"{'unknown' if each is None else f'{each:,.0f}'} bytes per position (F16): {cache}",
+        "fits": f"{unknown if fits is None else f'a context of about {fits:,} tokens'} in the currently free memory",
+    }
+    click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
+    if not entry:
+        return
+    grid = console.Grid("quantization", "MB", "MB read per decode step", "context that fits")
+    for name, one in sizes.items():
+        fits = one["n_ctx_that_fits"]
+        context = "unknown" if fits is None else f"{fits:,}" if fits else "none"
+        grid.add_row(name, megabytes(one["n_bytes"]), megabytes(one["weight_bytes_per_decode_step"]), context)
+    console.console().print("", grid, "", sep="\n")
+    click.echo(f"Computed from the shape ({entry.shape_source}). The context fits into the memory that is free now.")
+    if wanted.source != SYNTHETIC:
+        n_bytes = entry.n_bytes if wanted.quantization in (None, entry.quantization) else None
+        click.echo(f"To get it: {commands[0]}" + (f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""))
+    click.echo(f"With random weights, to measure its speed: {commands[-1]}")
 
 
 @models.command()
@@ -156,6 +188,7 @@ def _figures(model: Model) -> dict[str, Any]:
     available = limits.memory_available()
     needed = {str(n): memory.of_length(model, n) for n in (1_000, 10_000, 128_000)}
     return {
+        "n_bytes": model.n_bytes,
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
         "kv_bytes_per_position": memory.kv_bytes_per_position(model),
         "kv_bytes": {n: need.kv_cache_bytes for n, need in needed.items()},
@@ -163,12 +196,4 @@ def _figures(model: Model) -> dict[str, Any]:
         "uncounted": model.uncounted,
         "memory_available_bytes": available,
         "n_ctx_that_fits": memory.longest(model, available),
-    }
-
-
-def _sizes(model: Model) -> dict[str, Any]:
-    """What of a model depends on its quantization."""
-    figures = _figures(model)
-    return {"n_bytes": model.n_bytes} | {
-        name: figures[name] for name in ("weight_bytes_per_decode_step", "n_ctx_that_fits")
     }

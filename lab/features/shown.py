@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +16,7 @@ from lab.errors import LabError, printable
 from lab.features import known, running
 
 if TYPE_CHECKING:
-    from lab.core.record import Record
+    from lab.core.record import Buffer, Record
     from lab.core.request import RequestRecord
 
 
@@ -33,17 +34,12 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.show import console, text_places
+    from lab.show import console
 
     reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
     records = list(reading.records)
     if placement:
-        placed = text_places.recorded(records)
-        if as_json:
-            console.print_json({"setups": placed})
-        else:
-            text_places.print_recorded(placed, console.console())
-        return
+        return _show_placement(records, as_json)
     measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
     made = known.sections(measured, running.context(measured, results, ceilings=reading.ceilings, details=details))
     faster = running.faster_settings(results, records)
@@ -54,6 +50,55 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         known.print_results(measured, out, made, faster)
         if running.any_good([one for one in records if one.run.lever is None and not one.run.is_apart]):
             out.print(f"next     what limited each phase: {shell.lab('explain', *results)}")
+
+
+PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}
+"""Parts of a record's buffers, and their headings."""
+
+
+def _show_placement(records: Sequence[Record], as_json: bool) -> None:
+    """Where llama.cpp put each setup, for its largest run: devices with layers, and bytes of its buffers by part."""
+    from lab.core.placement import CPU, device_of
+    from lab.show import console, table
+    from lab.show.text_setup import megabytes, ranges
+
+    out, setups = console.console(), []
+    for label, part in table.setups(table.runs(records)):
+        own = [records[number] for number in dict.fromkeys(part.run)]
+        known = [(record.run.placement, record) for record in own if record.run.placement is not None]
+        largest = max(known, key=lambda pair: sum(buffer.n_bytes for buffer in pair[0].buffers), default=None)
+        rows: list[dict[str, Any]] | None = None
+        if largest:
+            placement, record = largest
+            buffers: dict[str, list[Buffer]] = {}
+            for one in placement.buffers:
+                buffers.setdefault(device_of(one, record.machine.devices), []).append(one)
+            rows = []
+            for name in sorted(dict.fromkeys([*placement.layers, *buffers]), key=lambda name: name == CPU):
+                sizes: dict[str, dict[str, int]] = {"bytes": {}, "model_buffers": {}}
+                for one in buffers.get(name, ()):
+                    sizes["bytes"][one.part] = sizes["bytes"].get(one.part, 0) + one.n_bytes
+                    if one.part == "model":
+                        sizes["model_buffers"][one.name] = sizes["model_buffers"].get(one.name, 0) + one.n_bytes
+                layers = [layer for layer, device in enumerate(placement.layers) if device == name]
+                rows.append({"device": name, "layers": layers, "output_layer": len(placement.layers) - 1, **sizes})
+        setups.append({"setup": label, "devices": rows})
+        if as_json:
+            continue
+        out.print(f"\n{label}: placement reported by llama.cpp", highlight=False)
+        if rows is None:
+            out.print("not recorded")
+            continue
+        parts = [name for name in PARTS if name != "RS" or any(row["bytes"].get(name) for row in rows)]
+        grid = console.Grid("device", "layers", *(f"{PARTS[name]} MB" for name in parts), "in")
+        for row in rows:
+            names = row["model_buffers"]
+            several = [name if len(names) == 1 else f"{name} {megabytes(n)}" for name, n in names.items()]
+            of_parts = (megabytes(row["bytes"].get(name, 0)) for name in parts)
+            grid.add_row(row["device"], ranges(row["layers"], row["output_layer"]), *of_parts, ", ".join(several))
+        out.print(grid)
+    if as_json:
+        console.print_json({"setups": setups})
 
 
 @click.command(cls=Command)
