@@ -1,37 +1,50 @@
-"""Does `lab why` find planted causes on the real engine?
+"""Does `lab why` find planted causes on the real engine, and no cause where there is none?
 
-    python -m tests.bench.why                      # every case, about two minutes each on a quiet machine
-    python -m tests.bench.why threads depth        # cases whose name holds a word
-    python -m tests.bench.why equal --blocks 2 --budget 30s
+    python -m tests.bench.why planted              # 12 cases, about 14 minutes on two quiet cores
+    python -m tests.bench.why equal                # 20 pairs of equal setups, about 5 minutes
+    python -m tests.bench.why planted threads      # the planted cases whose name holds a word
 
-Each case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and compares the largest
-cause and its factor with what was planted. The true factor of a planted setting is the ratio that the trial measured; a
-sleep in the loop is added to the times of the steps and must stay in the part that is not explained.
+A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and compares the
+causes with what was planted. The truth of their factors is the ratio that the trial of `lab ab` measured. A sleep in
+the loop is added to the times of the steps: it must stay in the part that is not explained. Throttling is added to half
+of B's runs, with the readings that a throttled CPU leaves. Equal pairs are two sessions of `lab measure`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import lab
-from lab.core import results
+from lab.core import phases, results
 from lab.core.record import DECODE, Record
 
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
-    "equal": ({}, {}, set()),
-    "threads": ({"threads": 1}, {"threads": 2}, {"threads"}),
-    "flash attention": ({"flash_attn": "on"}, {"flash_attn": "off"}, {"flash attention"}),
-    "depth": ({}, {"prompt_len": "2000"}, {"depth"}),
-    "cache type": ({}, {"cache_type_k": "q8_0"}, {"cache type"}),
-    "ubatch, of prefill": ({}, {"ubatch": 16}, {"ubatch"}),
-    "quantization": ({}, {"model": "smollm2-135m:Q8_0"}, {"quantization"}),
-    "depth and flash attention": ({}, {"prompt_len": "2000", "flash_attn": "off"}, {"depth", "flash attention"}),
-    "a sleep in the loop": ({}, {"sleep_ms": 10}, {"not explained"}),
+DEEP, N_EQUAL, BLOCKS = "450", 20, 3
+CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what is to be named, the budget in seconds
+    "threads": ({"threads": 1}, {"threads"}, 30),
+    "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 45),
+    "depth": ({"prompt_len": DEEP}, {"depth"}, 60),
+    "cache type": ({"cache_type_k": "q8_0"}, {"cache type"}, 30),
+    "ubatch, of prefill": ({"ubatch": 16}, {"ubatch"}, 30),
+    "quantization": ({"model": "smollm2-135m:Q8_0"}, {"quantization"}, 30),
+    "a busy core": ({}, {"machine state"}, 0),
+    "a throttled engine": ({}, {"machine state"}, 0),
+    "prompt counted into the rate": ({}, {"what is counted"}, 0),
+    "two causes": ({"prompt_len": DEEP, "cache_type_k": "q8_0"}, {"depth", "cache type"}, 120),
+    "three causes": (
+        {"prompt_len": DEEP, "cache_type_k": "q8_0", "threads": 1},
+        {"depth", "cache type", "threads"},
+        170,
+    ),
+    "a sleep in the loop": ({}, {"not explained"}, 0),
 }
 
 
@@ -46,50 +59,103 @@ def slept(record: Record, ms: float) -> Record:
         moved["end_ns"].append(steps.end_ns[i] + late)
     starts, ready, ends = (tuple(moved[key]) for key in ("start_ns", "ready_ns", "end_ns"))
     changed = dataclasses.replace(steps, start_ns=starts, ready_ns=ready, end_ns=ends)
-    return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=changed))
+    noise = record.run.noise
+    if noise and noise.samples:  # the run was watched for as long
+        at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late // 1_000_000)
+        noise = dataclasses.replace(noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms))
+    return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=changed, noise=noise))
 
 
-def case(name: str, blocks: int, budget: str, shared: dict[str, Any], folder: Path) -> None:
-    """Measure two setups, ask why they differ, and print what was found."""
-    first, second, planted = CASES[name]
-    sleep = second.get("sleep_ms", 0)
-    base = {"prompt_len": "64", **shared}
-    sides = [{**base, **first}, {key: value for key, value in {**base, **second}.items() if key != "sleep_ms"}]
-    records = lab.ab(sides, gen=24, blocks=blocks, out=folder / "ab")
+def throttled(record: Record) -> Record:
+    """The record as if the CPU had throttled during the run, which made every token 1.5 times as long."""
+    tpot = phases.tpot_ns(record.run) or 0.0
+    late = slept(record, 0.5 * tpot / 1e6)
+    noise = late.run.noise
+    if noise is None:
+        raise SystemExit("this machine's runs have no readings, so throttling cannot be planted")
+    before, after = (dataclasses.replace(one, n_throttled=n) for one, n in ((noise.before, 0), (noise.after, 9)))
+    heat = dataclasses.replace(noise, before=before, after=after)
+    return dataclasses.replace(late, run=dataclasses.replace(late.run, noise=heat))
+
+
+def planted(name: str, folder: Path) -> tuple[bool, bool]:
+    """Whether the causes of a case are named first, and whether the ratio lies in the range of their product."""
+    changes, wanted, budget = CASES[name]
+    base, gen = {"prompt_len": "64", "threads": 2 if "threads" in changes else 1}, 24 if changes else 100
+    with TemporaryDirectory() as beside:
+        busy = []
+        if name == "a busy core":  # for a half of B's runs
+            plain = lab.measure("64", gen, 4, threads=1, out=Path(beside))
+            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        try:
+            records = lab.ab([base, {**base, **changes}], gen=gen, blocks=BLOCKS, out=folder / "ab")
+        finally:
+            for one in busy:
+                one.kill()
     names = sorted({str(record.run.variant) for record in records})
-    paths = []
+    paths: list[str | Path] = []
     for side, variant in zip("AB", names, strict=True):
         own = [one for one in records if one.run.variant == variant and one.run.is_timed]
-        own = [slept(one, sleep) if sleep and side == "B" else one for one in own]
-        plain = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
-        made = [dataclasses.replace(one, run=run, session=side) for one, run in zip(own, plain, strict=True)]
+        if name == "a busy core":
+            own = [one for one in plain if one.run.is_timed] + (own if side == "B" else [])
+        if side == "B" and "sleep" in name:
+            own = [slept(one, 10) for one in own]
+        if side == "B" and "throttled" in name:
+            own = [*own[::2], *(throttled(one) for one in own[1::2])]
+        runs = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
+        made = [dataclasses.replace(one, run=run, session=side) for one, run in zip(own, runs, strict=True)]
         paths.append(folder / f"{side}.jsonl")
-        results.append(paths[-1], *made)
+        results.append(folder / f"{side}.jsonl", *made)
+        if side == "B" and "prompt counted" in name:
+            run = made[0].run
+            seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
+            text = (
+                f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, {run.n_gen} tokens, "
+            )
+            paths[-1] = f"{text}context {run.n_prompt}, seed 1)"
     found = lab.why(paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why")
-    causes = [part.name for part in found.causes]
-    rest = found.rest
+    causes, rest = [part.name for part in found.causes], found.rest
     shown = "; ".join(
         f"{p.name} {p.factor:.2f} ({'{:.2f}-{:.2f}'.format(*p.range) if p.range else 'range unknown'})"
         for p in found.parts
         if p.log or p.half
     )
     is_open = rest.half is not None and abs(rest.log) > rest.half
-    right = is_open if planted == {"not explained"} else set(causes[: len(planted)]) == planted
-    print(f"{name:28} {'right' if right else 'WRONG':6} ratio {found.ratio:.2f}  {shown}", flush=True)
+    is_right = is_open if wanted == {"not explained"} else set(causes[: len(wanted)]) == wanted
+    named = [part for part in found.parts if part.name in wanted]
+    spreads = [(one.spread or 0.0) for one in (found.fast, found.slow)]
+    half = math.hypot(*((part.half or 0.0) for part in named), *(1.96 * spread for spread in spreads), 0.01)
+    is_within = abs(math.log(found.ratio) - sum(part.log for part in named)) <= half
+    words = f"{'right' if is_right else 'WRONG':6} {'within' if is_within else 'BEYOND':7}"
+    print(f"{name:29} {words} ratio {found.ratio:.2f}  {shown}", flush=True)
+    return is_right, is_within
+
+
+def equal(number: int, folder: Path) -> bool:
+    """Whether two sessions of one setup have no cause, and nothing open."""
+    for side in "AB":
+        lab.measure("64", 24, 3, threads=1, out=folder / side)
+    found = lab.why(folder / "A", folder / "B", budget=0, out=folder)
+    is_open = bool(found.causes) or (found.rest.half is not None and abs(found.rest.log) > found.rest.half)
+    print(f"equal {number:2} {'WRONG' if is_open else 'right'} ratio {found.ratio:.3f}", flush=True)
+    return not is_open
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="run only cases whose name holds one of these")
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--budget", default="1min")
-    parser.add_argument("--threads", type=int, default=1, help="of all cases except threads")
+    parser.add_argument("mode", choices=("planted", "equal"))
+    parser.add_argument("words", nargs="*", help="only planted cases whose name holds one of these")
     asked = parser.parse_args(arguments)
-    for name in CASES:
-        if not asked.words or any(word in name for word in asked.words):
-            with TemporaryDirectory() as folder:
-                shared = {} if name == "threads" else {"threads": asked.threads}
-                case(name, asked.blocks, asked.budget, shared, Path(folder))
+    began, chosen = time.monotonic(), [name for name in CASES if any(word in name for word in asked.words or [""])]
+    outcomes = []
+    for number, name in enumerate(chosen if asked.mode == "planted" else range(N_EQUAL)):
+        with TemporaryDirectory() as folder:
+            done = planted(name, Path(folder)) if isinstance(name, str) else (equal(number, Path(folder)),)
+            outcomes.append(done)
+    n, minutes = len(outcomes), (time.monotonic() - began) / 60
+    counted = [sum(column) for column in zip(*outcomes, strict=True)]
+    words = [f"{n_of} of {n} {what}" for n_of, what in zip(counted, ("right", "within"), strict=False)]
+    print(f"{asked.mode}: {', '.join(words)}, {minutes:.1f} minutes")
 
 
 if __name__ == "__main__":
