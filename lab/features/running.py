@@ -181,21 +181,44 @@ class Output:
         that prints the same tables of the results file. `at_least`: the smallest difference that is claimed. The
         `sentences` are printed last, `more` is of the JSON document.
         """
-        from lab.features import known
-        from lab.show import console
+        from lab.features import known, page
+        from lab.features.compare.comparison import AT_LEAST
+        from lab.features.limits import probing
+        from lab.show import console, request_table
 
         if made is None:
             made = known.sections(records, context(records, (str(path),)))
-
         out = None if self.as_json else console.console(details=hint(path=path, command=shown_by))
+        if out and tables:
+            tables(out)
+        elif out:
+            known.print_results(records, out, made, sentences)
+        plots, target, runs = list[Path](), None, request_table.of_engine(records)
+
+        def say(line: str) -> None:
+            if out:
+                out.print(line)
+
+        say(f"\nresults  {path}")
+        if self.plots:
+            plots = known.draw(made, path.parent, path.stem)
+            for plot in plots:
+                say(f"plot     {plot}")
+        if self.report and any_good(records):
+            ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
+            target = page.report(path.with_suffix(".html"), records, ceilings, at_least or AT_LEAST, others)
+            say(f"report   {target}")
+        plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
+        if any_good(plain):
+            probe = shell.lab("ceilings", *_of_engine(plain[0]))
+            say(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
+        elif any_good([*request_table.alone(records), *request_table.loads_of(records)]):
+            say(f"next     a page to share: {shell.lab('report', path)}")
         if out:
-            if tables:
-                tables(out)
-            else:
-                known.print_results(records, out, made, sentences)
-        written = self._write(records, path, out, made, at_least) if records else {}
-        if self.as_json:
-            console.print_json({**written, **more, **(document() if document else known.as_json(records, made))})
+            return
+        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
+        report = {"report": None if target is None else str(target)}
+        console.print_json({**files, **report, **more, **(document() if document else known.as_json(records, made))})
 
     def end(
         self,
@@ -212,45 +235,6 @@ class Output:
             raise problem
         if failed:
             sys.exit(EXIT_FAILED)
-
-    def _write(
-        self,
-        records: Sequence[Record | RequestRecord],
-        path: Path,
-        out: Console | None,
-        made: Sequence[Section],
-        at_least: float | None,
-    ) -> dict[str, Any]:
-        """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
-        from lab.features import known, page
-        from lab.features.compare.comparison import AT_LEAST
-        from lab.features.limits import probing
-        from lab.show.request_table import alone, loads_of, of_engine
-
-        runs = of_engine(records)
-
-        def named(kind: str, file: Path) -> str:
-            if out:
-                out.print(f"{kind:8} {file}")
-            return str(file)
-
-        if out:
-            out.print()
-        files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-        drawn = known.draw(made, path.parent, path.stem) if self.plots else []
-        files["plots"] = [named("plot", plot) for plot in drawn]
-        files["report"] = None
-        if self.report and any_good(records):
-            ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
-            target = path.with_suffix(".html")
-            files["report"] = named("report", page.report(target, records, ceilings, at_least or AT_LEAST, others))
-        plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
-        if out and any_good(plain):
-            probe = shell.lab("ceilings", *_of_engine(plain[0]))
-            out.print(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
-        elif out and any_good([*alone(records), *loads_of(records)]):
-            out.print(f"next     a page to share: {shell.lab('report', path)}")
-        return files
 
 
 def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
