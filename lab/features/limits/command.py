@@ -1,24 +1,16 @@
-"""The commands that explain: ceilings, explain, predict, doctor, words."""
+"""The commands `lab ceilings` and `lab explain`."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import (
-    DETAILS,
-    NO_PLOT,
-    PLOTS_OUT,
-    SETTINGS,
-    as_json_option,
-    out_option,
-    with_options,
-)
+from lab.cli.options import DETAILS, NO_PLOT, PLOTS_OUT, SETTINGS, as_json_option, out_option, with_options
 from lab.errors import LabError
 from lab.features.running import (
     EXIT_INTERRUPTED,
@@ -30,9 +22,6 @@ from lab.features.running import (
     read_runs,
     without_tuning,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(cls=Command, first=("model", "types", "threads", "again", "out"))
@@ -61,35 +50,21 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     if some layers stay there, and copies to and from each device.
     """
     from lab.features.limits import probing, text_why
-    from lab.features.limits import where as places
-    from lab.models import shapes
-    from lab.process.worker import Worker
-    from lab.runner.plan import make_plan
-    from lab.show import console, text_setup
+    from lab.show import console
     from lab.show.section import print_sections
 
-    err, folder = console.console(stderr=True), Path(out)
-    with Worker() as worker, console.transfer(err) as transferring:
-        model = shapes.find(worker, asked.pop("model"))
-        plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
-        for line in text_setup.describe(plan.machine, model):
-            err.print(line)
-        extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-        warnings = list[str]()
-        where = places.of(plan.machine, model, plan.settings)
-        todo = probing.unknown(model, plan.settings, extra, where, [] if again else probing.kept(folder, err.print))
-        err.print(probing.announcement(worker, todo))
-        try:
-            with console.progress(err, None, str) as (watch, _):
-                measured = probing.obtain(worker, where, todo, watch, warnings.append, folder)
-        except KeyboardInterrupt:
-            left = probing.unknown(model, plan.settings, extra, where, probing.kept(folder, lambda text: None))
-            lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
-            state = f"The set is incomplete: {lacking}" if left else "Every kernel was measured, some in fewer rounds."
-            err.print(f"\nInterrupted. Finished measurements are kept in {folder}. {state}")
-            sys.exit(EXIT_INTERRUPTED)
-    for sentence in warnings:
-        err.print(f"{sentence}", style="yellow")
+    err, warned = console.console(stderr=True), list[str]()
+
+    extra, model = [kind.strip().upper() for kind in types.split(",") if kind.strip()], asked.pop("model")
+    try:
+        with console.transfer(err) as watch_file, console.progress(err, None, str) as (watch, _):
+            measured = probing.measure(
+                model, extra, Path(out), err.print, watch, warned.append, again, watch_file, **asked
+            )
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    for sentence in warned:
+        err.print(sentence, style="yellow")
     if as_json:
         console.print_json(dataclasses.asdict(measured))
         return

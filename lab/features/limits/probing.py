@@ -39,7 +39,7 @@ from lab.runner.cases import utc_now
 from lab.runner.limits import sysctl, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
-from lab.show import disturbances
+from lab.show import disturbances, text_setup
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
@@ -110,21 +110,48 @@ def ceilings(
     `types` are measured besides the model's own; `asked` are settings such as threads or device. The ceilings
     are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
-    show, warned, folder = progress.notebook_line(), list[str](), Path(out)
+    show, warned = progress.notebook_line(), list[str]()
 
     def watch(status: Status) -> None:
         show(f"{status.words}; {duration(status.left_s or 0)} left")
 
-    with Worker() as worker:
-        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
-        where = places.of(plan.machine, shape, plan.settings)
-        todo = unknown(shape, plan.settings, types, where, kept(folder, warned.append))
-        show(announcement(worker, todo))
-        best = obtain(worker, where, todo, watch, warned.append, folder)
+    best = measure(model, types, Path(out), show, watch, warned.append, **asked)
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
     show(f"{len(best.rates)} kernels are known, measured {best.measured_at}")
     return best
+
+
+def measure(
+    model: str,
+    types: Sequence[str],
+    folder: Path,
+    say: Callable[[str], None],
+    watch: ShowStatus,
+    warn: Callable[[str], None],
+    again: bool = False,
+    watch_file: Any = None,
+    **asked: Any,
+) -> Ceilings:
+    """Measure the probes of a model that `folder` does not answer (with `again` all), and return all its ceilings.
+
+    KeyboardInterrupt after what was measured is kept, and what is missing is said.
+    """
+    with Worker() as worker:
+        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
+        for line in text_setup.describe(plan.machine, shape):
+            say(line)
+        where = places.of(plan.machine, shape, plan.settings)
+        todo = unknown(shape, plan.settings, types, where, [] if again else kept(folder, warn))
+        say(announcement(worker, todo))
+        try:
+            return obtain(worker, where, todo, watch, warn, folder)
+        except KeyboardInterrupt:
+            left = unknown(shape, plan.settings, types, where, kept(folder, lambda text: None))
+            lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
+            state = f"The set is incomplete: {lacking}" if left else "Every kernel was measured, some in fewer rounds."
+            say(f"\nInterrupted. Finished measurements are kept in {folder}. {state}")
+            raise
 
 
 def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
@@ -359,11 +386,11 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
         own = [probe for probe in wanted if probe.device == name]
         later_s -= expected_s(own)
         of_device = dataclasses.replace(where, devices=(name,))
-        words.append(_run_probes(worker, of_device, own, watch, folder, later_s))
+        words.append(_run_on_device(worker, of_device, own, watch, folder, later_s))
     return " and ".join(dict.fromkeys(filter(None, words)))
 
 
-def _run_probes(
+def _run_on_device(
     worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path, later_s: float
 ) -> str:
     """Run the probes round by round, read memory plainly, and keep it all in `folder`, whatever happens to the last.

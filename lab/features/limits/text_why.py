@@ -53,10 +53,13 @@ def of_ceilings(ceilings: Ceilings) -> Section:
         return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
 
     best, name = roofline.roof(ceilings), ceilings.device
-    sentences = [
-        f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
-        f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
-    ]
+    answer, sentences = (
+        (
+            f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
+            f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
+        ),
+        list[str](),
+    )
     copied = []
     for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
         if copies := sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes):
@@ -72,6 +75,7 @@ def of_ceilings(ceilings: Ceilings) -> Section:
         )
     return Section(
         f"Ceilings of {where.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
+        answer=answer,
         **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
         sentences=sentences,
         parts=[of_ceilings(other) for other in ceilings.others or ()],
