@@ -19,11 +19,12 @@ from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestRecord, Turn, Usage
 from lab.errors import LabError
 from lab.features import known
-from lab.features.common import first_difference
+from lab.features.common import as_rows, first_difference
 from lab.features.limits.step_prediction import StepPrediction
 from lab.features.predict import learning
 from lab.features.turns import conversation as conversations
 from lab.features.turns import served as served_turns
+from lab.features.turns import views
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -66,7 +67,7 @@ def test_planted_breaks_are_located_to_the_token() -> None:
     """100 random conversations with a break at a random turn; where it lies is counted here from lengths alone."""
     rng = random.Random(1)
     for _ in range(100):
-        n_turns, kind = rng.randint(3, 9), rng.choice(list(conversations.BREAKS))
+        n_turns, kind = rng.randint(3, 9), rng.choice(list(views.BREAKS))
         system, at = rng.randint(40, 400), rng.randint(3, n_turns)
         messages = tuple(rng.randint(8, 60) for _ in range(n_turns))
         answers = tuple(rng.randint(4, 40) for _ in range(n_turns))
@@ -102,7 +103,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert [row.sum_s for row in rows] == pytest.approx(list(itertools.accumulate([0.075, 0.043, 0.030])))
     assert [row.without_s for row in rows] == pytest.approx([0.075, 0.049 + 0.033, 0.059 + 0.022])  # 5 ms to cut
     assert [row.perfect_s for row in rows] == pytest.approx([0.075, 0.043, 0.030])
-    words = conversations.sentences(rows, None)
+    words = views.sentences(rows)
     assert words[0] == "3 turns take 148 ms; 49.0 ms of it is prefill, no token was read twice."
     assert "Without a cache they take 238 ms." in words
 
@@ -111,7 +112,7 @@ def test_the_answer_says_what_a_break_costs() -> None:
     levers = [broken(breaks="system@3"), LEVER, broken(breaks="system@3", keep="none")]
     rows = conversations.rows([record_of(lever) for lever in levers])
     assert [row.turn for row in rows] == [1, 2, 3] and [row.n_again for row in rows] == [0, 0, 30]
-    words = " ".join(conversations.sentences(rows, None))
+    words = " ".join(views.sentences(rows))
     assert "Turn 3 (system): the prompt differs from token 17 on, and 30 tokens after it were read again." in words
     assert "A system prompt that does not change would save 35.0 ms." in words  # 30 tokens, and the cut
 
@@ -127,7 +128,7 @@ def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -
     assert [row.load_s for row in rows] == [None, pytest.approx(0.005), pytest.approx(0.005)]
     assert rows[1].ttft_s == pytest.approx(0.005 + 0.005 + 0.010)  # forget, load, prefill
     assert [row.state_bytes for row in rows] == [1000, 2000, 3000]
-    assert "Saving 0.0 MB took 5.00 ms" in " ".join(conversations.sentences(rows, None))
+    assert "Saving 0.0 MB took 5.00 ms" in " ".join(views.sentences(rows))
 
 
 def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
@@ -137,11 +138,13 @@ def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
 
 def test_the_first_other_token_is_told() -> None:
     cold, warm = record_of(broken(keep="none")), record_of()
-    assert conversations.check([warm, cold]) == ["In 1 run the cached turns chose the tokens of the uncached ones."]
+    assert conversations._conclude((), [warm, cold], None)[0] == [
+        "In 2 answers the cached turns chose the tokens of the uncached ones."
+    ]
     changed = list(warm.run.token_ids)
     changed[6] = -1
     other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
-    assert "first token 2 of answer 2" in conversations.check([other, cold])[0]
+    assert "first token 2 of answer 2" in conversations._conclude((), [other, cold], None)[0][0]
 
 
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
@@ -156,7 +159,7 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
     assert [row.expected_ttft_s for row in rows] == pytest.approx(
         [prediction.prefill(30), prediction.prefill(9, 34), prediction.prefill(7, 46)]
     )
-    assert any("Prediction error of TTFT" in words for words in conversations.sentences(rows, prediction))
+    assert any("Prediction error of TTFT" in words for words in views.sentences(rows))
 
 
 @pytest.mark.parametrize(
@@ -266,9 +269,89 @@ def test_without_the_servers_figures_cached_tokens_are_estimated_and_marked() ->
     t = served_turns.figures(served(None))
     assert t.n_cached.tolist() == [0, 100, 70] and not t.is_known.any()
     assert t.n_again.tolist() == [0, 11, 75]  # 130 - 100 - 11 new in turn 2; its message of 20 in turn 3
-    words = " ".join(served_turns.sentences(t))
-    assert "about 75 tokens were read again" in words and "estimated from the TTFT" in words
+    words = " ".join(views.sentences(as_rows(t)))
+    assert (
+        "from letter 65 on, and about 75 tokens after it were read again" in words
+        and "estimated from the TTFT" in words
+    )
     assert served_turns.figures(served(7)).n_cached.tolist() == [7, 7, 7]
+
+
+def cold(number: int, n_prompt: int, ttft_ms: int) -> RequestRecord:
+    """The prompt of a turn, sent again with other first words."""
+    first = served(0, (ttft_ms, 1, 1), (n_prompt, 1, 1))[0]
+    of = first.request.asked.turn
+    assert of is not None
+    asked = dataclasses.replace(
+        first.request.asked, turn=dataclasses.replace(of, number=number, differs_at=None, is_cold=True)
+    )
+    return dataclasses.replace(first, request=dataclasses.replace(first.request, asked=asked))
+
+
+def test_the_law_of_uncached_prompts_finds_cached_tokens_at_depth() -> None:
+    """A server that takes 20 ms + n / 2 ms + n^2 / 1000 ms: a token at position 1,000 takes five times as long."""
+
+    def ms(n_cached: int, n_prompt: int) -> int:
+        return round(20 + (n_prompt - n_cached) / 2 + (n_prompt**2 - n_cached**2) / 1000)
+
+    prompts, cached = (300, 900, 1500), (0, 290, 880)
+    times = tuple(itertools.starmap(ms, zip(cached, prompts, strict=True)))
+    records = [*served(None, times, prompts), cold(2, 900, ms(0, 900)), cold(3, 1500, ms(0, 1500))]
+    t = served_turns.figures(records)
+    assert t.turn.tolist() == [1, 2, 3] and t.n_cached.tolist() == pytest.approx(cached, abs=2)
+    assert t.without_s.tolist() == pytest.approx([(ms(0, n) + 100) / 1e3 for n in prompts], rel=0.01)
+    known_of = served_turns.figures([*served(0, times, prompts), *records[3:]])
+    assert known_of.n_cached.tolist() == [0, 0, 0] and len(known_of) == 3
+
+
+def test_without_a_cache_two_turns_are_measured_and_the_others_computed(fake_worker: FakeWorker) -> None:
+    plan = conversations.plan(fake_worker, 20, "10+5", 8, "", "memory,none")  # type: ignore[arg-type]
+    memory, none = (case.lever for case in plan.cases)
+    assert isinstance(none, Turns) and isinstance(memory, Turns) and (memory.only, none.only) == ((), (5, 8))
+    whole = conversations.rows([record_of(memory), record_of(dataclasses.replace(none, only=()))])
+    some = conversations.rows([record_of(memory), record_of(none)])
+    assert [row.without_s for row in some] == pytest.approx([row.without_s for row in whole], rel=0.12)
+    assert some[4].without_s == pytest.approx(whole[4].without_s, rel=0.05)
+
+
+def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    lines = [
+        {"role": "system", "content": "s" * 30},
+        {"role": "user", "content": [{"type": "text", "text": "u" * 10}, {"type": "image_url"}]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "t" * 5},
+        {"role": "assistant", "content": "a" * 7 + chr(27)},
+        {"role": "user", "content": "v" * 6},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    said = conversations.read_messages(path)
+    assert [len(part) for part in said] == [30, 15, 8, 6, 0] and said[2][-1] == "?"
+    plan = conversations.plan(fake_worker, replay=str(path))  # type: ignore[arg-type]
+    lever = plan.cases[0].lever
+    assert isinstance(lever, Turns) and (lever.system, lever.messages, lever.answers) == (30, (15, 6), (8, 2))
+    assert conversations.options_of(lever) == {"replay": "session.jsonl", "break": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "has 0 turns"),
+        (b"\xff\xfe", "line 1, is not a message"),
+        (b'{"role": "user", "content": 5}', "line 1, is not a message"),
+        (b'{"role": "judge", "content": "x"}', "no known role"),
+        (b"[" * 100_000, "line 1, is not a message"),
+        (b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}\n' * 201, "has 201 turns"),
+        (b" " * (17 << 20), "larger than 16 MB"),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(LabError, match=words):
+        conversations.read_messages(path)
+    with pytest.raises(LabError, match="cannot be read"):
+        conversations.read_messages(tmp_path / "no.jsonl")
 
 
 def test_a_served_conversation_is_shown_and_made_again(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class Turns:
     keep: str  # where the cache was between turns: memory, disk, none
     whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
     asked: str = ""  # --turn, if its lengths were drawn
+    only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
+    replay: str = ""  # the file whose messages gave the lengths
 
     @property
     def words(self) -> str:

@@ -85,6 +85,7 @@ class Turn:
     number: int  # from 1
     differs_at: int | None  # letters of the prompt before the first that differs from the turn before; None: first turn
     of: Turns
+    is_cold: bool = False  # the same prompt with other first words, so that no cache served it
 
 
 ROLE = "role"  # the assistant's role, without content

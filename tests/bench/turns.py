@@ -1,22 +1,32 @@
 """How well the turns of a conversation are predicted from ceilings and plain runs, over a grid of conversations.
 
     python3 -m uv run python -m tests.bench.turns FOLDER [MODEL...]    # some minutes
+    python3 -m uv run python -m tests.bench.turns served               # cached tokens estimated through llama-server
 
-In a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then the conversations,
+`served`: a conversation with two breaks through the llama-server of the xllamacpp wheel, whose cached tokens are then
+estimated from the times alone. The exit status is 1 if an estimate is off by more than 10 % of the prompt. Otherwise,
+in a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then the conversations,
 unless they are there. Prints the predicted and the measured TTFT of each turn, and the median error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import lab
 from lab.core import results
 from lab.features.limits import probing, step_prediction
+from lab.features.serve.servers import connect
 from lab.features.turns import conversation
+from lab.features.turns import served as turns_served
+from lab.models import catalog
+from lab.runner import prompts
+from tests.servers import wheel_server
 
 GRID = (
     {"system": 64, "turn": "64+16", "turns": 6},
@@ -50,5 +60,29 @@ def main(folder: str, *models: str) -> None:
         print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, of {len(errors)} turns")
 
 
+def served() -> bool:
+    blind = {"usage": None, "timings": None}
+    lever = conversation.lever_of(200, "60+12", 6, "system@3,truncate@5", 1)
+    text = prompts.source("text").text or ""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        wheel_server(catalog.embedded_path(), "--threads", "1", "--parallel", "1", "--ctx-size", "2048") as started,
+        connect(started.url) as server,
+    ):
+        records = list(turns_served.execute(lever, server, text, server.new_file(Path(folder)), print))
+    known = turns_served.figures(records)
+    hidden = []
+    for record in records:
+        usage = record.request.usage
+        own = blind | {"usage": usage and dataclasses.replace(usage, cached_tokens=None)}
+        hidden.append(dataclasses.replace(record, request=dataclasses.replace(record.request, **own)))
+    estimated = turns_served.figures(hidden)
+    off = (estimated.n_cached - known.n_cached).astype(float) / known.n_prompt.astype(float)
+    for row, other, share in zip(known.itertuples(), estimated.itertuples(), off, strict=True):
+        print(f"turn {row.turn} {row.breaks}: {row.n_prompt} tokens, {row.n_cached} cached, {other.n_cached} estimated")
+        print(f"    off by {share:+.1%} of the prompt, TTFT {row.ttft_s:.3g} s")
+    return bool(known.is_known.all() and not estimated.is_known.any() and (off.abs() <= 0.1).all())
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(not served() if sys.argv[1:] == ["served"] else main(*sys.argv[1:]))

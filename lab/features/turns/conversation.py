@@ -8,59 +8,50 @@ recorded), so every case reads the same text, and what a cached turn chooses can
 The last token of an answer is chosen but not computed; the next turn's prefill computes it.
 
 `memory` keeps the cache between turns, `disk` saves it after each turn and loads it before the next, `none` computes
-every prompt from its first token. With breaks, the same conversation without them is measured too: the perfect cache.
+every prompt from its first token; beside a cache it does so at two turns only, and a law in n and n^2 gives the others.
+With breaks, the same conversation without them is measured too: the perfect cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lab.core import script, stats
 from lab.core.levers import Turns
-from lab.core.lists import grouped, plural
+from lab.core.lists import grouped
 from lab.core.record import DECODE, FORGET, LOAD, PREFILL, SAVE, Record, Run, Settings, Steps
 from lab.core.script import Operation, Part
-from lab.errors import LabError
-from lab.features.common import cell, first_difference, need_every_position, off_by
+from lab.errors import LabError, printable
+from lab.features.common import as_rows, need_every_position
 from lab.features.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.limits.step_prediction import StepPrediction
 from lab.features.serve import loads
+from lab.features.turns import views
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.show import canvas
-from lab.show.wording import seconds
 
 if TYPE_CHECKING:
     import click
     import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
 MEMORY, DISK, NONE = KEEPS = ("memory", "disk", "none")
 MOST_TURNS = 200
+MOST_BYTES = 16 << 20
+"""Of a file to replay."""
+
 CLOCK_AT = 16
 """The token of the system prompt that a changed clock changes."""
-
-BREAKS = {
-    "system": "A system prompt that does not change",
-    "tools": "Tools listed in the same order",
-    "truncate": "An old message that is not shortened",
-    "second": "A slot of its own for the second conversation",
-    "shift": "A context that does not fill up",
-    "thinking": "Thinking that stays in earlier answers",
-}
-"""What breaks a cache, and what would not."""
 
 
 def parse_breaks(text: str, n_turns: int) -> tuple[tuple[str, ...], ...]:
@@ -68,10 +59,10 @@ def parse_breaks(text: str, n_turns: int) -> tuple[tuple[str, ...], ...]:
     of_turns: list[list[str]] = [[] for _ in range(n_turns)]
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]{1,20})@(\d{1,6})(\+?)", part)
-        if not match or match[1] not in BREAKS:
+        if not match or match[1] not in views.BREAKS:
             raise LabError(
                 f"--break {part[:40]!r} is not an event at a turn.",
-                f"Write for example --break system@6 or thinking@2+. Events: {', '.join(BREAKS)}.",
+                f"Write for example --break system@6 or thinking@2+. Events: {', '.join(views.BREAKS)}.",
             )
         at = int(match[2])
         if not 2 <= at <= n_turns:
@@ -141,7 +132,9 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) 
     """The script: of each turn cut the cache at the first difference, prefill the rest, decode the answer."""
     lever, path, made, n_past = case.lever, str(folder / "state"), list[Operation](), 0
     assert isinstance(lever, Turns)
-    for prompt, n_cached, answer, _ in turns_of(lever, text):
+    for number, (prompt, n_cached, answer, _) in enumerate(turns_of(lever, text), 1):
+        if number not in numbers(lever):
+            continue
         if n_past and lever.keep == DISK:
             made += [Operation(FORGET), Operation(LOAD, path=path)]
         if n_cached < n_past:
@@ -152,6 +145,11 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) 
             made.append(Operation(SAVE, path=path))
         n_past = len(prompt) + len(answer) - 1
     return made
+
+
+def numbers(lever: Turns) -> Sequence[int]:
+    """The turns that are measured, from 1."""
+    return lever.only or range(1, len(lever.messages) + 1)
 
 
 def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turns:
@@ -172,6 +170,51 @@ def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turn
     return Turns(system, messages, answers, breaks, MEMORY, asked=turn if is_drawn else "")
 
 
+def read_messages(path: Path) -> list[str]:
+    """A conversation from JSON lines with `role` and `content`: the system prompt, then messages and answers in turn.
+
+    Messages of the user and of tools between two answers are one; a missing last answer is "". LabError for a file that
+    is too large or is not a conversation.
+    """
+    hint = 'Each line is a message: {"role": "user", "content": "..."} (roles: system, user, tool, assistant).'
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as problem:
+        raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
+    if len(data) > MOST_BYTES:
+        raise LabError(f"The file {path.name} is larger than {MOST_BYTES >> 20} MB.", "Give a part of it.")
+    said = [""]
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            fields = json.loads(line) if line.strip() else {}
+            parts = fields.get("content") or ""
+            if isinstance(parts, list):
+                parts = "\n".join(part["text"] for part in parts if part.get("type") == "text")
+            text, role = printable(parts, kept="\n\t"), fields.get("role", "system")
+        except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
+            raise LabError(f"{path.name}, line {number}, is not a message.", hint) from None
+        if role not in ("system", "developer", "user", "tool", "assistant"):
+            raise LabError(f"{path.name}, line {number}, has no known role.", hint)
+        after_answer, is_answer = len(said) % 2 == 1, role == "assistant"  # the system prompt counts as an answer
+        if is_answer == after_answer or (len(said) == 1 and role in ("system", "developer")):
+            said[-1] += text
+        elif text:
+            said.append(text)
+    said += [""] * (1 - len(said) % 2)
+    if not 3 <= len(said) <= 2 * MOST_TURNS + 1:
+        raise LabError(f"{path.name} has {len(said) // 2} turns; 1 to {MOST_TURNS} are possible.", hint)
+    return said
+
+
+def replayed(said: Sequence[str], name: str, breaks: str, count: Callable[[str], int]) -> Turns:
+    """The conversation of a file, with the lengths that `count` gives; a missing or short answer has 2 tokens."""
+    system, *rest = map(count, said)
+    parse_breaks(breaks, len(rest) // 2)
+    messages, answers = (max(1, n) for n in rest[::2]), (max(2, n) for n in rest[1::2])
+    return Turns(system, tuple(messages), tuple(answers), breaks, MEMORY, replay=printable(name))
+
+
 def plan(
     worker: Worker,
     /,
@@ -183,6 +226,7 @@ def plan(
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
+    replay: str | None = None,
     folder: Path = Path(),
     **settings: Unpack[Keywords],
 ) -> Plan:
@@ -190,61 +234,47 @@ def plan(
 
         lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
 
-    `turn` is tokens of a message + tokens of an answer, each fixed or drawn as in `lab.load`. States are saved in
+    `turn` is tokens of a message + tokens of an answer, each fixed or drawn as in `lab.load`. With `replay`, a file of
+    messages as JSON lines, the lengths are those of its messages, and the text is the lab's own. States are saved in
     `folder`, on the disk of `out`, and deleted again. LabError for impossible values.
     """
     asked = [part.strip() for part in (keep.split(",") if isinstance(keep, str) else keep)]
     if not asked or set(asked) - set(KEEPS) or len(set(asked)) < len(asked):
         raise LabError(f"--keep {','.join(asked)} is not possible.", f"Give some of {','.join(KEEPS)}, each once.")
-    first = lever_of(system, turn, turns, breaks, settings.get("seed") or 0)
-    answers = first.answers
-    longest = system + sum(first.messages) + sum(answers) - answers[-1]
-    made = make_plan(worker, [longest], answers[-1], repeat, model, **for_plan(settings))
-    n_most, whole, words = made.model.n_ctx_train, False, list[str]()
-    if n_most is not None and longest + answers[-1] > n_most:
+    if replay:
+        said = read_messages(Path(replay))
+        small = make_plan(worker, [16], 2, 1, model, **for_plan(settings))
+        worker.load(small.file.path, small.settings)
+        first = replayed(said, Path(replay).name, breaks, lambda text: len(worker.tokenize(text)))
+    else:
+        first = lever_of(system, turn, turns, breaks, settings.get("seed") or 0)
+    longest, n_last = first.system + sum(first.messages) + sum(first.answers[:-1]), first.answers[-1]
+    made = make_plan(worker, [longest], n_last, repeat, model, **for_plan(settings))
+    if (most := made.model.n_ctx_train) is not None and longest + n_last > most:
         raise LabError(
-            f"The last turn has {longest + answers[-1]:,} tokens; {made.model.name} was trained for {n_most:,}.",
+            f"The last turn has {longest + n_last:,} tokens; {made.model.name} was trained for {most:,}.",
             "Give fewer --turns, or a shorter --turn or --system.",
         )
+    whole, words, n = False, list[str](), len(first.messages)
     try:
         need_every_position(made.model)
     except LabError as problem:
         whole = True
         words = [f"{problem.what} Its cache serves a prompt as a whole or not at all."]
     levers = [
-        dataclasses.replace(first, breaks=own, keep=kept, whole=whole)
+        dataclasses.replace(
+            first,
+            breaks=own,
+            keep=kept,
+            whole=whole,
+            only=(n // 2 + 1, n) if kept == NONE and len(asked) > 1 and n > 3 else (),
+        )
         for kept in asked
         for own in ([breaks, ""] if breaks and kept != NONE else [breaks])
     ]
-    cases = [Case(longest, answers[-1], lever=one, sequences=(longest + answers[-1],)) for one in levers]
+    cases = [Case(longest, n_last, lever=one, sequences=(longest + n_last,)) for one in levers]
     planned = with_cases(made, cases, functools.partial(write, folder=folder))
     return dataclasses.replace(planned, warnings=(*planned.warnings, *words))
-
-
-def figures(steps: pd.DataFrame, lever: Turns) -> pd.DataFrame:
-    """A row per turn from a run's steps; empty if they are not those of the conversation."""
-    import pandas as pd
-
-    is_prompt = steps.kind.eq(PREFILL)
-    number = (is_prompt & ~is_prompt.shift(fill_value=False)).cumsum()
-    number += steps.kind.isin([FORGET, LOAD]).astype(int)  # they belong to the prompt that follows
-    steps = steps.assign(turn=number, took_s=steps.end_s - steps.start_s)
-    prompts, turns = steps[is_prompt].groupby("turn"), steps[steps.kind != SAVE].groupby("turn")
-    if len(prompts) != len(lever.messages) or len(lever.answers) != len(lever.messages):
-        return pd.DataFrame()
-    rows = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
-    n_new = pd.Series(lever.messages, index=rows.index) + 1  # and the last token of the answer before
-    n_new.iloc[0] += lever.system - 1
-    rows["n_prompt"] = rows.n_cached + rows.n_computed
-    rows["n_again"] = (rows.n_computed - n_new).clip(lower=0)
-    n_held = (rows.n_prompt + list(lever.answers) - 1).shift(fill_value=0)
-    rows["differs_at"] = rows.n_cached.where((rows.n_cached < n_held) & (lever.keep != NONE))
-    rows["ttft_s"] = prompts.end_s.last() - turns.start_s.first()
-    rows["decode_s"] = turns.end_s.last() - prompts.end_s.last()
-    rows["turn_s"] = rows.ttft_s + rows.decode_s
-    for kind in (SAVE, LOAD):
-        rows[f"{kind}_s"] = steps[steps.kind == kind].groupby("turn").took_s.sum().reindex(rows.index)
-    return rows
 
 
 def frame(steps: Steps) -> pd.DataFrame:
@@ -254,6 +284,37 @@ def frame(steps: Steps) -> pd.DataFrame:
     columns = {"kind": steps.kind, "n_tokens": steps.n_tokens, "n_past": steps.n_past}
     times = {"start_s": [ns / 1e9 for ns in steps.start_ns], "end_s": [ns / 1e9 for ns in steps.end_ns]}
     return pd.DataFrame({**columns, **times})
+
+
+def figures(steps: pd.DataFrame, lever: Turns) -> pd.DataFrame:
+    """A row per turn from a run's steps; empty if they are not those of the conversation.
+
+    `differs_at`: the first token of the prompt that is not the cache's, NaN if the cache served all that it had.
+    `n_again`: tokens of earlier turns that were computed again.
+    """
+    import pandas as pd
+
+    is_prompt = steps.kind.eq(PREFILL)
+    number = (is_prompt & ~is_prompt.shift(fill_value=False)).cumsum()
+    number += steps.kind.isin([FORGET, LOAD]).astype(int)  # they belong to the prompt that follows
+    steps = steps.assign(turn=number, took_s=steps.end_s - steps.start_s)
+    prompts, turns = steps[is_prompt].groupby("turn"), steps[steps.kind != SAVE].groupby("turn")
+    measured = numbers(lever)
+    if len(prompts) != len(measured) or not len(lever.answers) == len(lever.messages) >= max(measured):
+        return pd.DataFrame()
+    n_answer = [lever.answers[i - 1] for i in measured]
+    n_new = [lever.messages[i - 1] + (1 if i > 1 else lever.system) for i in measured]  # and the last token before
+    t = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
+    t["n_prompt"] = t.n_cached + t.n_computed
+    t["n_again"] = (t.n_computed - n_new).clip(lower=0)
+    n_held = (t.n_prompt + n_answer - 1).shift(fill_value=0)
+    t["differs_at"] = t.n_cached.where((t.n_cached < n_held) & (lever.keep != NONE))
+    t["ttft_s"] = prompts.end_s.last() - turns.start_s.first()
+    t["decode_s"] = turns.end_s.last() - prompts.end_s.last()
+    t["turn_s"] = t.ttft_s + t.decode_s
+    for kind in (SAVE, LOAD):
+        t[f"{kind}_s"] = steps[steps.kind == kind].groupby("turn").took_s.sum().reindex(t.index)
+    return t.set_axis(pd.Index(measured, name="turn"))
 
 
 def predicted(prediction: StepPrediction, lever: Turns) -> pd.DataFrame:
@@ -277,238 +338,67 @@ def predicted(prediction: StepPrediction, lever: Turns) -> pd.DataFrame:
     return figures(pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"]), lever)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A turn of one conversation in one setup: medians over runs.
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """The turns of each conversation, with its breaks if it has some; uncached only if nothing else was measured.
 
-    `conversation` counts conversations of other lengths. `differs_at`: the first token of the prompt that differs from
-    the cache, None if the cache served all that it had.
-    `n_again`: tokens of earlier turns that were computed again. `without_s` and `perfect_s`: the turn's time without a
-    cache, and with one that nothing breaks; None if those cases were not measured. `sum_s`: up to the end of this turn.
+    `without_s` and `perfect_s`: the turn's time without a cache, and with one that nothing breaks; None if those cases
+    were not measured. `sum_s`: up to the end of this turn.
     """
-
-    conversation: int
-    turn: int
-    keep: str
-    breaks: str
-    n_runs: int
-    n_prompt: int
-    n_cached: int
-    n_computed: int
-    n_again: int
-    differs_at: int | None
-    ttft_s: float
-    expected_ttft_s: float | None
-    decode_s: float
-    turn_s: float
-    expected_turn_s: float | None
-    sum_s: float
-    without_s: float | None
-    perfect_s: float | None
-    save_s: float | None
-    load_s: float | None
-    state_bytes: int | None
-
-
-def medians(records: Sequence[Record]) -> dict[Turns, pd.DataFrame]:
-    """Of each conversation its turns: medians over runs."""
     import pandas as pd
 
-    made = {}
+    known, made = dict[Turns, pd.DataFrame](), list[pd.DataFrame]()
     for lever, own in grouped([one for one in records if one.run.turns], lambda one: one.run.turns).items():
-        runs = [known for one in own if not (known := figures(frame(one.run.steps), lever)).empty]
+        runs = [t for one in own if not (t := figures(frame(one.run.steps), lever)).empty]
         if runs:
-            made[lever] = pd.concat(runs).groupby(level=0).median().assign(n_runs=len(runs))
             sizes = next((one.run.state_bytes for one in own if one.run.state_bytes), ())
-            made[lever]["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
-    return made
-
-
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """The turns of each conversation, with its breaks if it has some; uncached only if nothing else was measured."""
-    known, made = medians(records), list[Row]()
-    numbers: dict[Turns, int] = {}
-    for lever, own in known.items():
-        broken = [other for other in known if same(other, lever) and other.keep != NONE and other.breaks]
-        if (lever.keep == NONE and any(same(one, lever) and one.keep != NONE for one in known)) or (
-            broken and not lever.breaks
-        ):
-            continue
-        none = next((one for one in known if same(one, lever) and (one.keep, one.breaks) == (NONE, lever.breaks)), None)
-        perfect = next((one for one in known if same(one, lever) and (one.keep, one.breaks) == (lever.keep, "")), None)
-        table = own.assign(
-            sum_s=own.turn_s.cumsum(),
-            without_s=known[none].turn_s if none else math.nan,
-            perfect_s=known[perfect].turn_s if perfect and perfect.keep != NONE else math.nan,
-        )
-        expected = predicted(prediction, lever) if prediction else None
-        table["expected_ttft_s"] = expected.ttft_s if expected is not None else math.nan
-        table["expected_turn_s"] = expected.turn_s if expected is not None else math.nan
-        kinds = parse_breaks(lever.breaks, len(lever.messages))
-        number = numbers.setdefault(dataclasses.replace(lever, breaks="", keep=""), 1 + len(numbers))
-        for turn, values in table.drop(columns=["start_s"], errors="ignore").iterrows():
-            cells: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in values.items()}
-            counts = {name: int(value) for name, value in cells.items() if value is not None and is_count(str(name))}
-            at = int(str(turn))
-            made.append(Row(number, at, lever.keep, ", ".join(kinds[at - 1]), **{**cells, **counts}))
-    return sorted(made, key=lambda row: (row.conversation, KEEPS.index(row.keep)))
-
-
-def is_count(name: str) -> bool:
-    return name.startswith("n_") or name in ("differs_at", "state_bytes")
-
-
-def same(one: Turns, other: Turns) -> bool:
-    """Whether both are the same conversation, apart from its breaks and its cache."""
-    return dataclasses.replace(one, breaks="", keep="") == dataclasses.replace(other, breaks="", keep="")
-
-
-def sentences(made: Sequence[Row], prediction: StepPrediction | None) -> list[str]:
-    """The answer of each conversation, what broke its cache, and how good the predictions are."""
-    words = list[str]()
-    for (_, keep), own in grouped(made, lambda row: (row.conversation, row.keep)).items():
-        total, ttft = own[-1].sum_s, sum(row.ttft_s for row in own)
-        again = sum(row.ttft_s * row.n_again / row.n_computed for row in own)
-        where = {MEMORY: "", DISK: " with the cache on disk", NONE: " without a cache"}[keep]
-        read = f"{seconds(again)} of that was read before" if again else "no token was read twice"
-        words.append(
-            f"{plural(len(own), 'turn')} take {seconds(total)}{where}; {seconds(ttft)} of it is prefill, {read}."
-        )
-        for row in own:
-            if row.differs_at is None:
-                continue
-            words.append(
-                f"Turn {row.turn} ({row.breaks}): the prompt differs from token {row.differs_at + 1:,} on, and "
-                f"{plural(row.n_again, 'token')} after it were read again."
+            known[lever] = pd.concat(runs).groupby(level=0).median().assign(n_runs=len(runs))
+            known[lever]["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
+    conversations = grouped(known, lambda lever: dataclasses.replace(lever, breaks="", keep="", only=()))
+    for number, levers in enumerate(conversations.values(), 1):
+        cached = [lever for lever in levers if lever.keep != NONE]
+        broken = [lever for lever in cached if lever.breaks]
+        for lever in sorted(broken or cached or levers, key=lambda lever: KEEPS.index(lever.keep)):
+            t = known[lever]
+            none = next((one for one in levers if (one.keep, one.breaks) == (NONE, lever.breaks)), None)
+            perfect = next((one for one in cached if (one.keep, one.breaks) == (lever.keep, "")), None)
+            expected = predicted(prediction, lever) if prediction else pd.DataFrame()
+            made.append(
+                t.assign(
+                    conversation=number,
+                    keep=lever.keep,
+                    cache=lever.keep if len({one.keep for one in broken or cached}) > 1 else "",
+                    breaks=[", ".join(parse_breaks(lever.breaks, len(lever.messages))[turn - 1]) for turn in t.index],
+                    sum_s=t.turn_s.cumsum(),
+                    without_s=uncached(known[none], t) + t.decode_s if none else math.nan,
+                    perfect_s=known[perfect].turn_s if perfect else math.nan,
+                    expected_ttft_s=expected.get("ttft_s", math.nan),
+                    expected_turn_s=expected.get("turn_s", math.nan),
+                    is_known=True,
+                ).reset_index()
             )
-        lost: dict[str, float] = {}
-        for row in own:
-            if row.breaks and row.perfect_s is not None:
-                lost[row.breaks] = lost.get(row.breaks, 0.0) + row.turn_s - row.perfect_s
-        words += [
-            f"{BREAKS.get(kinds, f'Without {kinds} it')} would save {seconds(saved)}."
-            for kinds, saved in lost.items()
-            if saved > 0
-        ]
-        if all(row.without_s is not None for row in own) and keep != NONE:
-            words.append(f"Without a cache they take {seconds(sum(row.without_s or 0 for row in own))}.")
-        if keep == DISK:
-            words += moved(own)
-        words += off_by(((row.expected_ttft_s, row.ttft_s) for row in own), f"TTFT{where}")
-    return words
+    return [] if not made else as_rows(views.counted(pd.concat(made, ignore_index=True)))
 
 
-def moved(own: Sequence[Row]) -> list[str]:
-    """What saving and loading cost, and from which length loading is faster than prefill."""
-    held = {row.turn: row for row in own}
-    loads = [(held[row.turn - 1], row) for row in own if row.load_s and row.turn - 1 in held]
-    saves = [row for row in own if row.save_s and row.state_bytes]
-    if not loads or not saves:
-        return []
-    last = saves[-1]
-    before, after = loads[-1]
-    words = (
-        f"Saving {(last.state_bytes or 0) / 1e6:,.1f} MB took {seconds(last.save_s or 0)} "
-        f"({cell((last.state_bytes or 0) / 1e9 / (last.save_s or 1))} GB/s)"
-    )
-    if before.state_bytes and after.load_s:
-        words += (
-            f", loading {before.state_bytes / 1e6:,.1f} MB {seconds(after.load_s)} "
-            f"({cell(before.state_bytes / 1e9 / after.load_s)} GB/s)"
-        )
-    if len(loads) < 2 or own[0].n_computed < 1:
-        return [f"{words}."]
-    lengths = [float(one.n_prompt) for one, _ in loads]
-    fixed, per_token = stats.fit([[1.0] * len(loads), lengths], [row.load_s or 0.0 for _, row in loads])
-    gain = own[0].ttft_s / own[0].n_computed - per_token
-    n_even = max(1, round(fixed / gain)) if gain > 0 else None
-    pays = (
-        "not faster than prefill at any of these lengths"
-        if n_even is None
-        else f"faster than prefill from about {plural(n_even, 'token')} on"
-    )
-    return [f"{words}.", f"Loading is {pays}."]
+def uncached(none: pd.DataFrame, cached: pd.DataFrame) -> pd.Series[float]:
+    """The TTFT of each turn without a cache: measured, or by the law a n + b n^2 of those and of the first turn."""
+    n, times = [*cached.n_prompt.head(1), *none.n_prompt], [*cached.ttft_s.head(1), *none.ttft_s]
+    linear, square = stats.fit([n, [one * one for one in n]], times)
+    return none.ttft_s.reindex(cached.index).fillna(linear * cached.n_prompt + square * cached.n_prompt**2)
 
 
-def check(records: Sequence[Record]) -> list[str]:
-    """Whether cached turns chose the tokens that uncached ones chose: the first difference, in words."""
-    cold = {(r.run.repeat, r.run.turns.breaks): r.run for r in records if r.run.turns and r.run.turns.keep == NONE}
-    warm = [one.run for one in records if one.run.turns and one.run.turns.keep != NONE]
-    pairs = [(run, cold[key]) for run in warm if run.turns and (key := (run.repeat, run.turns.breaks)) in cold]
-    firsts = [(at, run) for run, other in pairs if (at := first_difference(run.token_ids, other.token_ids)) is not None]
-    if not pairs:
-        return []
-    if not firsts:
-        return [f"In {plural(len(pairs), 'run')} the cached turns chose the tokens of the uncached ones."]
-    at, run = min(firsts, key=lambda one: one[0])
-    turn, token = placed(at, run)
-    return [
-        f"In {len(firsts)} of {plural(len(pairs), 'run')} a cached turn chose another token than the uncached one, "
-        f"first token {token} of answer {turn}: kernels for steps of other sizes round differently."
-    ]
-
-
-def placed(at: int, run: Run) -> tuple[int, int]:
-    """The turn and the token of its answer, from the index among all chosen tokens; both from 1."""
-    for turn, n in enumerate(run.turns.answers if run.turns else (), 1):
-        if at < n:
-            return turn, at + 1
-        at -= n
-    return 0, at + 1
-
-
-def _conclude(made: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    return [*sentences(made, prediction), *check(records)], {}
-
-
-def draw(
-    made: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
-) -> None:
-    """Tokens of each prompt (cached, read again, new), and below the time of each turn; the perfect cache is a line."""
-    keeps = list(grouped(made, lambda row: (row.conversation, row.keep)).items())
-    figure.set_figheight(figure.get_figheight() * 1.4)
-    axes = figure.subplots(2, len(keeps), sharex=True, sharey="row", squeeze=False)
-    colours = [style["color"] for style in canvas.styles(4)]
-    for (tokens, times), ((_, keep), own) in zip(axes.T, keeps, strict=True):
-        at = [row.turn for row in own]
-        again_s = [row.ttft_s * row.n_again / row.n_computed for row in own]
-        parts = {
-            "cached": [row.n_cached for row in own],
-            "read again": [row.n_again for row in own],
-            "new": [row.n_computed - row.n_again for row in own],
-        }
-        stack(tokens, at, parts, colours)
-        spans = {
-            "": [0.0] * len(own),
-            "prefill of tokens read before": again_s,
-            "prefill of new tokens": [row.ttft_s - again for row, again in zip(own, again_s, strict=True)],
-            "decode": [row.decode_s for row in own],
-        }
-        stack(times, at, spans, colours)
-        for name, values, style in (
-            ("perfect cache", [row.perfect_s for row in own], "-"),
-            ("no cache", [row.without_s for row in own], "--"),
-            ("predicted", [row.expected_turn_s for row in own], ":"),
-        ):
-            if None not in values:
-                times.plot(at, values, color=canvas.GUIDE, ls=style, lw=1.4, label=name)
-        tokens.set_title({MEMORY: "cache in memory", DISK: "cache on disk", NONE: "no cache"}[keep], fontsize=10)
-        times.set_xlabel("turn")
-        times.xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].set_ylabel("tokens of the prompt")
-    axes[1, 0].set_ylabel("time of the turn (s)")
-    canvas.finish(
-        list(axes.flat), f"A conversation of {plural(max(row.turn for row in made), 'turn')}\n{subject}", is_apart=True
-    )
-
-
-def stack(ax: Axes, at: Sequence[int], parts: Mapping[str, Sequence[float]], colours: Sequence[str]) -> None:
-    """Stacked bars, a colour for each part; a part without a name has no entry in the legend."""
-    bottom = [0.0] * len(at)
-    for colour, (name, values) in zip(colours, parts.items(), strict=False):
-        if name:
-            ax.bar(at, values, bottom=bottom, color=colour, label=name)
-        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+def _conclude(made: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    """The sentences, and whether cached turns chose the tokens of uncached ones."""
+    of_turns: dict[bool, dict[tuple[int, str, int, str], tuple[int, ...]]] = {True: {}, False: {}}
+    for run in (one.run for one in records):
+        start = 0
+        for turn in numbers(run.turns) if run.turns else ():
+            assert run.turns
+            end, is_cold = start + run.turns.answers[turn - 1], run.turns.keep == NONE
+            key = run.repeat, run.turns.breaks, turn, "" if is_cold else run.turns.keep
+            of_turns[is_cold][key], start = run.token_ids[start:end], end
+    cold = of_turns[True]
+    pairs = [(ids, cold[*key[:3], ""], key[2]) for key, ids in of_turns[False].items() if (*key[:3], "") in cold]
+    return [*views.sentences(made), *views.agreement([one for one in pairs if one[2] > 1])], {}
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
@@ -519,38 +409,11 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 def options_of(lever: Turns) -> dict[str, object]:
     """The options of a conversation."""
+    breaks = {"break": lever.breaks or None}
+    if lever.replay:
+        return {"replay": lever.replay, **breaks}
     turn = lever.asked or f"{lever.messages[0]}+{lever.answers[0]}"
-    return {"system": lever.system, "turn": turn, "turns": len(lever.messages), "break": lever.breaks or None}
-
-
-TABLE = Table(
-    name="turns",
-    question="How much of a conversation's prompt is read again?",
-    title="a conversation turn by turn; medians over runs; differs: the first token that is not the cache's; again: "
-    "tokens of earlier turns that were computed again",
-    caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache that nothing breaks "
-    "and that without a cache.",
-    columns=(
-        ("turn", lambda row: str(row.turn)),
-        ("cache", lambda row: row.keep),
-        ("broken by", lambda row: row.breaks or "-"),
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("cached", lambda row: f"{row.n_cached:,}"),
-        ("computed", lambda row: f"{row.n_computed:,}"),
-        ("again", lambda row: f"{row.n_again:,}"),
-        ("differs\nat", lambda row: "-" if row.differs_at is None else f"{row.differs_at + 1:,}"),
-        ("TTFT\ns", lambda row: cell(row.ttft_s)),
-        ("predicted\ns", lambda row: cell(row.expected_ttft_s)),
-        ("decode\ns", lambda row: cell(row.decode_s)),
-        ("turn\ns", lambda row: cell(row.turn_s)),
-        ("sum\ns", lambda row: cell(row.sum_s)),
-        ("no cache\ns", lambda row: cell(row.without_s)),
-        ("perfect\ns", lambda row: cell(row.perfect_s)),
-    ),
-    rows=rows,
-    conclude=_conclude,
-    draw=draw,
-)
+    return {"system": lever.system, "turn": turn, "turns": len(lever.messages), **breaks}
 
 
 def _through_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
@@ -567,14 +430,16 @@ EXPERIMENT = Experiment(
     \b
       lab turns --keep memory,disk,none
       lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
+      lab turns --replay session.jsonl
       lab turns --url http://127.0.0.1:8080/v1
 
     Each turn's prompt holds all earlier turns. The command shows the tokens that the cache served and those computed
-    anew, TTFT, decode and the sum of each turn, the time without a cache and with one that nothing breaks, and the
-    prediction from the ceilings. It names the first token at which a prompt differs from the cache. Events of --break:
-    system (a clock in the system prompt), tools (two in another order), truncate (an old message shortened), second
-    (another conversation used the cache), shift (the older half dropped), thinking (removed from earlier answers).
-    States are saved in a hidden folder in --out and deleted afterwards.
+    anew, TTFT, decode and the sum of each turn, the time without a cache (measured at two turns, computed for the
+    others) and with one that nothing breaks, and the prediction from the ceilings. It names the first token at which a
+    prompt differs from the cache. Events of --break: system (a clock in the system prompt), tools (two in another
+    order), truncate (an old message shortened), second (another conversation used the cache), shift (the older half
+    dropped), thinking (removed from earlier answers). States are saved in a hidden folder in --out and deleted
+    afterwards. A file to --replay gives the lengths of its messages; through a server its messages are sent.
     """,
     lever=Turns,
     plan=plan,
@@ -589,10 +454,11 @@ EXPERIMENT = Experiment(
             flag="break",
         ),
         Option("keep", "Where the cache is between turns: memory,disk,none.", metavar="PLACES"),
+        Option("replay", "A conversation as JSON lines: role and content of each message.", metavar="FILE"),
         REPEAT,
     ),
     again=_again,
-    tables=(TABLE,),
+    tables=(Table(rows=rows, conclude=_conclude, draw=views.draw_engine, **views.TABLE),),
     saves_states=True,
     through_server=_through_server,
 )
