@@ -61,7 +61,6 @@ def main(folder: str, *models: str) -> None:
 
 
 def served() -> bool:
-    blind = {"usage": None, "timings": None}
     lever = conversation.lever_of(200, "60+12", 6, "system@3,truncate@5", 1)
     text = prompts.source("text").text or ""
     with (
@@ -73,9 +72,9 @@ def served() -> bool:
     known = turns_served.figures(records)
     hidden = []
     for record in records:
-        usage = record.request.usage
-        own = blind | {"usage": usage and dataclasses.replace(usage, cached_tokens=None)}
-        hidden.append(dataclasses.replace(record, request=dataclasses.replace(record.request, **own)))
+        usage = record.request.usage and dataclasses.replace(record.request.usage, cached_tokens=None)
+        blind = dataclasses.replace(record.request, usage=usage, timings=None)
+        hidden.append(dataclasses.replace(record, request=blind))
     estimated = turns_served.figures(hidden)
     off = (estimated.n_cached - known.n_cached).astype(float) / known.n_prompt.astype(float)
     for row, other, share in zip(known.itertuples(), estimated.itertuples(), off, strict=True):
@@ -85,4 +84,6 @@ def served() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not served() if sys.argv[1:] == ["served"] else main(*sys.argv[1:]))
+    if sys.argv[1:] == ["served"]:
+        sys.exit(not served())
+    main(*sys.argv[1:])
