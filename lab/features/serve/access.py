@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.client import responses
+from http.client import BadStatusLine, HTTPConnection, HTTPException, responses
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -32,7 +32,6 @@ from lab.features.serve.send_plan import TIMEOUT_S
 ANSWER_S = 30.0
 """Time limit for a request that generates nothing."""
 
-GREETING_S = 2.0
 LONGEST_S = 86_400.0
 """Maximum of --timeout."""
 
@@ -216,63 +215,57 @@ def is_loopback(asked: Access) -> bool:
 def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
     """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception.
 
-    One deadline holds for the whole exchange: a timer ends the connection, because httpx limits single reads only.
+    One deadline holds for the whole exchange: a timer ends the connection, because sockets limit single reads only.
     """
     import httpx2
 
-    timeout_s = min(timeout_s, asked.timeout_s)
-    peers: list[socket.socket] = []
-
-    def trace(event: str, info: dict[str, Any]) -> None:
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            peers.append(info["return_value"].get_extra_info("socket"))
+    timeout_s, parts = min(timeout_s, asked.timeout_s), urlsplit(url)
+    host, has_tls = parts.hostname or "", parts.scheme == "https"
+    connection = HTTPConnection(host, parts.port or (443 if has_tls else 80), timeout_s)
+    until, error = time.monotonic() + timeout_s, ""
+    peer: socket.socket | None = None
 
     def hang_up() -> None:
-        for peer in peers:
-            with suppress(OSError):  # it has ended, or is wrapped by the next one
+        with suppress(OSError):  # it has ended
+            if peer:
                 peer.shutdown(socket.SHUT_RDWR)
 
-    timer, until, text, error = threading.Timer(timeout_s, hang_up), time.monotonic() + timeout_s, bytearray(), ""
+    timer = threading.Timer(timeout_s, hang_up)
     timer.daemon = True
-    timer.start()
-    options: dict[str, Any] = {"timeout": timeout_s, "headers": [*all_headers(asked), ("Accept-Encoding", "identity")]}
-    has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
+    headers = dict([*all_headers(asked), *([("Content-Type", "application/json")] if body is not None else [])])
     try:
-        with (
-            httpx2.Client(**options, trust_env=False, verify=has_tls) as client,
-            client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": trace}) as response,
-        ):
-            for part in response.iter_raw():
-                text += part
-                if len(text) > MOST_ANSWER_BYTES:
-                    return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
-    except httpx2.TimeoutException:
+        peer = socket.create_connection((connection.host, connection.port), timeout_s)
+        timer.start()
+        if has_tls:  # loading certificates takes longer than most answers
+            peer = httpx2.create_ssl_context().wrap_socket(peer, server_hostname=host)
+        connection.sock = peer
+        data = None if body is None else json.dumps(body).encode()
+        connection.request("GET" if data is None else "POST", parts.path or "/", data, headers)
+        response = connection.getresponse()
+        text = response.read(MOST_ANSWER_BYTES + 1)
+    except TimeoutError:
         return JsonReply(None, None, f"no answer within {timeout_s:g} s")
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
-        error = re.sub(r"^\[Errno -?\d+\] ", "", str(problem)) or type(problem).__name__
-        if isinstance(problem, (httpx2.RemoteProtocolError, httpx2.ReadError)) and time.monotonic() < until:
-            error = _not_http(url)
+    except ConnectionResetError:
+        error = "the connection ended without an answer"
+    except BadStatusLine as problem:
+        begin = str(problem)
+        error = f'the program there does not use HTTP: its answer begins with "{begin.strip()}"'
+        if begin.startswith("\x15\x03"):  # an alert
+            error = "the server uses TLS, but the address begins with http://"
+    except (OSError, HTTPException) as problem:
+        error = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
     finally:
         timer.cancel()
+        connection.close()
+        if peer:
+            peer.close()
     if time.monotonic() >= until:  # a body without a length ends with its connection
         return JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
     if error:
         return JsonReply(None, None, hidden(error, asked))
-    return read_json(bytes(text), response.status_code, response.headers, asked)
-
-
-def _not_http(url: str) -> str:
-    """A description of a program that does not answer in HTTP."""
-    parts, begin = urlsplit(url), b""
-    with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 80), GREETING_S) as peer:
-        peer.settimeout(GREETING_S)
-        peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        begin = peer.recv(100)
-    if begin.startswith(b"\x15\x03"):  # an alert
-        return "the server uses TLS, but the address begins with http://"
-    if not begin:
-        return "the connection ended without an answer"
-    return f'the program there does not use HTTP: its answer begins with "{begin.decode("latin-1").strip()}"'
+    if len(text) > MOST_ANSWER_BYTES:
+        return JsonReply(response.status, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+    return read_json(text, response.status, {name.lower(): value for name, value in response.getheaders()}, asked)
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:

@@ -22,7 +22,7 @@ from lab.core.lines import converted, to_json
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Request
 from lab.features.serve.access import Access
-from lab.features.serve.exchange import Arrivals, Channel, Failure, Target, exchange
+from lab.features.serve.exchange import Arrivals, Connection, Failure, Target, exchange
 from lab.features.serve.send_plan import SEPARATOR, SendPlan, fresh_nonce
 from lab.process import served
 
@@ -50,18 +50,18 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
     """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
-    times_ns, channels = plan.times_ns, [Channel() for _ in range(min(plan.n_at_once, plan.n_all))]
-    n_first = len(channels) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
-    await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
-    load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
+    times_ns, connections = plan.times_ns, [Connection(to) for _ in range(min(plan.n_at_once, plan.n_all))]
+    n_first = len(connections) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
+    await asyncio.gather(*map(_warm, connections[:n_first]))
+    load = _Load(plan, file, iter(range(plan.n_all)), time.perf_counter_ns())
     async with asyncio.TaskGroup() as group:
         if times_ns is None:
-            for channel in channels:
-                group.create_task(_user(channel, load, group))
+            for connection in connections:
+                group.create_task(_user(connection, load, group))
         else:
-            await _open_loop(channels, times_ns, load, group)
-    for channel in channels:
-        channel.close()
+            await _open_loop(connections, times_ns, load, group)
+    for connection in connections:
+        connection.hang_up()
     return load.start_ns
 
 
@@ -70,7 +70,6 @@ class _Load:
     """The state of a running plan, shared by all requests."""
 
     plan: SendPlan
-    to: Target
     file: IO[bytes]
     numbers: Iterator[int]  # of requests not yet sent
     start_ns: int
@@ -98,13 +97,13 @@ class _Load:
         return is_over
 
     async def send(
-        self, number: int, channel: Channel, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
+        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
     ) -> Request:
-        """Send request `number` over `channel`, and write the result to the file. `over`: see `exchange`."""
+        """Send request `number` over `connection`, and write the result to the file. `over`: see `exchange`."""
         ask = self.plan.ask(number)
         if ask.nonce is not None:
             ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
-        request, text = await exchange(channel, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
+        request, text = await exchange(connection, ask, self.plan, self.start_ns, over, scheduled_ns)
         self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
         self.count(-is_wanted)
         self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
@@ -113,7 +112,7 @@ class _Load:
         return request
 
 
-async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None:
+async def _user(connection: Connection, load: _Load, group: asyncio.TaskGroup) -> None:
     """Send one request after the other, each when the last answer has arrived.
 
     The answer is parsed meanwhile, so a pause after a failure may come one request late.
@@ -126,7 +125,7 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
         if load.ends(is_wanted):
             return
         over = asyncio.Event()
-        sent.append(group.create_task(load.send(number, channel, is_wanted, over)))
+        sent.append(group.create_task(load.send(number, connection, is_wanted, over)))
         await over.wait()
         ended = [task for task in sent if task.done()]
         sent = [task for task in sent if not task.done()]
@@ -134,16 +133,18 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
             await asyncio.sleep(PAUSE_S)
 
 
-async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send each request at its time, over the free channel that was used last."""
-    free = asyncio.LifoQueue[Channel]()
-    for channel in reversed(channels):
-        free.put_nowait(channel)
+async def _open_loop(
+    connections: list[Connection], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup
+) -> None:
+    """Send each request at its time, over the free connection that was used last."""
+    free = asyncio.LifoQueue[Connection]()
+    for connection in reversed(connections):
+        free.put_nowait(connection)
 
-    async def send(number: int, channel: Channel, is_wanted: bool) -> None:
-        await _warm(channel, load.to)
-        await load.send(number, channel, is_wanted, asyncio.Event(), times_ns[number])
-        free.put_nowait(channel)
+    async def send(number: int, connection: Connection, is_wanted: bool) -> None:
+        await _warm(connection)
+        await load.send(number, connection, is_wanted, asyncio.Event(), times_ns[number])
+        free.put_nowait(connection)
 
     for number in load.numbers:
         is_wanted = load.begin(times_ns[number])
@@ -153,13 +154,13 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
         elif left_s > 0:  # no longer needed once the others have ended
             with suppress(TimeoutError):
                 await asyncio.wait_for(load.over.wait(), left_s)
-        channel = await free.get()
+        connection = await free.get()
         if load.ends(is_wanted):
             return
-        group.create_task(send(number, channel, is_wanted))
+        group.create_task(send(number, connection, is_wanted))
 
 
-async def _warm(channel: Channel, to: Target) -> None:
+async def _warm(connection: Connection) -> None:
     """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
     with suppress(Failure):
-        await channel.open(to)
+        await connection.open()
