@@ -24,22 +24,56 @@ import collections
 import dataclasses
 import json
 import os
+import selectors
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
-from tests import null_parts
-from tests.null_parts import STREAM, STREAM_END, Chunk, NullServer, Question, send, until, write_whole
+from lab.errors import LabError
+from lab.process.served import end_with_parent
+from lab.process.spawning import start, wait_for_end
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM_END = b"0\r\n\r\n"
 
 TEMPLATE_TOKENS = 5
 """Tokens that the template of a chat adds to a prompt."""
 
 WORD = " word"
-ACCEPT, FIRST, NEVER, EMPTY = "accept", "first", "never", "empty"
+ACCEPT, FIRST, NEVER = "accept", "first", "never"
 ASKED, ALWAYS, RUNNING = "asked", "always", "running"
+
+
+@dataclass(frozen=True)
+class NullServer:
+    """A running null server."""
+
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes to send, when (ms after the request), and their number of tokens."""
+
+    at_ms: float
+    data: bytes
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and when its last byte arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    text: bytes
+    received_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +81,10 @@ class Behaviour:
     """How a model of the null server answers."""
 
     first_ms: float = 20.0  # from the whole request to the first event with content
-    prompt_token_ms: float = 0.0  # what a token of the prompt that is not cached adds to it
     gap_ms: float = 5.0  # between events with content
     bundle: int = 1  # tokens in an event
     n_held: int = 0  # tokens that the first event has more than others
-    role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never;
-    # empty: a chunk at accept without content and without role, also of a completion
+    role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never
     n_reasoning: int = 0  # events with reasoning before the others
     reasoning_field: str = "reasoning_content"
     stall_after: int | None = None  # after so many events with content comes a pause
@@ -60,22 +92,14 @@ class Behaviour:
     usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
     gives_cached: bool = True  # whether the counts say how many tokens were cached
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
-    token_ids: bool = False
     timings: bool = False  # llama-server's
     prompt_ms: float = 1.0  # what they say
     gen_ms: float = 1.0
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
-    pings: bool = False  # a comment before the first event
-    has_crlf: bool = False  # whether lines end as on Windows
     fails: str | None = None  # see above
     fails_every: int = 1  # which of its requests fail: 20 for every twentieth
     strict: bool = False  # refuses options that are not OpenAI's
-
-    @property
-    def end(self) -> str:
-        """What ends an event."""
-        return "\r\n\r\n" if self.has_crlf else "\n\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +111,6 @@ class NullSettings:
     n_slots: int | None = 16  # None: no /props
     n_ctx: int = 100_000
     api_key: str | None = field(default=None, repr=False)
-    has_chat: bool = True
 
 
 OPENAI = frozenset(
@@ -106,15 +129,8 @@ def n_words(body: dict[str, Any]) -> int:
 
 def prompt_of(body: dict[str, Any]) -> str:
     if "messages" in body:
-        return " ".join(_text(message.get("content")) for message in body["messages"])
+        return " ".join(str(message.get("content")) for message in body["messages"])
     return str(body.get("prompt", ""))
-
-
-def _text(content: Any) -> str:
-    """The text of a message, which may come in parts."""
-    if isinstance(content, list):
-        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content)
 
 
 def n_answer(body: dict[str, Any], how: Behaviour) -> tuple[int, str]:
@@ -135,35 +151,29 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     has_running_usage = how.usage == RUNNING and bool(options.get("continuous_usage_stats"))
     n_prompt = n_words(body)
     kind = "chat.completion.chunk" if is_chat else "text_completion"
-    first_ms = how.first_ms + how.prompt_token_ms * (n_prompt - n_cached)
 
-    def event(content: dict[str, Any], finish: str | None, n: int, ids: int = 0) -> bytes:
+    def event(content: dict[str, Any], finish: str | None, n: int) -> bytes:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         if is_chat:
             choice["delta"] = content
         else:
             choice["text"] = "".join(map(str, content.values()))
-        if how.token_ids and body.get("return_token_ids"):
-            choice["token_ids"] = list(range(ids))
         chunk: dict[str, Any] = {"object": kind, "model": body.get("model"), "choices": [choice]}
         if has_running_usage:
             chunk["usage"] = usage(n_prompt, n, None)
         if how.timings and body.get("timings_per_token"):
             chunk["timings"] = timings(n_prompt, n, n_cached, how.prompt_ms, how.gen_ms)
-        return written(chunk, how)
+        return written(chunk)
 
-    if how.pings:
-        yield Chunk(0.0, f": ping{how.end}".encode(), 0)
-    if how.role == EMPTY:
-        yield Chunk(0.0, event({"content": ""}, None, 0), 0)
-    elif is_chat and how.role != NEVER:
-        yield Chunk(0.0 if how.role == ACCEPT else first_ms, event({"role": "assistant", "content": ""}, None, 0), 0)
-    n, at_ms, n_events = 0, first_ms, 0
+    if is_chat and how.role != NEVER:
+        at_ms = 0.0 if how.role == ACCEPT else how.first_ms
+        yield Chunk(at_ms, event({"role": "assistant", "content": ""}, None, 0), 0)
+    n, at_ms, n_events = 0, how.first_ms, 0
     while n < n_all:
         n_more = min(how.bundle + (how.n_held if n == 0 else 0), n_all - n)
         n += n_more
         name = how.reasoning_field if n_events < how.n_reasoning and is_chat else "content"
-        yield Chunk(at_ms, event({name: WORD * n_more}, None, n, n_more), n_more)
+        yield Chunk(at_ms, event({name: WORD * n_more}, None, n), n_more)
         n_events += 1
         at_ms += how.gap_ms + (how.stall_ms if n_events == how.stall_after else 0.0)
     at_ms -= how.gap_ms if n_events else 0.0
@@ -173,13 +183,13 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         last["usage"] = usage(n_prompt, n_all, n_cached if how.gives_cached else None)
         if how.timings:
             last["timings"] = timings(n_prompt, n_all, n_cached, how.prompt_ms, how.gen_ms)
-        yield Chunk(at_ms, written(last, how), 0)
-    yield Chunk(at_ms, f"data: [DONE]{how.end}".encode(), 0)
+        yield Chunk(at_ms, written(last), 0)
+    yield Chunk(at_ms, b"data: [DONE]\n\n", 0)
 
 
-def written(chunk: dict[str, Any], how: Behaviour) -> bytes:
+def written(chunk: dict[str, Any]) -> bytes:
     """An event as bytes."""
-    return f"data: {json.dumps(chunk)}{how.end}".encode()
+    return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
 def usage(n_prompt: int, n: int, n_cached: int | None) -> dict[str, Any]:
@@ -218,14 +228,69 @@ _STATUSES = {"429": "Too Many Requests", "500": "Internal Server Error", "400": 
 ENDLESS_BYTES = 12_000_000
 
 
-def null_server(settings: NullSettings) -> AbstractContextManager[NullServer]:
-    """A null server on a port of this machine, which ends with the block."""
-    return null_parts.null_server(to_json(settings), _CHILD)
+@contextmanager
+def null_server(settings: NullSettings) -> Iterator[NullServer]:
+    """A null server on this machine until the end of the block."""
+    process = start(_CHILD, stderr=None)
+    stdin: IO[bytes] = process.stdin  # type: ignore[assignment]
+    stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
+    try:
+        stdin.write(to_json(settings).encode() + b"\n")
+        stdin.flush()
+        pid, _, port = stdout.readline().decode().strip().partition(" ")
+        if not port:
+            raise LabError("The null server did not start.", "Try again. A firewall may block 127.0.0.1.")
+        yield NullServer(f"http://127.0.0.1:{port}/v1", int(pid))
+    finally:
+        process.kill()
+        wait_for_end(process)
 
 
 def serve() -> None:
-    """The child's end: read the settings, print the port, answer until stdin ends."""
-    null_parts.serve_with(_State(from_json(NullSettings, sys.stdin.readline())).answer)
+    """The child's end: read the settings, print the process id and the port, answer until stdin closes."""
+    answer = _State(from_json(NullSettings, sys.stdin.readline())).answer
+    end_with_parent()
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its timeouts are exact to about 50 us
+    loop.run_until_complete(_serve(answer))
+
+
+async def _serve(answer: Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]) -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await answer(writer, await _question(reader)):
+                pass
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    print(os.getpid(), server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def _question(reader: asyncio.StreamReader) -> Question:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.rstrip().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    text = await reader.readexactly(int(headers.get("content-length", 0)))
+    method, path, _ = first.split(" ")
+    return Question(method, path, headers, text, time.perf_counter_ns())
+
+
+async def send(writer: asyncio.StreamWriter, chunks: Sequence[Chunk], received_ns: int, log: dict[str, Any]) -> None:
+    """Send each chunk at its time, and log when those with tokens were due and sent."""
+    for chunk in chunks:
+        due_ns = received_ns + round(chunk.at_ms * 1e6)
+        await until(due_ns)
+        data = b"%x\r\n%b\r\n" % (len(chunk.data), chunk.data)
+        if chunk.n_tokens:
+            log["due_ns"].append(due_ns)
+            log["n_tokens"].append(chunk.n_tokens)
+            log["sent_ns"].append(time.perf_counter_ns())
+        writer.write(data)
+
+
+async def until(due_ns: int) -> None:
+    while (left_ns := due_ns - time.perf_counter_ns()) > 0:
+        await asyncio.sleep(left_ns / 1e9)
 
 
 class _State:
@@ -245,8 +310,6 @@ class _State:
         if key is not None and headers.get("authorization") != f"Bearer {key}":
             return _json(writer, 401, {"error": {"message": f"wrong key: {headers.get('authorization')}"}})
         if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
-            if path == "/v1/chat/completions" and not self.settings.has_chat:
-                return _json(writer, 404, {"error": {"message": "no chat here"}})
             self.n_requests += 1
             return await self._generate(writer, json.loads(text), headers, now)
         return self._small(writer, path, json.loads(text) if text else {})
@@ -267,8 +330,6 @@ class _State:
             return _json(writer, 200, {"tokens": list(range(len(str(body.get("content", "")).split())))})
         if path == "/null/sent":
             return _json(writer, 200, {"streams": self.streams, "n_requests": self.n_requests})
-        if path == "/health":
-            return _json(writer, 200, {"status": "ok"})
         return _json(writer, 404, {"error": {"message": "there is nothing here"}})
 
     async def _generate(
@@ -367,4 +428,8 @@ def _json(writer: asyncio.StreamWriter, status: int, answer: dict[str, Any]) -> 
 
 
 def _answer(writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> bool:
-    return write_whole(writer, status, kind, body, _STATUSES.get(str(status), "OK"))
+    """An answer that is not streamed."""
+    reason = _STATUSES.get(str(status), "OK")
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return True

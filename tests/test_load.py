@@ -45,8 +45,7 @@ from lab.features.serve.send_plan import MOST_AT_ONCE
 from lab.features.serve.servers import connect
 from lab.runner.progress import Status
 from tests.conftest import run_lab, start_lab
-from tests.null_parts import NullServer
-from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
+from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0, "usage": RUNNING}
 SHORT: dict[str, Any] = {"prompt_len": 40, "gen": 4, "warmup": 0.1, "duration": 0.2, "rounds": 1}

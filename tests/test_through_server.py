@@ -22,8 +22,7 @@ from lab.features.serve.servers import Server, connect
 from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from lab.runner.progress import Status
 from tests.conftest import run_lab
-from tests.null_parts import NullServer
-from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
+from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullServer, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
 MODELS = {

@@ -33,8 +33,7 @@ from lab.features.serve.loads import make_plan
 from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server, connect, prompt_text
 from tests.bench.client import quantile, stamped_late
-from tests.null_parts import NullServer
-from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
+from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
 FIRST_MS, GAP_MS = 20.0, 5.0
 
