@@ -13,7 +13,7 @@ from lab.core import results
 from lab.core.record import Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import parts, pasted, reasons, sides, trial
+from lab.features.why import measuring, parts, pasted, reasons
 from lab.features.why.parts import Answer
 from lab.features.why.reasons import why
 from lab.process.wire import Outcome
@@ -72,7 +72,7 @@ def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
 
 def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
     """The figures of two files that are compared."""
-    return sides.nearest(sides.given(a).groups[0], sides.given(b).groups[0], False)
+    return reasons.nearest(reasons.given(a)[0][0], reasons.given(b)[0][0], False)
 
 
 def part(found: Answer, name: str) -> parts.Part:
@@ -192,7 +192,7 @@ def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp
     code, out, _ = run_lab("why", a, "35 tokens/s", "--budget", "0", "--json", "--no-plot")
     told = json.loads(out)
     assert told["B"]["counts"] == "unknown" and told["slower"] == "B" and told["parts"][-1]["part"] == "not explained"
-    assert any("Look up tokens" in note for note in told["notes"])
+    assert "look up tokens" in told["parts"][0]["why"]
 
 
 def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_factor_needs_three_blocks(n: int, how: str, half: float) -> None:
     change = parts.Change("threads", {}, "")
     names = {frozenset[int](): "A", frozenset({0}): "B"}
     blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
-    (made,) = trial._factors([change], names, blocks).values()
+    (made,) = measuring._factors([change], names, blocks).values()
     assert made.how == how and made.half == pytest.approx(half, rel=1e-3)
     assert ("only 2 blocks of 3 (--budget)" in made.words) == (n == 2)
     fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))

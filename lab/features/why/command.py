@@ -47,7 +47,6 @@ def sections(found: Answer) -> list[Section]:
             **tabled(columns, found.parts, keep_all=True),
             notes=[
                 *(f"{part.name}: {part.words}" for part in found.parts if part.words),
-                *found.notes,
                 "The factors multiply to the ratio. Their ranges are 95 % intervals, predicted ones 90 %. That of the "
                 "rest combines those of the parts and of both figures.",
             ],
@@ -117,7 +116,6 @@ def document(found: Answer) -> dict[str, Any]:
         "causes": [part.name for part in found.causes],
         "sentence": last,
         "command": command or None,
-        "notes": list(found.notes),
         "results": str(found.path) if found.path else None,
     }
 

@@ -9,7 +9,6 @@ without a known range has none, and then neither has the rest.
 from __future__ import annotations
 
 import math
-import random
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import phases, stats
+from lab.core import phases, request_times, stats
 from lab.core.asked_settings import table
 from lab.core.lists import plural
 from lab.core.record import DECODE, Machine, Record
@@ -52,8 +51,8 @@ GROUPS = {
 LEAST, LEAST_ALONE = 0.02, 0.1
 """Causes are named from the first share if their range excludes 1, and from the second if their range is unknown."""
 
-FEWEST, N_DRAWN = 3, 400
-"""Blocks, runs or sessions that a range needs; draws of a bootstrap."""
+FEWEST = 3
+"""Blocks, runs or sessions that a range needs."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,8 @@ class Answer:
 
     fast: Setup
     slow: Setup
-    letters: tuple[str, str]  # of fast and slow
+    letters: tuple[str, ...]  # of fast and slow
     parts: tuple[Part, ...]
-    notes: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()  # of the trial
     path: Path | None = None
     command: str = ""  # that tries the largest change, where it is known already
@@ -139,25 +137,22 @@ def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
 
 
 UNKNOWN_COUNTS = {
-    pasted.UNKNOWN: "the text does not say what it counts. Look up tokens, context and whether prefill is included.",
-    pasted.WINDOW: "an average over a logging window is not the decode rate of a request.",
-    pasted.MIXED: "the rate mixes prompt and generated tokens, or several lengths.",
+    pasted.UNKNOWN: "does not say what it counts: look up tokens, context, and whether prefill is included",
+    pasted.WINDOW: "is an average over a logging window, not the decode rate of a request",
+    pasted.MIXED: "mixes prompt and generated tokens, or several lengths",
 }
 
 
 def counted(sides: Mapping[str, Setup]) -> Part:
     """The part of what the two rates count."""
-    log, is_borrowed, words = 0.0, False, list[str]()
-    fast, slow = sides.values()
+    log, is_borrowed, words, (fast, slow) = 0.0, False, list[str](), sides.values()
     for (letter, one), other, sign in zip(sides.items(), (slow, fast), (-1, 1), strict=True):
         own, borrows, why = _to_steps(one, other)
         log += sign * own
         is_borrowed |= borrows
-        words += [f"{letter} {why}"] if why else []
-    if not words:
-        is_known = not any(one.counts in UNKNOWN_COUNTS for one in sides.values())
-        return Part(COUNTED, how=EQUAL if is_known else NOT_KNOWN, words="" if is_known else "see below")
+        words += [f"{letter} {said}"] if (said := why or UNKNOWN_COUNTS.get(one.counts)) else []
     how = f"{ARITHMETIC}, with the other's prefill rate: {NO_RANGE}" if is_borrowed else ARITHMETIC
+    how = how if log else NOT_KNOWN if words else EQUAL
     return Part(COUNTED, log, None if is_borrowed else 0.0, how, "; ".join(words))
 
 
@@ -352,29 +347,63 @@ def _device(one: Setup, here: Machine) -> str | None:
 
 
 def _of_state(sides: Mapping[str, Setup]) -> Part:
-    """The part of disturbed runs: medians of all runs over those of quiet ones, with a bootstrapped range."""
-    said, is_known, chance = list[str](), True, random.Random(0)
-    drawn = [0.0] * (N_DRAWN + 1)  # the first is of the runs themselves
-    for (letter, one), sign in zip(sides.items(), (-1, 1), strict=True):
+    """The part of disturbed runs: all runs against the quiet ones, as means of logarithms."""
+    log, squares, said, is_known = 0.0, 0.0, list[str](), True
+    on_battery = [one.records[0].machine.power == "battery" for one in sides.values()]
+    for (letter, one), sign, battery in zip(sides.items(), (-1, 1), on_battery, strict=True):
         timed = [(figure(run.run, one.is_prefill), not disturbances.disturbances(run)) for run in one.records]
-        logs = [(math.log(value), is_quiet) for value, is_quiet in timed if value]
-        n_quiet = sum(is_quiet for _, is_quiet in logs)
-        said += [
-            f"{letter}: {sentence}"
-            for sentence in (*disturbances.sentences(one.records), *disturbances.drift(one.records))
-        ]
-        if one.records[0].machine.power == "battery":
-            said.append(f"{letter} ran on battery")
-            is_known &= all(other.records[0].machine.power == "battery" for other in sides.values())
-        is_known &= n_quiet == len(logs) or n_quiet >= FEWEST
-        for i in range(N_DRAWN + 1) if n_quiet < len(logs) else ():
-            own = chance.choices(logs, k=len(logs)) if i else logs
-            quiet = [value for value, is_quiet in own if is_quiet]
-            drawn[i] += sign * (statistics.median(value for value, _ in own) - statistics.median(quiet)) if quiet else 0
-    if not is_known or not any(drawn):
-        return Part(STATE, how=EQUAL if is_known else NOT_KNOWN, words="; ".join(said))
-    half = 1.96 * statistics.pstdev(drawn[1:], drawn[0])
-    return Part(STATE, drawn[0], half, f"{FROM_RECORDS}, quiet runs against all", "; ".join(said))
+        logs = [math.log(value) for value, _ in timed if value]
+        quiet = [math.log(value) for value, is_quiet in timed if value and is_quiet]
+        sentences = [*disturbances.sentences(one.records), *disturbances.drift(one.records)]
+        said += [f"{letter}: {words}" for words in [*sentences, *(["it ran on battery"] if battery else [])]]
+        if FEWEST <= len(quiet) < len(logs):
+            log += sign * (statistics.fmean(logs) - statistics.fmean(quiet))
+            squares += sum(stats.mean_half_width(values, stats.CONFIDENCE) ** 2 for values in (logs, quiet))
+        is_known &= len(quiet) == len(logs) or len(quiet) >= FEWEST
+    words = "; ".join(said)
+    if not is_known or on_battery[0] != on_battery[1]:
+        return Part(STATE, words=words)
+    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all" if log else EQUAL, words)
+
+
+def of_server(sides: Mapping[str, Setup]) -> list[Part]:
+    """What a server adds to the engine, by the times that it reports; no part for two engines or two servers."""
+    served = [letter for letter, one in sides.items() if one.requests]
+    if len(served) != 1:
+        return []
+    letter, one, slow = served[0], sides[served[0]], list(sides)[1]
+    requests, reported = [record.request for record in one.requests], one.requests[0].endpoint.settings
+    pairs = list[tuple[float, float]]()  # seconds of a prompt, or of a token, at the client and by the server
+    for request in requests:
+        figures, timings = request_times.figures(request), request.timings
+        client_ns = figures.ttft_ns if one.is_prefill else figures.tpot_ns
+        own_ms = timings and (timings.prompt_ms if one.is_prefill else timings.gen_ms)
+        n = 1 if one.is_prefill else ((timings.n_gen if timings else None) or 0) - 1
+        if client_ns and own_ms and n > 0:
+            pairs.append((client_ns / 1e9, own_ms / 1e3 / n))
+    name, sign = "HTTP, template and tokenizing" if one.is_prefill else "HTTP", 1 if letter == slow else -1
+    http = Part(name, words=f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)")
+    if len(pairs) >= FEWEST:
+        logs = [math.log(client / own) for client, own in pairs]
+        half, how = stats.mean_half_width(logs, stats.CONFIDENCE), f"from {letter}'s own times, {len(logs)} requests"
+        client_s, own_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+        words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
+        http = Part(name, sign * statistics.fmean(logs), half, how, words)
+    is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
+    sampling = Part("sampling", how=EQUAL if is_greedy else NOT_KNOWN, words="" if is_greedy else "not given for both")
+    n_slots = reported.n_slots if reported else None
+    words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
+    slots = Part("slots", how=EQUAL) if n_slots == 1 else Part("slots", words=words)
+    cached = [request.usage.cached_tokens if request.usage else None for request in requests]
+    if not one.is_prefill:
+        cache = Part("cache", how=EQUAL)
+    elif None in cached or not one.n_prompt:
+        cache = Part("cache", words=f"{letter} does not report cached tokens")
+    else:
+        n_cached = statistics.fmean(n or 0 for n in cached)
+        words = f"{n_cached:,.0f} of {one.n_prompt:,} tokens in {letter}"
+        cache = Part("cache", sign * math.log1p(-min(n_cached / one.n_prompt, 0.99)), 0.0, ARITHMETIC, words)
+    return [http, sampling, slots, cache]
 
 
 def figure(run: Any, is_prefill: bool) -> float | None:

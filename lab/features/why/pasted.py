@@ -61,7 +61,6 @@ class Setup:
     spread: float | None = None
     between: float | None = None
     between_source: str = ""
-    round_trip_s: float = 0.0  # of HTTP, to a server
     compute_tps: float | None = None  # of decode steps without sampling, where that is known
     records: tuple[Record, ...] = ()
     requests: tuple[RequestRecord, ...] = ()

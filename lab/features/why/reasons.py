@@ -1,25 +1,136 @@
-"""Why one figure is slower than another: all parts put together, and the sentence and the command that follow."""
+"""Why one figure is slower than another: both sides read or measured, all parts, and the sentence that follows.
+
+A setup alone is compared with the best that this machine can do. That is a bound, not a measurement: the least time of
+the phase's kernels (lab explain), with the one change of settings that is predicted to help most.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core import shell
-from lab.core.asked_settings import defaults
-from lab.core.record import Record
+from lab.core import results, shell
+from lab.core.asked_settings import table as settings_table
+from lab.core.record import UNKNOWN_THREADS, Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
+from lab.features.compare import comparison, spread
+from lab.features.limits import advice, probing, roofline, where
+from lab.features.running import ceilings_of, read, without_tuning
+from lab.features.serve import access
 from lab.features.tune.tuning import seconds_of
-from lab.features.why import best, parts, served, sides, trial
+from lab.features.why import measuring, parts, pasted
 from lab.features.why.parts import Answer, Change, Part
-from lab.features.why.pasted import Setup
-from lab.runner import as_options, builds, machine
+from lab.features.why.pasted import DECODE, PREFILL, Setup
+from lab.runner import as_options, builds
 from lab.runner.progress import ShowStatus
+from lab.show import request_table, table
 from lab.show.wording import digits, times
+
+FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
+"""Columns of a figure; the second where no run has the first."""
+
+Given = tuple[list[list[Setup]], list[Record]]
+"""The figures of one side by setup, and its records."""
+
+
+def given(name: str) -> Given:
+    """The figures of a file, a folder, stdin or of words."""
+    path, is_of_lab = Path(name), False
+    if len(name) < 4000 and path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(1000)
+        is_of_lab = begin.lstrip()[:1] == b"{" and (b'"session":' in begin or b'"machine":' in begin)
+    if is_of_lab or path.suffix == ".html" or (len(name) < 4000 and path.is_dir()):
+        return of_records(name)
+    found = pasted.read(name)
+    most = max(([one for one in found if one.is_prefill == is_prefill] for is_prefill in (False, True)), key=len)
+    return [found] if len(most) < 2 else [[one] for one in most], []
+
+
+def of_records(name: str) -> Given:
+    """The figures of a results file by setup, or by session if all are of one setup."""
+    reading = without_tuning(read((name,)))
+    measured = reading.measured
+    rows = comparison.sessions_apart(request_table.measured(table.runs(measured)))
+    rows = rows[rows.lever.isna()]
+    if rows.empty:
+        raise LabError(f"{name} has no plain run that succeeded.", "Measure some: lab measure")
+    known, setups, groups = spread.known_spreads(measured), table.setups(rows), list[list[Setup]]()
+    for label, part in setups:
+        groups.append([])
+        for _, repeats in part.groupby(["n_prompt", "n_gen"]):
+            own = [measured[i] for i in dict.fromkeys(repeats.run)]
+            for counts, names in FIGURES.items():
+                figure = next((name for name in names if name in repeats and (repeats[name] > 0).any()), None)
+                if figure is not None:
+                    between = known.get((spread.machine_of(repeats), names[0])) or spread.default(repeats.iloc[0])
+                    about = label if len(setups) > 1 else ""
+                    groups[-1].append(_of_rows(repeats, figure, counts, own, between, about))
+    return [group for group in groups if group], list(reading.records)
+
+
+def _of_rows(
+    rows: Any, figure: str, counts: str, own: Sequence[Record | RequestRecord], between: spread.Spread, about: str
+) -> Setup:
+    """The figure of repeats, rows of `lab.runs`."""
+    first, values = rows.iloc[0], [value for value in rows[figure] if value > 0]
+    logs, n_prompt = [math.log(value) for value in values], int(first.n_prompt)
+    runs = tuple(one for one in own if isinstance(one, Record))
+    requests = tuple(one for one in own if isinstance(one, RequestRecord))
+    compute = [value for value in rows.decode_ms if value > 0] if "decode_ms" in rows and counts == DECODE else []
+    server = requests[0].endpoint.settings if requests else None
+    return Setup(
+        source="lab" if runs else "server",
+        tps=n_prompt / statistics.median(values) if counts == PREFILL else 1e3 / statistics.median(values),
+        counts=counts,
+        n_prompt=n_prompt,
+        n_gen=int(first.n_gen),
+        n_depth=0,
+        prefill_s=float(rows.prefill_s.median()) if (rows.prefill_s > 0).any() else None,
+        model=(server and server.model_file) or str(first.model),
+        quantization=runs[0].model.quantization if runs else server.quantization if server else None,
+        settings=settings_of(runs[0]) if runs else {},
+        spread=math.sqrt(math.pi / 2) * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None,
+        between=between.sd,
+        between_source=between.source,
+        compute_tps=1e3 / statistics.median(compute) if compute else None,
+        records=runs,
+        requests=requests,
+        about=about,
+    )
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """The settings of a record as keywords of AskedSettings, with resolved values."""
+    settings = record.settings
+    chosen = {name: getattr(settings, setting.record_name or name) for name, setting in settings_table().items()}
+    chosen["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
+    chosen["kv_unified"] = "on" if settings.kv_unified else "off"
+    if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
+        chosen |= {"threads": None, "threads_batch": None}
+    return {name: value for name, value in chosen.items() if value is not None and name not in ("prompt", "seed")}
+
+
+def nearest(first: Sequence[Setup], second: Sequence[Setup], prefill: bool) -> tuple[Setup, Setup]:
+    """The two figures of one phase, decode before prefill, whose lengths are nearest; of equal ones the longest."""
+
+    def apart(pair: tuple[Setup, Setup]) -> float:
+        lengths = [(one.n_prompt or 0) + (one.n_depth or 0) + 1 for one in pair]
+        is_known = all(one.n_prompt is not None for one in pair)
+        return round(abs(math.log(lengths[0] / lengths[1])), 3) - 1e-9 * lengths[0] if is_known else 0.0
+
+    for wanted in (True,) if prefill else (False, True):
+        both = [(a, b) for a in first for b in second if a.is_prefill == b.is_prefill == wanted and a is not b]
+        if both:
+            return min(both, key=apart)
+    figures = " and ".join("/".join(dict.fromkeys(one.counts for one in side)) for side in (first, second))
+    raise LabError(f"There is no figure that both sides have: {figures}.", "Give two figures of the same phase.")
 
 
 def why(
@@ -50,32 +161,65 @@ def why(
     began, folder = time.monotonic(), Path(out)
     budget_s = 0.0 if str(budget).strip() in ("0", "0s", "0.0") else seconds_of(budget)
     if len(lib) not in (0, 2) or (url and b is not None):
-        raise LabError(
-            f"{len(lib)} libraries for two sides."
-            if len(lib) not in (0, 2)
-            else "There are three sides: A, B and --url.",
-            "Compare two: lab why A.jsonl B.jsonl --lib OLD --lib NEW, or lab why A.jsonl --url URL",
-        )
+        hint = "Compare two: lab why A.jsonl B.jsonl --lib OLD --lib NEW, or lab why A.jsonl --url URL"
+        raise LabError("There are A, B and --url." if url else f"--lib is given {len(lib)} times.", hint)
     libs = [path for one in lib if (path := builds.folder_of(one))]
-    read = [
-        sides.Given([[one]]) if isinstance(one, Setup) else sides.given(str(one)) for one in (a, b) if one is not None
+    read: list[Given] = [
+        ([[one]], []) if isinstance(one, Setup) else given(str(one)) for one in (a, b) if one is not None
     ]
-    first = read[0].groups[0]
-    figure = ([one for one in first if one.is_prefill == prefill] or first)[-1]
+    groups, device_of_b = read[0][0], None
+    figure = ([one for one in groups[0] if one.is_prefill == prefill] or groups[0])[-1]
     if url:
-        read.append(sides.of_server(figure, url, model, budget_s, folder, watch, how))
-        model = None
-    elif len(read) == 1 and len(read[0].groups) == 1:
+        read.append(of_records(str(measuring.server(figure, url, model, budget_s, folder, watch, **how))))
+        model, device_of_b = None, "here" if access.is_loopback(access.access(url)) else None
+    elif len(read) == len(groups) == 1:
         if figure.records:
-            return best.answer(figure, str(a), str(out))
-        read.append(sides.here(figure, model, budget_s, folder, watch))
-    known = [record for one in read for record in one.records]
-    first, second = (one.groups[0] for one in read) if len(read) == 2 else read[0].groups[:2]
-    pair = sides.nearest(first, second, prefill)
-    names = iter((device or "").split(","))
-    named = [one if one.records or not device else dataclasses.replace(one, device=next(names, None)) for one in pair]
-    left_s = max(0.0, budget_s - (time.monotonic() - began))
+            return best(figure, str(a), str(out))
+        if model is None:
+            hint = "To measure it here: --model SPEC. Or give a second figure."
+            raise LabError(f"The model of {figure.label} is not known.", hint)
+        read.append(of_records(str(measuring.here(figure, model, budget_s, folder, watch))))
+    first, second = (side[0] for side, _ in read) if len(read) == 2 else groups[:2]
+    devices = iter((device or "").split(",") if device else [])
+    named = [
+        one if one.records else dataclasses.replace(one, device=next(devices, one.device or device_of_b))
+        for one in nearest(first, second, prefill)
+    ]
+    left_s, known = max(0.0, budget_s - (time.monotonic() - began)), [record for _, own in read for record in own]
     return answer(named[0], named[1], left_s, model=model, libs=libs, out=folder, watch=watch, others=known)
+
+
+def best(one: Setup, name: str, folder: str) -> Answer:
+    """Why a figure of the file `name` is slower than the best. LabError without steps or the machine's ceilings."""
+    if not one.records:
+        raise LabError(f"{one.label} has no steps to explain.", "Give a second figure, or measure here: lab measure")
+    first, phase = one.records[0], "prefill" if one.is_prefill else "decode"
+    known = probing.need(ceilings_of(results.read([name]), folder), where.of_record(first), one.label)
+    rows = roofline.explain(one.records, known).query(f"n_prompt == {one.n_prompt}")
+    row = next((row for row in rows.itertuples() if row.phase == phase and row.n_gen == one.n_gen), None)
+    if row is None:
+        raise LabError(f"{one.label} has no steps of {phase} to explain.", "Measure here: lab measure")
+    between_s = 0.0 if one.is_prefill else row.choosing_s + row.harness_s
+    words = "choosing each token, and from one step to the next" if between_s else ""
+    found = [Part(parts.COUNTED, math.log1p(between_s / row.measured_s), 0.0, parts.ARITHMETIC, words)]
+    words = f"{times(row.measured_s / row.least_s)} the least time of its kernels; the limit is {row.limit}"
+    how = f"from ceilings: {parts.NO_RANGE}"
+    found.append(Part("beyond its kernels", math.log(row.measured_s / row.least_s), None, how, words))
+    best_s, command = row.least_s, shell.lab("explain", name)
+    for lever in advice.levers(rows, first, known):
+        gain = (lever.prefill_gain if one.is_prefill else lever.decode_gain) or 0.0
+        changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= advice.LEAST_GAIN else best_s
+        if 0 < changed_s < best_s:
+            best_s, command, words = changed_s, lever.command or command, f"{lever.change}: {times(gain)} in all"
+    if best_s < row.least_s:
+        how = f"predicted from ceilings: {parts.NO_RANGE}"
+        found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
+    tps = (row.n_prompt if one.is_prefill else 1) / best_s
+    best = dataclasses.replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
+    if tps < one.tps:
+        raise LabError(f"{one.label} is faster than its ceilings.", "Measure them again: lab ceilings --again")
+    rest = parts.rest(best, one, found)
+    return Answer(best, one, ("best", "A"), (*found, rest), command=command)
 
 
 def answer(
@@ -93,32 +237,31 @@ def answer(
     """The ratio of two figures in parts. With a budget, depth, settings and builds (`libs` of A and B) are measured."""
     if a.is_prefill != b.is_prefill:
         raise LabError("One figure is of prefill and the other of decode.", "Give two figures of the same phase.")
-    is_a_fast = a.tps >= b.tps
-    both = {"A": a, "B": b} if is_a_fast else {"B": b, "A": a}
-    (fast, slow), letters = (a, b) if is_a_fast else (b, a), ("A", "B") if is_a_fast else ("B", "A")
-    notes = [f"{letter}: {words}" for letter, one in both.items() if (words := parts.UNKNOWN_COUNTS.get(one.counts))]
+    both = {"A": a, "B": b} if a.tps >= b.tps else {"B": b, "A": a}
+    (fast, slow), libs = both.values(), libs if a.tps >= b.tps else libs[::-1]
     steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
-    libs = libs if is_a_fast else libs[::-1]
     if libs:
-        ends = [f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True)]
+        ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
         steps.append(Change(parts.BUILD, {"lib": libs[1]}, ", ".join(ends)))
     todo = [step for step in steps if isinstance(step, Change)]
-    found, records, file = dict[str, Part](), list[Record](), None
+    found, records, file, problem = dict[str, Part](), list[Record](), None, ""
     spec = model or parts.spec_of(fast) or parts.spec_of(slow)
-    if todo and budget_s > 0 and spec is None:
-        notes.append("Name a model to measure depth and settings with: --model SPEC")
-    elif todo and budget_s > 0:
-        start = {**trial.start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
+    if todo and budget_s > 0:
+        start = {**measuring.start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
         try:
-            found, records, file = trial.measured(start, todo, fast.is_prefill, budget_s, out, watch, **more)
-        except LabError as problem:
-            notes.append(f"Nothing was measured: {problem.what}")
-    made = [
-        found.get(step.name, Part(step.name, words=step.words)) if isinstance(step, Change) else step for step in steps
-    ]
-    made += [*served.parts(both), *parts.of_machine(both, spec, out, not libs)]
+            if spec is None:
+                raise LabError("no model is named (--model SPEC)")
+            found, records, file = measuring.measured(start, todo, fast.is_prefill, budget_s, out, watch, **more)
+        except LabError as error:
+            problem = f"; not measured: {error.what}"
+    made = list[Part]()
+    for step in steps:
+        if isinstance(step, Change):
+            step = found.get(step.name, Part(step.name, words=step.words + problem))
+        made.append(step)
+    made += [*parts.of_server(both), *parts.of_machine(both, spec, out, not libs)]
     made.append(parts.rest(fast, slow, made))
-    return Answer(fast, slow, letters, tuple(made), tuple(notes), tuple(records), file)
+    return Answer(fast, slow, tuple(both), tuple(made), tuple(records), file)
 
 
 def conclusion(found: Answer) -> tuple[str, str]:
@@ -143,9 +286,8 @@ def conclusion(found: Answer) -> tuple[str, str]:
     cause, *others = found.causes
     more = f"; {', '.join(f'{one.name} adds {times(one.factor)}' for one in others)}" if others else ""
     own_range = "" if cause.range else ", range unknown"
-    words = (
-        f"{letter} is slower mostly because of {cause.name} ({times(cause.factor)}{own_range}): {cause.words}{more}."
-    )
+    factor = f"{times(cause.factor)}{own_range}"
+    words = f"{letter} is slower mostly because of {cause.name} ({factor}): {cause.words}{more}."
     if cause.name == parts.COUNTED:
         own = f"{digits(slow.tps * cause.factor)} tokens/s{' (range unknown)' if own_range else ''}"
         words = f"Most of it is how {letter} counts: {cause.words.partition('; ')[0]}. Its decode alone is {own}{more}."
@@ -155,24 +297,20 @@ def conclusion(found: Answer) -> tuple[str, str]:
         return words, shell.lab("sweep", "--max-len", max(512, round(parts.position(slow) or 0)))
     if slow.requests:
         return words, shell.lab("server", slow.requests[0].endpoint.url)
-    if cause.name in (parts.STATE, parts.MACHINE) and not found.command:
-        return words, shell.lab("doctor")
-    return words, found.command or command_of(cause.name, found.fast, slow)
+    if found.command or cause.name in (parts.STATE, parts.MACHINE, parts.BUILD):
+        return words, found.command or (shell.lab("doctor") if cause.name == parts.STATE else "")
+    return words, command_of(cause.name, found.fast, slow)
 
 
 def command_of(name: str, fast: Setup, slow: Setup) -> str:
-    """The measurement of the slower setup with one group of settings as in the faster one."""
-    keys = {key for group, keys in parts.GROUPS.items() if group in name for key in keys}
-    one = fast if name in (parts.QUANTIZATION, parts.MODEL, "other settings") or not slow.records else slow
-    if not one.records:
+    """The measurement of the slower setup with one group of settings as in the faster one ("" without its records)."""
+    if not (fast.records and slow.records):
         return ""
-    first = one.records[0]
-    chosen = {key: value for key, value in as_options.asked(first.settings).items() if key not in ("lib", "rpc")}
-    if not machine.accelerators(first.machine.devices):
-        chosen.pop("n_gpu_layers", None)
-    chosen |= {key: fast.settings[key] for key in keys & fast.settings.keys()}
-    if chosen.get("threads") == chosen.get("threads_batch"):
-        chosen.pop("threads_batch", None)
-    chosen = {key: value for key, value in chosen.items() if value != defaults().get(key)}
-    options = {**chosen, "model": parts.spec_of(one)}
-    return shell.lab("measure", *(word for key, value in options.items() for word in as_options.option(key, value)))
+    first, other = slow.records[0], fast.records[0]
+    if name in (parts.QUANTIZATION, parts.MODEL):
+        first = dataclasses.replace(first, model=other.model)
+    keys = [key for group, names in parts.GROUPS.items() if group in name for key in names]
+    fields = [settings_table()[key].record_name or key for key in keys]
+    values = {field: getattr(other.settings, field) for field in fields}
+    changed = dataclasses.replace(first, settings=dataclasses.replace(first.settings, lib=None, rpc=None, **values))
+    return shell.lab("measure", *(word for option in as_options.options(changed) for word in option))

@@ -1,4 +1,4 @@
-"""Measure a path from one setup to another, in blocks with fresh engines, within a budget.
+"""Measure within a budget: a setup here, a server, or a path from one setup to another in blocks of fresh engines.
 
 Each variant on the path changes one group more, and so do those of the reverse path. A factor is the mean of both
 orders, so the order does not decide it. One run of the cheapest variant tells what a block will take; the path has as
@@ -20,16 +20,21 @@ from lab.core import shell, stats
 from lab.core.asked_settings import defaults
 from lab.core.lists import plural
 from lab.core.record import Record
+from lab.errors import LabError
 from lab.features.compare import side_by_side
+from lab.features.serve import through_server
+from lab.features.serve.servers import connect
 from lab.features.why.parts import FEWEST, GEN, MEASURED, Change, Part, figure, length, position
 from lab.features.why.pasted import Setup
 from lab.process.worker import Worker
-from lab.runner import as_options
+from lab.runner import as_options, session
 from lab.runner.cases import Plan
+from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.session import new_results_file
 from lab.show.wording import seconds, times
 
+SHORTEST, MOST_GEN, REPEATS = 100, 64, 10
 MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES, INTERACTION = 30, FEWEST + 1, 6, 0.05
 SURE = 0.005
 """Half of a range, as a logarithm, at which a trial ends before its budget does."""
@@ -60,6 +65,33 @@ def start(fast: Setup, slow: Setup) -> dict[str, Any]:
         name: value for name, value in chosen.items() if value != defaults().get(name) and name not in ("lib", "rpc")
     }
     return {**kept, "prompt_len": length(fast if position(fast) is not None else slow)}
+
+
+def here(a: Setup, spec: str, budget_s: float, out: Path, watch: ShowStatus) -> Path:
+    """The file of runs with A's setup on this machine. LabError where none ended in the budget."""
+    n_gen, n_done, path = max(2, min(a.n_gen or MOST_GEN, MOST_GEN)), 0, None
+    settings = start(a, a)
+    with limited(watch, budget_s) as look, Worker() as worker:
+        plan = make_plan(worker, [settings.pop("prompt_len")], n_gen, REPEATS, spec, **settings)
+        path = new_results_file(plan, out)
+        for record in session.execute(plan, worker, path, look):
+            n_done += record.run.is_timed
+    if path is None or not n_done:
+        raise LabError(f"No run of {spec} ended within {seconds(budget_s)}.", "Give more time: --budget 5min")
+    return path
+
+
+def server(like: Setup, url: str, model: str | None, budget_s: float, out: Path, watch: ShowStatus, **how: Any) -> Path:
+    """The file of requests to a server, as long as those of `like`. LabError where none was answered in the budget."""
+    n_gen, path = max(2, min(like.n_gen or MOST_GEN, MOST_GEN)), None
+    plan = through_server.make_plan([max(SHORTEST, length(like))], n_gen, REPEATS)
+    with limited(watch, budget_s) as look, connect(url, model, lambda words: look(Status(words)), **how) as served:
+        path = served.new_file(out)
+        for _ in through_server.execute(through_server.fitted(plan, served), served, path, look):
+            pass
+    if path is None or not path.exists():
+        raise LabError(f"{url} answered no request within {seconds(budget_s)}.", "Give more time: --budget 5min")
+    return path
 
 
 def measured(
