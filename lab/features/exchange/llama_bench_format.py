@@ -45,27 +45,25 @@ NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
 """Settings that have the same name and meaning in both."""
 
 STDIN = "-"
-MOST_REASONS = 5
-"""Sentences on lines that an error repeats."""
-
-MOST_LETTERS = 10_000
-"""Length of a line of a table."""
-
-MOST_LINES = 50_000
-"""Lines of a text with tables."""
+MOST_REASONS, MOST_LETTERS, MOST_LINES = 5, 10_000, 50_000
+"""Sentences on lines that an error repeats; the length of a line of a table; lines of a text with tables."""
 
 READABLE = "Give llama-bench's output (best: llama-bench -o json), or a text with its Markdown table."
 REQUIRED = ("model_filename", "model_n_params", "test_time", "flash_attn", "type_k", "type_v", *NUMBERS)
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
-DEFAULTS = {"cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0}
-DEFAULTS |= {"no_kv_offload": False, "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none"}
-DEFAULTS |= {"load_mode": "auto", "lazy_mode": "auto", "embeddings": False, "no_host": False}
-DEFAULTS |= {"fit_target": 0, "fit_min_ctx": 0}
+DEFAULTS = {
+    **{"cpu_mask": "0x0", "poll": 50, "split_mode": "layer", "tensor_split": "0.00", "tensor_buft_overrides": "none"},
+    **dict.fromkeys(("n_cpu_moe", "main_gpu", "fit_target", "fit_min_ctx"), 0),
+    **dict.fromkeys(("cpu_strict", "no_kv_offload", "embeddings", "no_host"), False),
+    **dict.fromkeys(("devices", "load_mode", "lazy_mode"), "auto"),
+}
 """What the lab leaves at llama.cpp's defaults, as llama-bench words these."""
 
-HEADS = {name: name for name in ("n_batch", "n_ubatch", "type_k", "type_v")}
-HEADS |= {"model": "model_type", "backend": "backends", "ngl": "n_gpu_layers", "threads": "n_threads"}
-HEADS |= {"fa": "flash_attn", "rpk": "repack"}
+HEADS = {
+    **{name: name for name in ("n_batch", "n_ubatch", "type_k", "type_v")},
+    **{"model": "model_type", "backend": "backends", "ngl": "n_gpu_layers", "threads": "n_threads"},
+    **{"fa": "flash_attn", "rpk": "repack"},
+}
 """Heads of the Markdown table, and the columns that they show. Other settings become the variant."""
 
 LEFT_OUT = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1}
@@ -84,18 +82,37 @@ def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     """A row per setup and test: llama-bench's columns, `samples_ns` and `samples_ts`; unknown is None."""
     tests: dict[str, dict[str, Any]] = {}
     for record in records:
-        for run in phases.by_length(record.run):
-            if run.status != OK or run.warmup:
-                continue
-            prefill, decode, n_decode = phases.prefill_ns(run), phases.decode_compute_mean_ns(run), run.n_gen - 1
-            made = [((run.n_prompt, 0, 0), prefill)] if prefill else []
-            made += [((0, n_decode, run.n_prompt), round(decode * n_decode))] if decode else []
-            for test, ns in made:
-                row = _setup(record) | dict(zip(("n_prompt", "n_gen", "n_depth"), test, strict=True))
-                chosen = to_json(dataclasses.replace(record.settings, n_ctx=0))  # as long as the longest run needs
-                key = json.dumps([row, run.variant, run.every, record.model.sha256, chosen, to_json(record.machine)])
-                kept = tests.setdefault(key, {**row, "test_time": run.started_at, "samples_ns": []})
-                kept["samples_ns"].append(ns)
+        settings, model, here = record.settings, record.model, record.machine
+        offload = machine.accelerators(here.devices)
+        backends = dict.fromkeys(device.name.rstrip("0123456789") for device in offload or here.devices)
+        setup = {
+            **dict.fromkeys(COLUMNS),
+            **DEFAULTS,
+            "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
+            "cpu_info": here.cpu,
+            "gpu_info": ", ".join(device.description for device in offload),
+            "backends": ",".join(backends) or None,
+            "model_filename": model.file or None,
+            "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
+            "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
+            "model_n_params": model.n_params,
+            **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
+            **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
+            "flash_attn": FLASH_ATTN.get(settings.flash_attn),
+            "repack": settings.repack is not False,
+            "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
+        }
+        chosen = to_json(dataclasses.replace(settings, n_ctx=0))  # n_ctx is as long as the longest run needs
+        for run in (run for run in phases.by_length(record.run) if run.status == OK and not run.warmup):
+            prefill, decode = phases.prefill_ns(run), phases.decode_compute_mean_ns(run)
+            decode = decode and round(decode * (run.n_gen - 1))
+            for ns, *test in ((prefill, run.n_prompt, 0, 0), (decode, 0, run.n_gen - 1, run.n_prompt)):
+                if ns:
+                    row = setup | dict(zip(("n_prompt", "n_gen", "n_depth"), test, strict=True))
+                    key = json.dumps([row, run.variant, run.every, model.sha256, chosen, to_json(here)])
+                    tests.setdefault(key, row | {"test_time": run.started_at, "samples_ns": []})["samples_ns"].append(
+                        ns
+                    )
     for row in tests.values():
         samples = row.pop("samples_ns")
         rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in samples]
@@ -104,30 +121,6 @@ def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
         row |= {"avg_ts": round(statistics.fmean(rates), 6), "stddev_ts": round(spread(rates), 6)}
         row |= {"samples_ns": samples, "samples_ts": [round(rate, 6) for rate in rates]}
     return list(tests.values())
-
-
-def _setup(record: Record) -> dict[str, Any]:
-    """llama-bench's columns, those of the setup filled."""
-    settings, model, here = record.settings, record.model, record.machine
-    offload = machine.accelerators(here.devices)
-    names = [device.name.rstrip("0123456789") for device in offload or here.devices]
-    return {
-        **dict.fromkeys(COLUMNS),
-        **DEFAULTS,
-        "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
-        "cpu_info": here.cpu,
-        "gpu_info": ", ".join(device.description for device in offload),
-        "backends": ",".join(dict.fromkeys(names)) or None,
-        "model_filename": model.file or None,
-        "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
-        "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
-        "model_n_params": model.n_params,
-        **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
-        **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
-        "flash_attn": FLASH_ATTN.get(settings.flash_attn),
-        "repack": settings.repack is not False,
-        "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
-    }
 
 
 def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
@@ -183,15 +176,15 @@ def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record
     for number, row in enumerate(rows, 1):
         where = f"line {row['line']}" if "line" in row else f"test {number}"
         try:
-            of_the_test = [from_json(Record, to_json(one)) for one in _records(row, path.stem)]
+            made = [from_json(Record, to_json(one)) for one in _records(row, path.stem)]
         except (KeyError, OverflowError, TypeError, ValueError) as problem:
             skipped.append(f"{where} skipped: it lacks or garbles {printable(str(problem))}")
             continue
-        if not of_the_test:
+        records += made
+        if not made:
             is_both = row.get("n_prompt") and row.get("n_gen")
             what = "prefill and decode as one" if is_both else "a prefill that does not begin at position 0"
             skipped.append(f"{where} skipped: it times {what}")
-        records += of_the_test
     skipped.sort(key=lambda sentence: int(re.split(r"\D+", sentence, maxsplit=2)[1]))
     if not records:
         reasons = "".join(f" {sentence[:1].upper()}{sentence[1:]}." for sentence in skipped[:MOST_REASONS])

@@ -72,7 +72,7 @@ def _section(label: str, rows: pd.DataFrame) -> Section:
     of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))] if timed else []
     columns: Columns = [
         ("prompt\ntokens", lambda row: length(row["n_prompt"])),
-        ("n", lambda row: f"{row['repeats']}"),
+        *([("n", lambda row: f"{row['repeats']}")] if rows.repeats.nunique() > 1 else []),
         ("answer\ntokens", _answer),
         *(
             (text_results.HEADINGS[name], partial(_figure, name=name))
@@ -85,6 +85,7 @@ def _section(label: str, rows: pd.DataFrame) -> Section:
         label,
         f"{plural(int(rows.n_gen.iloc[0]), 'token')} requested; {text_results.below(rows, 'request')}",
         **tabled(columns, rows.to_dict("records")),
+        answer=_time("", rows),
         notes=[MEANINGS],
         sentences=_findings(rows),
         parts=of_server,
@@ -206,7 +207,7 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
             name="requests",
             question=question,
             words=[OF_REQUESTS],
-            sentences=[_time(label if len(of_setups) > 1 else "", part) for label, part in of_setups],
+            sentences=[_time(label if len(of_setups) > 1 else "", table.summary(part)) for label, part in of_setups],
             warnings=warnings(records),
             parts=parts,
             pictures=[Picture(one, caption, drawn[one]) for one, caption in CAPTIONS.items() if one in drawn],
@@ -217,7 +218,7 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
 
 def _time(label: str, rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup of requests."""
-    row = table.summary(rows).iloc[-1]
+    row = rows.iloc[-1]
     words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
     if row.tpot_ms > 0 and not row.n_bounds:
         words += f", each further token takes {wording.seconds(row.tpot_ms / 1e3)}"
