@@ -12,7 +12,7 @@ import lab
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import known, page
+from lab.features import page
 from lab.features.claims import judging, session
 from lab.features.claims import views as claim_views
 from lab.features.claims.figures import CLAIMS
@@ -146,7 +146,7 @@ def judged() -> Verdicts:
 
 
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(claim_views.sections([judged], known.warnings), console.console())
+    print_sections(claim_views.sections([judged]), console.console())
     out = " ".join(capsys.readouterr().out.split())
     assert all(one.claim.criterion in out for one in judged.judged) and judged.summary in out
     assert "must be at least 60 %" in out and "18 claims: " in out

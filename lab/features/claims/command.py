@@ -35,9 +35,7 @@ def claims(only: str | None, **asked: Any) -> None:
     Each run is written to one file as soon as it ends. lab show and lab report judge that file again, also after an
     interrupted session.
     """
-    from lab.features import known
-    from lab.features.claims import judging, session
-    from lab.features.claims import views as claim_views
+    from lab.features.claims import judging, session, views
     from lab.features.limits import probing
     from lab.process.worker import Worker
     from lab.runner.progress import duration
@@ -45,34 +43,31 @@ def claims(only: str | None, **asked: Any) -> None:
     from lab.show import console
 
     output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
-    folder = output.folder
-    chosen = session.choose(only)
-    err = console.console(stderr=True)
+    chosen, err = session.choose(only), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
             asked["watch"] = None if dry_run else transferring
-            planned = session.plan(worker, chosen, folder, **asked)
+            planned = session.plan(worker, chosen, output.folder, **asked)
         introduce([planned.base], err, err, planned.warnings)
         size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
         err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
+        if dry_run and output.as_json:
+            problems = {name: str(why) for name, why in planned.problems.items()}
+            numbers = [claim.number for claim in chosen]
+            console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
+        if dry_run and not output.as_json:
+            grid = console.Grid("part", "what it is", "time", "claims")
+            for name, seconds in planned.expected_s.items():
+                users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
+                what = session.PARTS[name][0] if name in session.PARTS else "the best rate of each kernel"
+                grid.add_row(name, what, duration(seconds), users)
+            console.console().print(grid)
         if dry_run:
-            if output.as_json:
-                problems = {name: str(why) for name, why in planned.problems.items()}
-                numbers = [claim.number for claim in chosen]
-                console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
-            else:
-                grid = console.Grid("part", "what it is", "time", "claims")
-                for name, seconds in planned.expected_s.items():
-                    users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
-                    what = session.PARTS[name][0] if name in session.PARTS else "the best rate of each kernel"
-                    grid.add_row(name, what, duration(seconds), users)
-                console.console().print(grid)
             return
-        path = new_results_file(planned.base, folder)
+        path = new_results_file(planned.base, output.folder)
         records, problem = collect(lambda watch: session.execute(planned, worker, path, watch, err.print), path, err)
-    judged = judging.of_sessions(chosen, records, probing.kept(folder, note))
+    judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
     has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
-    made = claim_views.sections(judged, known.warnings, with_criteria=False)
-    output.end(records, path, problem, has_failed, made=made)
+    output.end(records, path, problem, has_failed, made=views.sections(judged, with_criteria=False))

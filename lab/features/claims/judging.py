@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.core import stats
 from lab.core.lists import grouped, join_and, plural
-from lab.core.record import Ceilings, Record, Run
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.features.compare import spread
 from lab.features.limits import probing, roofline, where
@@ -37,8 +37,6 @@ ASSUMED = math.exp(2 * math.sqrt(2) * spread.VIRTUAL)
 
 MOST_SHOWN = 3
 """The most figures in a cell or a sentence."""
-
-Value = Callable[[Run], float | None]
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,6 @@ class Evidence:
     def of(self, *parts: str) -> list[Record]:
         """The timed runs of parts."""
         return [record for record in self.records if record.run.part in parts and record.run.is_timed]
-
-    def by(self, key: Callable[[Record], Any], *parts: str) -> dict[Any, list[Record]]:
-        """The same by a key in ascending order, without those whose key is None."""
-        return dict(sorted(grouped(self.of(*parts), key).items()))
 
     @property
     def best(self) -> Ceilings:
@@ -141,15 +135,6 @@ class Judged:
     words: str
     figures: tuple[tuple[Figure, Condition], ...] = ()
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """As JSON has it."""
-        figures = [dataclasses.asdict(one) for one, _ in self.figures]
-        finite = [{key: None if value == math.inf else value for key, value in one.items()} for one in figures]
-        words = {"number": self.claim.number, "claim": self.claim.words, "source": self.claim.source}
-        words |= {"verdict": self.verdict, "criterion": self.claim.criterion, "words": self.words}
-        return {**words, "figures": finite, "parts": list(self.claim.parts)}
-
 
 @dataclass(frozen=True)
 class Verdicts:
@@ -161,8 +146,24 @@ class Verdicts:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """As the JSON of `lab claims`."""
-        return [{"session": self.session, **one.row} for one in self.judged]
+        """A row for each claim, as the JSON of `lab claims` has it."""
+        return [
+            {
+                "session": self.session,
+                "number": one.claim.number,
+                "claim": one.claim.words,
+                "source": one.claim.source,
+                "verdict": one.verdict,
+                "criterion": one.claim.criterion,
+                "words": one.words,
+                "figures": [
+                    {key: None if value == math.inf else value for key, value in dataclasses.asdict(figure).items()}
+                    for figure, _ in one.figures
+                ],
+                "parts": list(one.claim.parts),
+            }
+            for one in self.judged
+        ]
 
     @property
     def summary(self) -> str:
@@ -177,9 +178,8 @@ def of_sessions(claims: Sequence[Claim], records: Iterable[Record], known: Seque
     for session, own in grouped((one for one in records if one.run.part), lambda one: one.session).items():
         evidence = Evidence(own, probing.known(known, where.of_record(own[0])))
         tried = {CEILINGS, *(record.run.part for record in own)}
-        yield Verdicts(
-            session, tuple(judge(one, evidence) for one in claims if tried.issuperset(one.parts)), tuple(own)
-        )
+        judged = tuple(judge(one, evidence) for one in claims if tried.issuperset(one.parts))
+        yield Verdicts(session, judged, tuple(own))
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judged:
@@ -204,18 +204,16 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
             figures.append((one, condition))
     verdict = next(name for name, known in groups.items() if known)
     begins = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
-    words = " ".join(f"{begins[name]}: {few_of(known)}." for name, known in groups.items() if known)
+    reasons = []
+    for name, known in groups.items():
+        more = [f"{len(known) - MOST_SHOWN} more"] if len(known) > MOST_SHOWN else []
+        reasons += [f"{begins[name]}: {'; '.join([*known[:MOST_SHOWN], *more])}."] if known else []
+    words = " ".join(reasons)
     runs = evidence.of(*(part for part in claim.parts if part in ONE_BY_ONE))
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict, words = UNSURE, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure. {words}"
     return Judged(claim, verdict, words, tuple(figures))
-
-
-def few_of(words: Sequence[str]) -> str:
-    """The first of many parts, and the number of the others."""
-    more = [f"{len(words) - MOST_SHOWN} more"] if len(words) > MOST_SHOWN else []
-    return "; ".join([*words[:MOST_SHOWN], *more])
 
 
 def failures(records: Iterable[Record]) -> dict[str, str]:
@@ -241,17 +239,3 @@ def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: fl
         interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
     ends = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
     return Figure(name, centre, *ends, unit, len(known))
-
-
-def by_block(records: Iterable[Record] | None, value: Value) -> dict[int, float]:
-    """The value of each block or repeat, the geometric mean of several runs. Runs without a value are left out."""
-    runs = [record.run for record in records or ()]
-    pairs = [(run.repeat if run.block is None else run.block, value(run) or 0.0) for run in runs]
-    known = grouped(pairs, lambda pair: pair[0] if pair[1] > 0 else None)
-    return {key: statistics.geometric_mean(taken for _, taken in own) for key, own in known.items()}
-
-
-def over(base: Iterable[Record] | None, other: Iterable[Record] | None, value: Value) -> list[float]:
-    """The value of `other` over that of `base`, in each block that has both."""
-    bases, others = by_block(base, value), by_block(other, value)
-    return [others[block] / bases[block] for block in bases if block in others]

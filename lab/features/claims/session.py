@@ -12,6 +12,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -151,42 +152,34 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
 
 def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
-
-    def plain(lengths: int | str, gen: int, **changes: Any) -> Plan:
-        return make_plan(worker, str(lengths), gen, N_REPEAT, **{**settings, **changes})
-
-    match part:
-        case "lengths":
-            return {"": plain(f"32,128,512,{LONGEST}", 64)}
-        case "context":
-            return {"": plain(2048, 12, every=256)}
-        case "settings":
-            half, usual = (
-                base.settings.n_threads // 2,
-                {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"},
-            )
-            variants: dict[str, dict[str, Any]] = {"base": {}, "half": {"threads": half, "threads_batch": half}}
-            variants |= {"no-flash": {"flash_attn": "off"}, "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
-            chosen = {name: change for name, change in variants.items() if half or name != "half"}
-            return {name: plain(LONGEST, 32, **{**usual, **change}) for name, change in chosen.items()}
-        case "quantizations":
-            spec = catalog.parse(settings["model"])
-            is_synthetic = spec.source == catalog.SYNTHETIC
-            if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
-                what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
-                raise LabError(what, "Use a model of the list, and get it first: lab models")
-            prefix = "synthetic:" if is_synthetic else ""
-            kinds = ("F16", "Q8_0", "Q4_0")
-            return {kind: plain(64, 64, model=f"{prefix}{spec.entry.name}:{kind}") for kind in kinds}
-        case "batch":
-            sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
-            return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **settings)}
-        case "stall":
-            return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **settings)}
-        case _:
-            text = settings.get("prompt", prompts.TEXT)
-            texts = settings | {"prompt": "code,table,story" if text == prompts.TEXT else text}
-            return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}
+    plain, own = partial(make_plan, worker, repeat=N_REPEAT), settings
+    if part == "lengths":
+        return {"": plain(f"32,128,512,{LONGEST}", 64, **own)}
+    if part == "context":
+        return {"": plain("2048", 12, **{**own, "every": 256})}
+    if part == "settings":
+        half, usual = base.settings.n_threads // 2, {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"}
+        variants: dict[str, dict[str, Any]] = {"base": {}} | (
+            {"half": {"threads": half, "threads_batch": half}} if half else {}
+        )
+        variants |= {"no-flash": {"flash_attn": "off"}, "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
+        return {name: plain(str(LONGEST), 32, **{**own, **usual, **change}) for name, change in variants.items()}
+    if part == "quantizations":
+        spec = catalog.parse(own["model"])
+        is_synthetic = spec.source == catalog.SYNTHETIC
+        if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
+            what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
+            raise LabError(what, "Use a model of the list, and get it first: lab models")
+        name = f"synthetic:{spec.entry.name}" if is_synthetic else spec.entry.name
+        return {kind: plain("64", 64, **{**own, "model": f"{name}:{kind}"}) for kind in ("F16", "Q8_0", "Q4_0")}
+    if part == "batch":
+        sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
+        return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **own)}
+    if part == "stall":
+        return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **own)}
+    text = own.get("prompt", prompts.TEXT)
+    texts = own | {"prompt": "code,table,story" if text == prompts.TEXT else text}
+    return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}
 
 
 def execute(

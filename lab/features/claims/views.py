@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,49 +26,46 @@ if TYPE_CHECKING:
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
+CAPTION = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
+
 MOST_RATIO = 100.0
 """The picture ends at this multiple of a threshold, and at its inverse."""
 
 
-def sections(
-    sessions: Iterable[Verdicts], doubts: Callable[[Sequence[Record]], list[str]], with_criteria: bool = True
-) -> list[Section]:
-    """A table of all verdicts for each session, its picture and, on a page, the criteria. `doubts` says what disturbed
-    its runs."""
-    return [_section(f"claims-{i}", one, doubts(one.records), with_criteria) for i, one in enumerate(sessions, 1)]
-
-
-def _section(name: str, verdicts: Verdicts, doubts: Sequence[str], with_criteria: bool) -> Section:
-    failed = judging.failures(verdicts.records)
-    rest = [record for record in verdicts.records if record.run.part not in failed]
-    failures = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
-    criteria = {
-        str(one.claim.number): f"{one.claim.criterion} {f'Claimed by {one.claim.source}.' if one.claim.source else ''}"
-        for one in verdicts.judged
-    }
-    return Section(
-        "Claims and verdicts",
-        f"session {verdicts.session}",
-        name=name,
-        question="Do the textbooks' claims hold on this machine?",
-        headings=("", "claim", "verdict", "figures"),
-        cells=[
-            [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
-            for one in verdicts.judged
-        ],
-        warnings=[*doubts, *(f"failed: {line}" for line in failures)],
-        sentences=[verdicts.summary],
-        pictures=pictures(verdicts),
-        parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
-        data=lambda: {"rows": verdicts.rows},
-    )
-
-
-def pictures(verdicts: Verdicts) -> list[Picture]:
-    """Each figure over its threshold; none without figures."""
-    known = [(one, *pair) for one in verdicts.judged for pair in one.figures]
-    caption = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
-    return [Picture("claims", caption, partial(_draw, known), (10.0, 1.8 + 0.2 * len(known)))] if known else []
+def sections(sessions: Iterable[Verdicts], with_criteria: bool = True) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page, the criteria."""
+    made = []
+    for i, verdicts in enumerate(sessions, 1):
+        judged, failed = verdicts.judged, judging.failures(verdicts.records)
+        rest = [record for record in verdicts.records if record.run.part not in failed]
+        failures = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
+        figures = [(one, *pair) for one in judged for pair in one.figures]
+        criteria = {
+            str(one.claim.number): " ".join(
+                [one.claim.criterion, *([f"Claimed by {one.claim.source}."] if one.claim.source else [])]
+            )
+            for one in judged
+        }
+        size = 10.0, 1.8 + 0.2 * len(figures)
+        made.append(
+            Section(
+                "Claims and verdicts",
+                f"session {verdicts.session}",
+                name=f"claims-{i}",
+                question="Do the textbooks' claims hold on this machine?",
+                headings=("", "claim", "verdict", "figures"),
+                cells=[
+                    [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
+                    for one in judged
+                ],
+                warnings=[*known.warnings(verdicts.records), *(f"failed: {line}" for line in failures)],
+                sentences=[verdicts.summary],
+                pictures=[Picture("claims", CAPTION, partial(_draw, figures), size)] if figures else [],
+                parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
+                data=partial(dict, rows=verdicts.rows),
+            )
+        )
+    return made
 
 
 def _draw(known: Sequence[tuple[Judged, Figure, Condition]], canvas_figure: Canvas) -> None:
@@ -97,8 +94,7 @@ def _draw(known: Sequence[tuple[Judged, Figure, Condition]], canvas_figure: Canv
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """The verdicts of each session of claims, judged again."""
-    judged = judging.of_sessions(CLAIMS, records, context.ceilings)
-    return sections(judged, known.warnings, with_criteria=context.details or context.is_page)
+    return sections(judging.of_sessions(CLAIMS, records, context.ceilings), context.details or context.is_page)
 
 
 def again(records: Sequence[Record]) -> str:
