@@ -91,8 +91,8 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
 def compared(evidence: Evidence, part: str, case: str, base: str, other: str, time: str) -> Figures:
     """A time of the runs with one value of a column over that with another."""
     runs = table(evidence, part)
-    sides = (runs[runs[case].astype(str) == value] for value in (base, other))
-    return [figure(f"{time}, {other} over {base}", over(*sides, time))]
+    values = runs[case].astype(str)
+    return [figure(f"{time}, {other} over {base}", over(runs[values == base], runs[values == other], time))]
 
 
 def half_threads(evidence: Evidence, phase: str) -> Figures:
