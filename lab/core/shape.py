@@ -48,7 +48,7 @@ WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}
 
 UNCOUNTED = {"llama4": "it attends in chunks"}
 DELTA_NETS = ("qwen35", "qwen35moe")
-"""Architectures of which only each fourth layer attends; the others are gated delta nets, which the lab counts."""
+"""Only each fourth layer of these architectures attends; the others are gated delta nets, which the lab counts."""
 
 SINGLE = {
     # A key that may be in a header: what it means that the lab does not count.

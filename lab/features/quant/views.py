@@ -138,7 +138,7 @@ def answer(found: Found) -> str:
 
 
 def sentences(records: Sequence[Record], found: Found) -> list[str]:
-    """Which files are beaten in both, what cannot be told apart, and what the figures rest on."""
+    """Which files are beaten in both, what cannot be told apart, and the basis of the figures."""
     first, *others = found.rows.itertuples()
     lines, known = list[str](), [row for row in others if row.decode == row.decode]
     if known and all(shown.DISTURBED in row.decode_doubts for row in known):

@@ -1,7 +1,7 @@
 """`lab tune`: the fastest settings for a workload on this machine, with a proof.
 
 The search of search.py says what to measure block by block, in fresh engines. At last the winner is measured side by
-side with the default, in blocks that chose nothing. All of this fits into a budget of time, of which about half is kept
+side with the default, in blocks that chose nothing. All of this fits into a budget of time; about half of it is kept
 for the confirmation. Settings that the user gave stay as they are.
 """
 
