@@ -44,12 +44,9 @@ if TYPE_CHECKING:
 
 NAN, INF = math.nan, math.inf
 
-PAUSE_S = 0.5
-"""In a closed loop some user always waits for an answer, or pauses after a failure (0.25 s). A round was aborted if
-nothing happened for longer than this before the end of its window."""
-
-FAILED_S = 0.25
-"""A user's pause after a failure (PAUSE_S of client_process.py)."""
+PAUSE_S, FAILED_S = 0.5, 0.25
+"""In a closed loop some user always waits for an answer, or pauses for FAILED_S after a failure (client_process.py). A
+round was aborted if nothing happened for longer than PAUSE_S before the end of its window."""
 
 MOST_GAPS = 6
 """In an open loop of random arrivals, a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
@@ -57,19 +54,15 @@ MOST_GAPS = 6
 SHARE = 0.9
 """A load holds from this attainment on."""
 
-N_BATCHES = 5
-FAR = 2
-"""If all requests stay below half of their limits, or all exceed twice their limits, bunches of slow requests say
-nothing about which requests exceed a limit."""
+N_BATCHES, FAR = 5, 2
+"""Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
+all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
 
 FEWEST = 8
 """Requests that each half of the windows needs for a comparison of the halves."""
 
-BY_SERVER, BY_ONE_USER = "the server's prompt times", "TTFT with 1 user"
-"""What the time of prefill is known from."""
-
-LONGER = 1.05
-"""TTFT of one user gives the prefill of prompts that are longer than its own by at most this factor."""
+BY_SERVER, BY_ONE_USER, LONGER = "the server's prompt times", "TTFT with 1 user", 1.05
+"""What the time of prefill is known from. TTFT of one user gives the prefill of prompts up to LONGER times its own."""
 
 
 def row(request: Request) -> dict[str, Any]:
@@ -107,6 +100,7 @@ def row(request: Request) -> dict[str, Any]:
         "round": load.round,
         "is_one_user": load.arrivals == CLOSED and load.concurrency == 1,
         "ok": ok,
+        "failure": "" if ok else one.failure or "failed",
         "figures": one,
         "date_s": date_s,
         "sent_s": sent_s,
@@ -192,7 +186,7 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
     good = inside[inside.ok]
     is_bound = bool((good.tpot_s.isna() & good.tpot_most_s.notna()).any())
     ttft, tpot, e2e = (_latency(name, rounds, is_bound) for name in ("ttft", "tpot", "e2e"))
-    failed = [(one.failure or "failed", one.error) for one in inside[~inside.ok].figures]
+    failed = [(name, one.error) for name, one in zip(inside.failure, inside.figures, strict=True) if name]
     failures = Counter(name for name, _ in failed)
     middle_s = (inside.begin_s + inside.over_s) / 2
     first, second = inside.ttft_s[inside.at_s < middle_s].dropna(), inside.ttft_s[inside.at_s >= middle_s].dropna()
@@ -361,16 +355,15 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         below = level if below is None and one["attainment_high"] < SHARE else below
     unit = "users" if is_closed else "requests/s"
     low, high = (f"{level or 0:g} {'user' if is_closed and level == 1 else unit}" for level in (at_least, below))
+    sentence = "unknown, too few requests"
     if at_least is not None and below is not None:
         sentence = f"between {at_least:g} and {high}"
     elif at_least is not None:
-        why = "every load met the limits" if at_least == levels[-1] else "no load clearly missed the limits"
-        sentence = f"at least {low} ({why})"
+        sentence = (
+            f"at least {low} ({'every load met' if at_least == levels[-1] else 'no load clearly missed'} the limits)"
+        )
     elif below is not None:
-        why = "no load met the limits" if below == levels[0] else "no load clearly met the limits"
-        sentence = f"below {high} ({why})"
-    else:
-        sentence = "unknown, too few requests"
+        sentence = f"below {high} ({'no load met' if below == levels[0] else 'no load clearly met'} the limits)"
     sentence += f"; {best:g} by the measured shares alone" if best not in (None, at_least) else ""
     return {"unit": unit, "at_least": at_least, "below": below, "best": best, "sentence": sentence}
 
@@ -418,20 +411,13 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
         (first,) = table.runs(own[:1]).to_dict("records")
         every = frame([record.request for record in own])
         for _, arm in every.groupby("arm") if len(every) else ():
-            load, lengths = arm.load.iloc[0], [set(arm[arm.kept][name]) for name in ("n_prompt", "n_gen")]
-            is_mixed = any(len(values) > 1 for values in lengths)
-            n_prompt, n_gen = (0 if is_mixed else int(values.pop()) for values in lengths)
-            lever = f"{load.label}, {load.lengths}" if is_mixed else load.label
+            load, lengths = arm.load.iloc[0], arm.loc[arm.kept, ["n_prompt", "n_gen"]]
+            n_prompt, n_gen = (0, 0) if lengths.nunique().max() > 1 else map(int, lengths.iloc[0])
+            lever = load.label if n_gen else f"{load.label}, {load.lengths}"
             same = {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
             for number, one in arm[~arm.is_cut_off].groupby("round"):
-                of = one[one.inside][["ttft_s", "tpot_s", "e2e_s"]].median()
+                of = one.loc[one.inside, ["ttft_s", "tpot_s", "e2e_s"]].median()
                 known = {"ttft_s": of.ttft_s, "tpot_ms": 1e3 * of.tpot_s, "e2e_s": of.e2e_s}
                 of_rounds.append({**first, **nothing, **same, "repeat": number, **known})
-    rounds = pd.DataFrame(of_rounds)
-    return (
-        pd.concat([counted, rounds], ignore_index=True)
-        if len(counted) and len(rounds)
-        else rounds
-        if of_rounds
-        else counted
-    )
+    parts = [one for one in (counted, pd.DataFrame(of_rounds)) if len(one)]
+    return pd.concat(parts, ignore_index=True) if parts else counted

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import join_and, plural
-from lab.core.record import OK, Record
+from lab.core.record import Record
 from lab.core.request import CLOSED, CONSTANT, Endpoint, RequestRecord, Slo
 from lab.errors import LabError
 from lab.features.serve import load_figures, request_words
@@ -367,17 +367,11 @@ def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
         low, high = [arm.tokens_tps_low for arm in known], [arm.tokens_tps_high for arm in known]
         ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
         style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
+        ends = ((left, xs), (xs, right), (low, ys), (ys, high))  # the median of all can lie outside the rounds' range
+        bars = [[max(0, b - a) for a, b in zip(*of, strict=True)] for of in ends]
         n = max(arm.n_rounds for arm in known)
-        if n > 1:  # the median of all can lie outside the rounds' range
-            bars = [
-                [max(0, b - a) for a, b in zip(*of, strict=True)]
-                for of in ((left, xs), (xs, right), (low, ys), (ys, high))
-            ]
-            ax.errorbar(
-                xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3, label=f"{what}, with range over {n} rounds", **style
-            )
-        else:
-            ax.plot(xs, ys, label=what, **style)
+        words = what + (f", with range over {n} rounds" if n > 1 else "")
+        ax.errorbar(xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3 if n > 1 else 0, label=words, **style)
         if max(xs) > WIDE * min(xs) > 0:
             ax.set_xscale("log")
             ax.set_xlim(right=max(2 * max(xs), 1.1 * max(right)))
@@ -401,27 +395,25 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
     The steady window is shaded. A failure is a mark at the time when the request was due. Of more than 6 loads the
     smallest, the largest and some between are drawn.
     """
-    n = min(len(arms), MOST_PANELS)
+    n, begin_s = min(len(arms), MOST_PANELS), arms[0].load_warmup_s
+    stop_s = begin_s + arms[0].load_duration_s
     chosen = [round(i * (len(arms) - 1) / max(1, n - 1)) for i in range(n)]
     axes = canvas.grid(figure, n, 1 if n == 1 else 2 if n in (2, 4) else 3, sharex=True)
     firsts = [own[own["round"] == own["round"].min()] for own in (rows[i] for i in chosen)]
-    failures = [[None if one.status == OK else one.failure or "failed" for one in own.figures] for own in firsts]
-    classes = {name: None for own in failures for name in own if name}
+    classes = dict.fromkeys(name for own in firsts for name in own.failure if name)
     styles = {name: (FAILED[i % len(FAILED)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(classes)}
-    over_s = [arms[i].load_warmup_s + arms[i].load_duration_s for i in chosen]
-    last_s = 1.01 * max(*over_s, *(end_s for own in firsts for end_s in own.end_s if end_s < math.inf))
-    for ax, i, own, failed, stop_s in zip(axes, chosen, firsts, failures, over_s, strict=True):
-        ax.axvspan(arms[i].load_warmup_s, stop_s, color=GRID, alpha=0.5, lw=0)
+    last_s = 1.01 * max([stop_s, *(end_s for own in firsts for end_s in own.end_s if end_s < math.inf)])
+    for ax, i, own in zip(axes, chosen, firsts, strict=True):
+        ax.axvspan(begin_s, stop_s, color=GRID, alpha=0.5, lw=0)
         step = math.ceil(len(own) / MOST_BARS)
-        drawn = own[::step]
-        for place, (at_s, first_s, end_s) in enumerate(zip(drawn.at_s, drawn.first_s, drawn.end_s, strict=True)):
-            if end_s < math.inf:
-                first_s = min(first_s, end_s)
-                ax.barh(place, first_s - at_s, left=at_s, height=0.9, color=WAITING, lw=0)
-                ax.barh(place, end_s - first_s, left=first_s, height=0.9, color=ANSWERED, lw=0)
+        drawn = own[::step].reset_index()
+        ended = drawn[drawn.end_s < math.inf]
+        first_s = ended[["first_s", "end_s"]].min(axis=1)
+        ax.barh(ended.index, first_s - ended.at_s, left=ended.at_s, height=0.9, color=WAITING, lw=0)
+        ax.barh(ended.index, ended.end_s - first_s, left=first_s, height=0.9, color=ANSWERED, lw=0)
         for name, (colour, marker) in styles.items():
-            places = [place for place, of in enumerate(failed[::step]) if of == name]
-            ax.plot(drawn.at_s.iloc[places], places, ls="", ms=5, mew=0, color=colour, marker=marker)
+            failed = drawn[drawn.failure == name]
+            ax.plot(failed.at_s, failed.index, ls="", ms=5, mew=0, color=colour, marker=marker)
         of_step = f", 1 of {step} drawn" if step > 1 else ""
         ax.set_title(f"{arms[i].load}: {plural(len(own), 'request')}{of_step}", fontsize=10)
         ax.set_xlim(0, last_s)
