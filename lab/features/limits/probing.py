@@ -39,7 +39,7 @@ from lab.runner.cases import utc_now
 from lab.runner.limits import sysctl, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
-from lab.show import disturbances, text_setup
+from lab.show import disturbances
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
@@ -137,6 +137,8 @@ def measure(
 
     KeyboardInterrupt after what was measured is kept, and what is missing is said.
     """
+    from lab.show import text_setup
+
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
         for line in text_setup.describe(plan.machine, shape):

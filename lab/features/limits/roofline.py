@@ -89,13 +89,14 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = []
+    rows, known = [], dict[Any, tuple[cost.StepCost, step_kernels.Parts]]()
     for record in records:
         for run in phases.by_length(record.run):
             if run.is_timed and run.lever is None:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
-                rows += [_phase(phase, run, record, ceilings) for phase in (PREFILL, DECODE) if phase in run.steps.kind]
+                own = [phase for phase in (PREFILL, DECODE) if phase in run.steps.kind]
+                rows += [_phase(phase, run, record, ceilings, known) for phase in own]
     if not rows:
         if any(record.run.lever for record in records):
             raise LabError(
@@ -126,19 +127,25 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     return t.reset_index().drop(columns=["is_disturbed", "n_disturbed"])
 
 
-def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings) -> dict[str, Any]:
-    """A phase of one run (decode: the mean per token). LabError if the cost of steps is unknown."""
+def _phase(
+    phase: str,
+    run: Run,
+    record: Record,
+    ceilings: Ceilings,
+    known: dict[Any, tuple[cost.StepCost, step_kernels.Parts]],
+) -> dict[str, Any]:
+    """A phase of one run (decode: the mean per token); `known` are the steps of other runs. LabError without a cost."""
     model, settings, steps = record.model, record.settings, run.steps
     last, layers = phases.n_prefill_steps(run) - 1, where.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]
-    costs, parts = [], []
-    for i in chosen:
-        shape = steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0
-        step = cost.step(model, *shape, settings.type_k, settings.type_v)
-        if step is None:
-            raise step_kernels.not_known(model)
-        costs.append(step)
-        parts.append(step_kernels.parts(model, settings, ceilings, *shape, layers=layers))
+    shapes = [(steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0) for i in chosen]
+    for shape in shapes:
+        if (shape, layers) not in known:
+            step = cost.step(model, *shape, settings.type_k, settings.type_v)
+            if step is None:
+                raise step_kernels.not_known(model)
+            known[shape, layers] = step, step_kernels.parts(model, settings, ceilings, *shape, layers=layers)
+    costs, parts = zip(*(known[shape, layers] for shape in shapes), strict=True)
     n = len(chosen) if phase == DECODE else 1
     is_split, best = len(parts[0].by_device) > 1, roof(ceilings, layers)
     by_part: dict[str, float] = {}
