@@ -11,20 +11,26 @@ import pytest
 
 from lab.core import results
 from lab.core.record import Settings
+from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.features.why import measuring, parts, pasted, reasons
 from lab.features.why.parts import Answer
 from lab.features.why.reasons import why
 from lab.process.wire import Outcome
+from lab.runner import builds
+from lab.runner.progress import Status
 from lab.show import disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+from tests.test_request import make_request, make_request_record
 
 pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
 
 
 def ms_per_token(settings: Settings, quantization: str = "Q4_0") -> float:
-    """The planted machine: threads halve the time, no flash attention costs 1.3x, a q8_0 cache 1.2x."""
+    """The planted machine: threads halve the time, no flash attention costs 1.3x, a q8_0 cache 1.2x, new 1.25x."""
+    if settings.lib and settings.lib.endswith("new"):
+        return 12.5
     time = 10 * 2 / settings.n_threads
     time *= 1.3 if (settings.flash_attn_resolved or settings.flash_attn) == "off" else 1.0
     return time * (1.2 if settings.type_k == "q8_0" else 1.0)
@@ -270,3 +276,87 @@ def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path)
     code, out, err = run_lab("why", sample, "--no-plot", "-o", tmp_path)
     assert code == 0, err
     assert "slow as best" in out and "beyond its kernels" in out
+
+
+def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "folder_of", lambda lib: lib)
+    monkeypatch.setattr(builds, "name_of", lambda lib: lib)
+    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.25))
+    more: dict[str, Any] = {"model": "smollm2-135m", "out": tmp_path / "out", "new_worker": Planted}
+    for a, b, libs in ((one, other, ("/x/old", "/x/new")), (other, one, ("/x/new", "/x/old"))):
+        found = reasons.answer(a, b, 60, libs=libs, **more)
+        assert [each.name for each in found.causes] == ["build"] and "x/new in" in part(found, "build").words
+        assert part(found, "build").factor == pytest.approx(1.25, rel=0.02) and abs(found.rest.log) < 0.02
+    with pytest.raises(LabError, match="--lib is given 1 times"):
+        why("35 tokens/s", "20 tokens/s", lib=("/x/old",))
+
+
+def test_a_regression_names_the_build_the_system_or_the_file(tmp_path: Path) -> None:
+    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0))
+    machine, model = other.records[0].machine, other.records[0].model
+    changes: dict[str, dict[str, Any]] = {
+        "build": {"llama_cpp_commit": "another"},
+        "system and driver": {"os": "another"},
+        "machine state": {"power": "battery"},
+    }
+    for name, changed in changes.items():
+        another = dataclasses.replace(machine, **changed)
+        records = tuple(dataclasses.replace(record, machine=another) for record in other.records)
+        found = reasons.answer(one, dataclasses.replace(other, records=records))
+        sentence, command = reasons.conclusion(found)
+        assert f"The only difference without a known factor is {name}." in sentence, sentence
+        assert command == ("lab why A.jsonl B.jsonl --lib OLD --lib NEW" if name == "build" else "lab doctor")
+    files = [dataclasses.replace(model, sha256=sha256) for sha256 in ("a" * 64, "b" * 64)]
+    a, b = (
+        dataclasses.replace(side, records=tuple(dataclasses.replace(each, model=file) for each in side.records))
+        for side, file in zip((one, other), files, strict=True)
+    )
+    assert "the files differ" in part(reasons.answer(a, b), "model").words
+
+
+def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
+    text = "| test | t/s |\n| tg100 @ d100 | {} |"
+    one, other = (pasted.parse(text.format(rate))[0] for rate in ("200.0", "80.0"))
+    one, slow = dataclasses.replace(one, device="RTX 4090"), dataclasses.replace(other, device="rtx-3060")
+    found = part(reasons.answer(one, slow, model="llama-3.2-3b:Q4_K_M", out=tmp_path), "machine")
+    assert found.how == "predicted, 90 % ranges" and found.words == "rtx-4090 in A, rtx-3060 in B"
+    assert found.range and 1.3 < found.factor < 5 and found.range[0] < 1008 / 360 < found.range[1]
+    assert part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how == parts.NOT_KNOWN
+
+
+def test_a_server_is_taken_apart_by_its_own_times() -> None:
+    timings = ServerTimings(n_gen=6, gen_ms=5 * 20e-6, prompt_ms=80e-6)
+    usage = Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=2)
+    request = make_request(timings=timings, usage=usage, asked=Asked(n_prompt=10, n_gen=6, temperature=0))
+    for counts, name, factor in ((pasted.DECODE, "HTTP", 22.5 / 20), (pasted.PREFILL, "HTTP, template", 100 / 80)):
+        more: dict[str, Any] = {"counts": counts, "n_prompt": 10, "n_gen": 6, "spread": 0.0, "between": 0.0}
+        engine = pasted.Setup(source="lab", tps=1e9, records=(make_record(),), **more)
+        server = pasted.Setup(source="server", tps=0.9e9, requests=(make_request_record(request),) * 3, **more)
+        found = reasons.answer(engine, server)
+        (http,) = (each for each in found.parts if each.name.startswith(name))
+        assert http.factor == pytest.approx(factor) and http.how == "from B's own times, 3 requests"
+        assert part(found, "sampling").how == parts.EQUAL and part(found, "slots").words.startswith("4 in B")
+        assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
+    few = dataclasses.replace(server, requests=server.requests[:2])
+    assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)
+
+
+def test_a_budget_ends_within_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seen = [0.0], list[Status]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with measuring.limited(seen.append, 10) as look:
+        for now[0] in (5.0, 10.0, 11.0, 12.0):
+            look(Status("decode"))
+    assert len(seen) == 3 and now[0] == 11
+
+
+def test_a_figure_of_another_program_alone_needs_a_model_to_be_measured_here() -> None:
+    with pytest.raises(LabError, match="The model of a bare figure, tokens is not known"):
+        why("35 tokens/s")
+
+
+@pytest.mark.timeout(120)
+def test_a_figure_alone_is_measured_here_on_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "REPEATS", 1)
+    found = why("| test | t/s |\n| tg8 @ d16 | 9000.0 |", budget="60s", model="smollm2-135m", out=tmp_path)
+    assert found.letters == ("A", "B") and found.slow.source == "lab" and len(list(tmp_path.glob("*.jsonl"))) == 1
