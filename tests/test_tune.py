@@ -179,13 +179,12 @@ def test_the_confirmation_says_which_gains_it_could_have_seen() -> None:
 
     def confirmed(gain: float) -> tuple[bool, float]:
         runs = [
-            (variant, Timing(block, (), {PREFILL: seconds * math.exp(chance.gauss(0, 0.03 / math.sqrt(2)))}))
+            (variant, block, seconds * math.exp(chance.gauss(0, 0.03 / math.sqrt(2))))
             for block in range(6)
             for variant, seconds in ((DEFAULT, gain), ("--flash-attn off", 1.0))
         ]
-        found, _, _, visible = tuning.confirmed(
-            pd.DataFrame(runs, columns=["variant", "timing"]), phases_of(TTFT, 1, False)
-        )
+        frame = pd.DataFrame(runs, columns=["variant", "block", PREFILL])
+        found, _, _, visible = tuning.confirmed(frame, phases_of(TTFT, 1, False))
         assert found and visible
         return found.low > 1 + tuning.AT_LEAST, visible
 
@@ -212,7 +211,7 @@ def test_a_choice_that_crashes_is_dropped_and_named(tiny: str) -> None:
     found = tuning.tuned(session(tiny, no_flash, workers=Mortal))
     assert found is not None and found.is_recommended
     (row,) = [one for one in found.tried.itertuples() if one.choice == (("ubatch", 64),)]
-    assert math.isnan(row.seconds) and "SIGSEGV" in row.error
+    assert math.isnan(row.time_s) and "SIGSEGV" in row.error
 
 
 def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:

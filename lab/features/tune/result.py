@@ -86,8 +86,8 @@ class Tuned:
     too few. `visible` is the gain that these blocks would show in 4 of 5 sessions. `default` and `winner` are records
     of the two; no winner: the default won the search, or nothing was confirmed.
 
-    `runs` has a row for each run. `tried` has a row for each choice of the search, the fastest first: its variant (the
-    choice as options), n_runs, seconds, ratio, low and high, which are NaN if it failed, and the error. `medians` has
+    `runs` has a row for each run, with its seconds until the first token (prefill) and per further one (decode).
+    `tried` has a row for each choice of the search, the fastest first; its figures are NaN if it failed. `medians` has
     the seconds of the default and the winner in the confirmation by phase. `crossings` has a row for each prompt
     length: the gain there, and from and up to which answer length the winner is faster.
     """
@@ -179,6 +179,7 @@ def of_sessions(records: Iterable[Record]) -> list[Tuned]:
 
 def tuned(records: Sequence[Record]) -> Tuned | None:
     """The result of one session, from its records; None if the default was not measured."""
+    import numpy as np
     import pandas as pd
 
     known = [(record, record.run.tuning) for record in records if record.run.tuning and not record.run.warmup]
@@ -186,34 +187,26 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     if default is None or default.run.tuning is None:
         return None
     asked, lever = default.run.tuning, default.run.lever
-    of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
-    rows = [
-        (own.stage, record.run.variant or "", choice_of(record, default), record, record.run.is_timed)
-        for record, own in known
-        if own
-    ]
-    runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "record", "is_timed"])
-    runs["timing"] = [timing(record, choice) for record, choice in zip(runs.record, runs.choice, strict=True)]
-    runs["error"] = [record.run.error or "" for record in runs.record]
+    of, rows, by_stage = (
+        phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch)),
+        [],
+        grouped(known, lambda one: one[1] and one[1].stage),
+    )
+    search = Search([choice_of(record, default) for record, _ in by_stage.get(SEARCH, [])], of)
+    for record, own in known:
+        choice, variant = choice_of(record, default), record.run.variant or ""
+        found = timing(record, choice)
+        if own and own.stage == SEARCH and found:
+            search.learn(found)
+        times = {"block": found.block, "disturbed": found.is_disturbed, **found.seconds} if found else {}
+        error = record.run.error or ""
+        rows.append({"stage": own and own.stage, "variant": variant, "choice": choice, "error": error, **times})
+    runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE])
 
-    searched = runs[runs.stage == SEARCH]
-    search = Search(searched.choice, of)
-    for one in searched.timing.dropna():
-        search.learn(one)
-    alike = searched.groupby("variant", sort=False)
-    tried = alike.agg(choice=("choice", "last"), n_runs=("timing", "count"), error=("error", "max")).reset_index()
-    ratio, deviation = search.expected(list(tried.choice))
-    half = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * pd.Series(deviation)
-    middle = pd.Series(ratio).where(tried.n_runs > 0)
-    for name, log in (("ratio", middle), ("low", middle - half), ("high", middle + half)):
-        tried[name] = log.map(math.exp, na_action="ignore")
-    tried["seconds"] = tried.ratio * sum(search.default_s().values())
-    tried = tried.sort_values("seconds", kind="stable", ignore_index=True)
-
-    timed = runs[(runs.stage == CONFIRM) & runs.is_timed]
-    winner = next((record for record in timed.record if record.run.variant != DEFAULT), None)
-    gain, n_confirmed, medians, visible = confirmed(timed, of)
-    return Tuned(
+    of_confirmation = [record for record, _ in by_stage.get(CONFIRM, []) if record.run.is_timed]
+    winner = next((record for record in of_confirmation if record.run.variant != DEFAULT), None)
+    gain, n_confirmed, medians, visible = confirmed(runs[runs.stage == CONFIRM], of)
+    made = Tuned(
         session=default.session,
         goal=asked.goal,
         n_prompt=default.run.n_prompt,
@@ -225,11 +218,41 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
         gain=gain,
         n_confirmed=n_confirmed,
         visible=visible,
-        runs=runs.drop(columns="record"),
-        tried=tried,
+        runs=runs,
+        tried=pd.DataFrame(),
         medians=medians,
-        crossings=crossings([*runs[runs.stage == LENGTHS].record, *timed.record], asked.n_gen),
+        crossings=crossings([*(one for one, _ in by_stage.get(LENGTHS, [])), *of_confirmation], asked.n_gen),
     )
+    alike = runs[runs.stage == SEARCH].groupby("variant", sort=False)
+    tried = alike.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
+    tried = tried.rename_axis("settings").reset_index()
+    ratio, deviation = search.expected(list(tried.choice))
+    half, middle = (
+        NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation,
+        pd.Series(ratio).where(tried.n_runs > 0),
+    )
+    tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
+    tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
+    tried["time_ratio_high"] = np.exp(middle + half)
+    tried["changes_output"] = tried.choice.map(is_lossy)
+    tried["verdict"] = np.select(
+        [
+            tried.time_ratio.isna(),
+            tried.settings == DEFAULT,
+            tried.settings == made.won,
+            tried.time_ratio_low > 1,
+            tried.time_ratio_high < 1,
+        ],
+        [
+            "failed",
+            "the base",
+            "recommended" if made.is_recommended else "gain not confirmed",
+            "slower",
+            "faster in the search",
+        ],
+        "no clear difference",
+    )
+    return dataclasses.replace(made, tried=tried.sort_values("time_s", kind="stable", ignore_index=True))
 
 
 def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame, float | None]:
@@ -243,12 +266,9 @@ def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, in
     import pandas as pd
 
     names, sides = [phase.name for phase in of], ["default", "winner"]
-    rows = [
-        {"block": one.block, "side": sides[variant != DEFAULT], **{name: math.log(one.seconds[name]) for name in names}}
-        for variant, one in zip(runs.variant, runs.timing, strict=True)
-        if one and all(name in one.seconds for name in names)
-    ]
-    logs = pd.DataFrame(rows, columns=["block", "side", *names]).groupby(["block", "side"])[names].mean()
+    known = runs.dropna(subset=["block", *names])
+    side = known.variant.map(lambda variant: sides[variant != DEFAULT])
+    logs = np.log(known[names].astype(float)).groupby([known.block, side]).mean()
     by_side = {name: np.exp(logs[name].unstack().reindex(columns=sides)) for name in names}  # geometric, of each block
     totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
     medians = pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna()
@@ -329,17 +349,6 @@ def _faster(gain: Ratio) -> str:
     return f"{digits(gain.estimate)} times as fast (95 % interval {digits(gain.low)} to {digits(gain.high)}"
 
 
-def verdict(one: Tuned, row: Any) -> str:
-    """What became of a choice, a row of `tried`."""
-    if not row.ratio > 0:
-        return "failed"
-    if row.variant == DEFAULT:
-        return "the base"
-    if row.variant == one.won:
-        return "recommended" if one.is_recommended else "gain not confirmed"
-    return "slower" if row.low > 1 else "faster in the search" if row.high < 1 else "no clear difference"
-
-
 def sentences(one: Tuned) -> list[str]:
     """First the answer: what is recommended, or why nothing is. Then times, and how far the answer reaches."""
     if one.gain is not None:
@@ -367,17 +376,18 @@ def sentences(one: Tuned) -> list[str]:
                 "less often, and then look larger than they are."
             )
         return made
-    others = one.tried[(one.tried.variant != DEFAULT) & one.tried.ratio.notna()]
+    others = one.tried[(one.tried.settings != DEFAULT) & one.tried.time_ratio.notna()]
     if others.empty:
         return ["No other setting was measured, so nothing is recommended."]
-    best = next((row for row in others.itertuples() if row.variant == one.won), next(others.itertuples()))
-    if one.won is None and (best.high >= 1 or best.ratio > 1 / (1 + AT_LEAST)):
+    best = next((row for row in others.itertuples() if row.settings == one.won), next(others.itertuples()))
+    ratio = Ratio(1 / best.time_ratio, 1 / best.time_ratio_high, 1 / best.time_ratio_low)
+    if one.won is None and (ratio.low <= 1 or ratio.estimate < 1 + AT_LEAST):
         return ["Keep the default: nothing that was tried is faster beyond noise."]
     n = one.n_confirmed
     why = f"only {plural(n, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it" if n else "nothing confirmed it"
     return [
-        f"No recommendation: {_name(best.variant, best.choice)} was the fastest in the search, but {why}.",
-        f"In the search it was {_faster(Ratio(1 / best.ratio, 1 / best.high, 1 / best.low))}). That is too optimistic, "
+        f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but {why}.",
+        f"In the search it was {_faster(ratio)}). That is too optimistic, "
         "because the search chose the settings with the shortest times.",
         "Run lab tune again with a larger --budget.",
     ]
@@ -441,24 +451,23 @@ def section(one: Tuned, context: Context | None = None) -> Section:
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
     context = context or Context()
     is_whole, lines = context.details or context.is_page, sentences(one)
-    known = one.runs.dropna(subset=["timing"])
-    disturbed = known.timing.map(lambda each: each.is_disturbed)
+    known = one.runs.dropna(subset=["block"])
+    disturbed = known.disturbed.astype(bool)
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
-    counting = disturbed[known.stage == CONFIRM] if CONFIRM in set(known.stage) else disturbed
-    rows, warnings = list(_in_order(one).itertuples()), []
-    if counting.any() and counting.mean() >= 0.5:
-        what = "runs that confirm the gain" if CONFIRM in set(known.stage) else "runs"
+    is_confirmed, rows, warnings = (known.stage == CONFIRM).any(), list(_in_order(one).itertuples()), []
+    if disturbed.any() and disturbed[known.stage == CONFIRM if is_confirmed else known.index].mean() >= 0.5:
+        what = "runs that confirm the gain" if is_confirmed else "runs"
         warnings = [
             f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."
         ]
-    if failed := [f"{row.variant} ({row.error})" for row in rows if row.error]:
+    if failed := [f"{row.settings} ({row.error})" for row in rows if row.error]:
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
     columns: Columns = [
-        ("settings", lambda row: _name(row.variant, row.choice, "\nchanges the model's output")),
+        ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
         ("runs", lambda row: str(row.n_runs)),
-        ("time", lambda row: seconds(row.seconds) if row.seconds > 0 else UNKNOWN),
+        ("time", lambda row: seconds(row.time_s) if row.time_s > 0 else UNKNOWN),
         ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
-        ("verdict", partial(verdict, one)),
+        ("verdict", lambda row: row.verdict),
     ]
     parts, commands = list[Section](), command_lines(one, is_here=not context.is_page)
     if is_whole and one.is_recommended and len(one.crossings) and one.goal not in (TTFT, TPOT):
@@ -522,14 +531,14 @@ def _subject(record: Record) -> str:
 def _in_order(one: Tuned) -> pd.DataFrame:
     """What was tried, the default and the winner first."""
     first = {DEFAULT: 0, one.won: 1}
-    return one.tried.sort_values("variant", key=lambda names: [first.get(name, 2) for name in names], kind="stable")
+    return one.tried.sort_values("settings", key=lambda names: [first.get(name, 2) for name in names], kind="stable")
 
 
 def _ratio(row: Any) -> list[str]:
     """The ratio and its interval; only 1.00 of the default, nothing of a failed choice."""
-    if row.variant == DEFAULT or not row.ratio > 0:
-        return [digits(1.0)] if row.ratio > 0 else []
-    return [digits(row.ratio), f"{digits(row.low)}-{digits(row.high)}"]
+    if row.settings == DEFAULT or not row.time_ratio > 0:
+        return [digits(1.0)] if row.time_ratio > 0 else []
+    return [digits(row.time_ratio), f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"]
 
 
 def _lengths(row: Any) -> str:
@@ -542,12 +551,8 @@ def _lengths(row: Any) -> str:
 
 def _as_row(one: Tuned) -> dict[str, Any]:
     """A session for JSON; what is unknown is None."""
-
-    def fields(name: str, *ends: float) -> dict[str, float | None]:
-        known = [end if end == end else None for end in ends] or [None] * 3
-        return dict(zip((name, f"{name}_low", f"{name}_high"), known, strict=True))
-
-    gain = () if one.gain is None else (one.gain.estimate, one.gain.low, one.gain.high)
+    gain = one.gain or Ratio(*[None] * 3)  # type: ignore[arg-type]
+    tried = one.tried.drop(columns="choice").astype(object)
     names = {PREFILL: "first_token", DECODE: "each_token"}
     return {
         "session": one.session,
@@ -559,7 +564,9 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "recommended": one.won if one.is_recommended else None,
         "winner": one.won,
         "changes_output": is_lossy(one.choice),
-        **fields("gain", *gain),
+        "gain": gain.estimate,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
         "gain_visible": one.visible,
         "n_blocks_confirmed": one.n_confirmed,
         **{
@@ -567,18 +574,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
             for row in one.medians.itertuples()
             for side in ("default", "winner")
         },
-        "tried": [
-            {
-                "settings": row.variant,
-                "changes_output": is_lossy(row.choice),
-                "n_runs": row.n_runs,
-                "time_s": row.seconds if row.seconds > 0 else None,
-                **fields("time_ratio", row.ratio, row.low, row.high),
-                "verdict": verdict(one, row),
-                "error": row.error or None,
-            }
-            for row in one.tried.itertuples()
-        ],
+        "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
         "crossings": one.crossings.to_dict("records"),
         "sentences": sentences(one),
         "command_lines": command_lines(one, is_here=True),
@@ -593,48 +589,43 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     import numpy as np
 
     of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
-    runs = one.runs.dropna(subset=["timing"]).copy()
-    runs["block"] = [each.block for each in runs.timing]
-    runs["disturbed"] = [each.is_disturbed for each in runs.timing]
-    times = [sum(phase.n * each.seconds.get(phase.name, math.nan) for phase in of) for each in runs.timing]
-    runs["log"] = np.log(times)
-    of_block = ["stage", "block"]
-    base = runs[runs.variant == DEFAULT].groupby(of_block).log.mean().rename("base")
-    runs = runs.join(base, on=of_block).dropna(subset=["log", "base"])
-    runs["ratio"] = np.exp(runs.log - runs.base)
-
-    known = [row for row in _in_order(one).itertuples() if row.ratio > 0]
+    known = [row for row in _in_order(one).itertuples() if row.time_ratio > 0]
     drawn, names = known[:MOST_DRAWN], []
     for row in drawn:
-        lines = _name(row.variant, row.choice, "\nchanges the model's output").split("\n")
+        lines = _name(row.settings, row.choice, "\nchanges the model's output").split("\n")
         wrapped = [textwrap.wrap(line, LABEL_LETTERS, break_on_hyphens=False) or [""] for line in lines]
         names.append("\n".join(line for part in wrapped for line in part))
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
-    ax, legend = figure.subplots(), set[str]()
-
-    def mark(
-        row: Any, ends: tuple[float, float, float], stage: str, name: str, at: tuple[float, float], style: Sequence[str]
-    ) -> None:
-        """A ratio with its interval, and its runs, at two heights."""
-        own = runs[(runs.stage == stage) & (runs.variant == row.variant)]
-        words = [None if name in legend else f"run of the {name}", None if name in legend else f"{name}, 95 % interval"]
-        legend.add(name)
-        canvas.points(ax, own.ratio, [at[1]] * len(own), own.disturbed,
-                      marker="o", color=style[1], ms=4.5, alpha=0.8, label=words[0])  # fmt: skip
-        middle, low, high = ends
-        reach = [[max(0, middle - low)], [max(0, high - middle)]]
-        ax.errorbar([middle], [at[0]], xerr=reach, marker=style[2], color=style[0], label=words[1],
-                    ms=6, capsize=3, ls="", zorder=3)  # fmt: skip
-
+    ax, places = figure.subplots(), {row.settings: at for at, row in enumerate(drawn)}
     for at, row in enumerate(drawn):
         estimate, *interval = _ratio(row)
         text = " ".join([estimate, *(f"({ends})" for ends in interval)])
         ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-        if row.variant != DEFAULT:
-            mark(row, (row.ratio, row.low, row.high), SEARCH, "search", (at, at + 0.25), (COLOURS[0], COLOURS[5], "D"))
-        if one.gain and row.variant == one.won:
-            ends = 1 / one.gain.estimate, 1 / one.gain.high, 1 / one.gain.low
-            mark(row, ends, CONFIRM, "confirmation", (at - 0.3, at - 0.3), (COLOURS[1], COLOURS[4], "s"))
+
+    runs = one.runs.assign(log=np.log(sum(phase.n * one.runs[phase.name].astype(float) for phase in of)))
+    base = runs[runs.variant == DEFAULT].groupby(["stage", "block"]).log.mean().rename("base")
+    runs = runs.join(base, on=["stage", "block"]).dropna(subset=["log", "base"])
+    searched = {row.settings: (row.time_ratio, row.time_ratio_low, row.time_ratio_high) for row in drawn}
+    searched.pop(DEFAULT, None)
+    won = (
+        {one.won: (1 / one.gain.estimate, 1 / one.gain.high, 1 / one.gain.low)}
+        if one.gain and one.won in places
+        else {}
+    )
+    for stage, name, ends, up, more, (dark, light, marker) in (
+        (SEARCH, "search", searched, 0, 0.25, (COLOURS[0], COLOURS[5], "D")),
+        (CONFIRM, "confirmation", won, 0.3, 0, (COLOURS[1], COLOURS[4], "s")),
+    ):
+        if not ends:
+            continue
+        own = runs[(runs.stage == stage) & runs.variant.isin(list(ends))]
+        heights = [places[variant] - up + more for variant in own.variant]
+        canvas.points(ax, np.exp(own.log - own.base), heights, own.disturbed,
+                      marker="o", color=light, ms=4.5, alpha=0.8, label=f"run of the {name}")  # fmt: skip
+        middle, low, high = np.array(list(ends.values())).T
+        reach = np.maximum(0, [middle - low, high - middle])
+        ax.errorbar(middle, [places[variant] - up for variant in ends], xerr=reach, marker=marker, color=dark,
+                    label=f"{name}, 95 % interval", ms=6, capsize=3, ls="", zorder=3)  # fmt: skip
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(drawn)), names, fontsize=8)
     ax.set_ylim(len(drawn) - 0.4, -0.6)
