@@ -1,7 +1,7 @@
 """Figures in the output of other programs: one table of formats, and what each figure counts.
 
 A decode rate may divide by the prompt's time too, may count the first token without its time, or may be an average
-over a window. Each entry of FORMATS says how a format is recognized and makes a `Setup` of every figure. What a text
+over a window. Each entry of formats.toml says how a format is recognized and where its values are. What a text
 does not say stays None. Numbers that contradict each other are refused.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import codecs
 import csv
-import dataclasses
 import io
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,7 +94,7 @@ def read(name: str) -> list[Setup]:
     try:
         if name == STDIN:
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
-        elif "\n" in name or any(re.search(form.sign, name) for form in FORMATS):
+        elif "\n" in name or any(re.search(form["sign"], name) for form in FORMATS):
             return parse(name)
         else:
             with Path(name).open("rb") as file:
@@ -118,16 +117,16 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
         text = text.replace(old, new)
     problems = list[str]()
     for form in FORMATS:
-        if not re.search(form.sign, text):
+        if not re.search(form["sign"], text):
             continue
         try:
-            found = [one for one in form.parse(text) if 0 < one.tps < 1e9][:MOST_SETUPS]
+            reader = READERS.get(form.get("reader", ""), partial(_figures, form))
+            if found := [one for one in reader(text) if 0 < one.tps < 1e9][:MOST_SETUPS]:
+                return found
+            problems.append(f"{form['name']}: its figures are incomplete")
         except (ArithmeticError, ValueError) as problem:
-            problems.append(f"{form.name}: {problem}")
+            problems.append(f"{form['name']}: {problem}")
             break
-        if found:
-            return found
-        problems.append(f"{form.name}: its figures are incomplete")
     why = f" It looks like {'; '.join(problems[:3])}." if problems else ""
     raise LabError(f"{name} has no figure that the lab can read.{printable(why)}", KNOWN)
 
@@ -166,8 +165,8 @@ GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
 
 def _bare(text: str) -> Iterable[Setup]:
     """A figure in words, such as 35 tokens/s."""
-    if match := re.fullmatch(BARE, text):
-        yield Setup(source="a bare figure", tps=number(match[1]), counts=UNKNOWN)
+    if match := re.search(r"[\d.,]{1,20}", text):
+        yield Setup(source="a bare figure", tps=number(match[0]), counts=UNKNOWN)
 
 
 def _fields(text: str, keys: Iterable[str]) -> list[dict[str, str]]:
@@ -216,6 +215,7 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         depth = row.get("depth") or (None if n_kv is None else "0" if "at_once" in row else n_kv)
         answer_s = times["t"] or (n / r if steps == "fewer" and r else 0.0)
         n_steps = n if steps in ("all", "after") else n - 1
+        draft = "speculative decoding" if row.get("draft", "0") != "0" else ""
         about: dict[str, Any] = {
             "n_prompt": n_in or None,
             "n_gen": n + (steps == "after") or None,
@@ -226,11 +226,7 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
             "total_s": times["total"] or None,
             "model": row.get("model"),
             "quantization": row.get("quantization"),
-            "about": f"{n_seq} at once"
-            if n_seq > 1
-            else "speculative decoding"
-            if row.get("draft", "0") != "0"
-            else "",
+            "about": f"{n_seq} at once" if n_seq > 1 else draft,
         }
         for counts, tokens, seconds, rate in (
             (form.get("counts", DECODE), n * n_seq, times["t"], r),
@@ -266,16 +262,63 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
 
 
 SETTINGS = {"n_batch": "batch", "n_ubatch": "ubatch", "n_threads": "threads", "n_gpu_layers": "n_gpu_layers"}
-SETTINGS |= {"type_k": "cache_type_k", "type_v": "cache_type_v", "flash_attn": "flash_attn"}
+SETTINGS |= {
+    "Microbatch size": "ubatch",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "flash_attn": "flash_attn",
+}
 """llama-bench's columns, and the settings that they are."""
 
 FLASH_ATTN = {"0": "off", "false": "off", "1": "on", "true": "on"}
 QUANTIZATION = r"\b((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)\b"
 
 
-def _bench_setup(row: Mapping[str, Any], test: Iterable[int], tps: str, spread: str | None) -> Setup:
-    """A test of llama-bench; `row` has llama-bench's columns, with default values left out in Markdown."""
-    (n_prompt, n_gen, n_depth), rate = test, number(tps)
+TEST = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
+RATE = rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?"
+
+
+def _bench(text: str) -> Iterable[Setup]:
+    """Tests of llama-bench; Markdown leaves out columns with defaults, and scripts that compare have several rates."""
+    keys = "model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts"
+    rows: Iterable[Mapping[str, Any]] = _tables(text)
+    if "build_commit," in text.replace('"', ""):
+        rows = csv.DictReader(io.StringIO(text))
+    elif "avg_ts" in text:
+        rows = _fields(text, keys)
+    for cells in rows:
+        row = {HEADS.get(head, head): cell for head, cell in cells.items()}
+        test = re.fullmatch(TEST, cells.get("test", cells.get("Test", "-")))
+        sizes = test.groups() if test else [row.get(key) for key in ("n_prompt", "n_gen", "n_depth")]
+        n_prompt, n_gen, n_depth = (count(str(size or 0)) for size in sizes)
+        if row.get("avg_ts"):
+            row["t/s"] = f"{row['avg_ts']}+-{row['stddev_ts']}" if row.get("stddev_ts") else row["avg_ts"]
+        for head in [head for head in row if head.startswith("t/s") and (n_prompt or n_gen)]:
+            rate = re.fullmatch(RATE, row[head])
+            if not rate:
+                raise ValueError(f"{row[head][:40]!r} is not a rate")
+            model = str(row.get("model_type") or row.get("Model") or "")[:100]
+            quantization = re.search(QUANTIZATION, model)
+            counts = MIXED if n_prompt and n_gen else PREFILL if n_prompt else DECODE
+            yield Setup(
+                source="llama-bench",
+                counts=counts,
+                tps=number(rate[1]),
+                n_prompt=n_prompt,
+                n_gen=n_gen or None,
+                n_depth=n_depth,
+                n_steps=n_gen or None,
+                compute_tps=number(rate[1]) if counts == DECODE else None,
+                model=model or None,
+                quantization=quantization[1] if quantization else None,
+                device=row.get("GPU") or row.get("gpu_info") or None,
+                settings=_bench_settings(row),
+                spread=number(rate[2]) / number(rate[1]) if rate[2] and number(rate[1]) else None,
+                about=head.replace("t/s", "build") if head != "t/s" else "",
+            )
+
+
+def _bench_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, own in SETTINGS.items():
         value = str(row.get(name) or "").strip().lower()
@@ -285,67 +328,9 @@ def _bench_setup(row: Mapping[str, Any], test: Iterable[int], tps: str, spread: 
             settings[own] = value
         elif re.fullmatch(r"-?\d{1,6}", value):
             settings[own] = int(value)
-    model = str(row.get("model_type") or row.get("Model") or "")[:100]
-    quantization = re.search(QUANTIZATION, model)
-    counts = MIXED if n_prompt and n_gen else PREFILL if n_prompt else DECODE
-    return Setup(
-        source="llama-bench",
-        counts=counts,
-        tps=rate,
-        n_prompt=n_prompt,
-        n_gen=n_gen or None,
-        n_depth=n_depth,
-        n_steps=n_gen or None,
-        compute_tps=rate if counts == DECODE else None,
-        model=model or None,
-        quantization=quantization[1] if quantization else None,
-        device=row.get("GPU") or row.get("gpu_info") or None,
-        settings=settings,
-        spread=number(spread) / rate if spread and rate else None,
-    )
+    return settings
 
 
-def _bench(text: str) -> Iterable[Setup]:
-    test = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
-    for cells in _tables(text):
-        row = {HEADS.get(head, {"Microbatch size": "n_ubatch"}.get(head, head)): cell for head, cell in cells.items()}
-        sizes = re.fullmatch(test, cells.get("test", cells.get("Test", "-")))
-        for head, cell in cells.items():
-            if head.startswith("t/s") and sizes and (sizes[1] or sizes[2]):
-                rate = re.fullmatch(rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?", cell)
-                if not rate:
-                    raise ValueError(f"{cell[:40]!r} is not a rate")
-                made = _bench_setup(row, (int(size or 0) for size in sizes.groups()), rate[1], rate[2])
-                yield dataclasses.replace(made, about=head.replace("t/s", "build") if head != "t/s" else "")
-
-
-def _bench_rows(text: str) -> Iterable[Setup]:
-    keys = "model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts"
-    rows: Iterable[Mapping[str, Any]] = _fields(text, keys)
-    if "build_commit," in text.replace('"', ""):
-        rows = csv.DictReader(io.StringIO(text))
-    for row in rows:
-        if row.get("avg_ts") and (row.get("n_prompt") or row.get("n_gen")):
-            sizes = [count(str(row.get(key) or "0")) for key in ("n_prompt", "n_gen", "n_depth")]
-            yield _bench_setup(row, sizes, str(row["avg_ts"]), row.get("stddev_ts"))
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format: its name, a pattern that only such texts contain, and how its figures are read."""
-
-    name: str
-    sign: str
-    parse: Callable[[str], Iterable[Setup]]
-
-
-PER_S = r"(?:\s*(?:tokens?|tok|t)\s*(?:/|per|p)\s*s(?:ec(?:ond)?)?\.?|\s*tps)"
-BARE = rf"(?i)\s*~?\s*([\d.,]{{1,20}}){PER_S}\s*"
-OTHERS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]
-FORMATS = (
-    Format("llama-bench (JSON, CSV)", r"avg_ts", _bench_rows),
-    Format("llama-bench (Markdown)", r"\|\s*[Tt]est\s*\|\s*t/s", _bench),
-    *(Format(form["name"], form["sign"], partial(_figures, form)) for form in OTHERS),
-    Format("a bare figure", rf"\A{BARE[4:]}\Z", _bare),
-)
-KNOWN = f"Known formats: {', '.join(form.name for form in FORMATS)}."
+READERS = {"bare": _bare, "bench": _bench}
+FORMATS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]
+KNOWN = f"Known formats: {', '.join(form['name'] for form in FORMATS)}."
