@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import limits, prompts
 from tests import loopback_hub, odd_models
-from tests.conftest import MODEL, make_record, make_run, run_lab
+from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
 
 def chunk(kl: float, same: int = 200, nll: float = 2.1, reference: float = 2.0) -> Divergence:
@@ -150,6 +151,9 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     known_of = figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None))
     assert set(known_of.reference) == {"F16"} and known_of.kl.min() == pytest.approx(0.001)
     assert figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None, name="other")).empty
+    (tmp_path / "other").mkdir()
+    assert views.known_lines(tmp_path / "other", [MODEL]) == []
+    assert f"Quality of {MODEL.name}" in views.known_lines(tmp_path, [MODEL])[0]
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
@@ -208,6 +212,14 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
         close_session()
     assert hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
     assert [name[:3] for name in made.plans] == ["A: ", "B: "] and not made.apart
+
+
+def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
+    with Worker() as worker:
+        worker.load(embedded, dataclasses.replace(SETTINGS, n_ctx=512))
+        texts = {kind: prompts.own_text(names) for kind, names in prompts.KINDS.items()}
+        kinds = Counter(kind for kind, _ in prompts.chunks(texts, worker.tokenize, None, 512))
+    assert kinds.total() >= 60 and min(kinds[kind] for kind in ("prose", "code", "dialogue")) >= 15
 
 
 @pytest.mark.parametrize(

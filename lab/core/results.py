@@ -77,6 +77,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
         records=tuple(one for each in contents for one in each.records if one.session not in known),
         ceilings=tuple(one for each in contents for one in each.ceilings),
         requests=tuple(one for each in contents for one in each.requests if one.session not in known),
+        traces=tuple(one for each in contents for one in each.traces if one.session not in known),
         skipped=(),
     )
 

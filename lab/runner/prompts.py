@@ -18,12 +18,12 @@ from lab.errors import LabError, printable
 TEXT, RANDOM = "text", "random"
 
 KINDS = {
-    "prose": "manual,story",
-    "code and tables": "code,table",
-    "dialogue": "dialogue",
-    "other languages": "german,spanish",
+    "prose": ("manual", "story", "more/prose"),
+    "code": ("code", "table", "more/code"),
+    "dialogue": ("dialogue", "more/dialogue"),
+    "other languages": ("german", "spanish"),
 }
-"""The lab's own texts by their kind."""
+"""The lab's own texts by their kind, for `lab quant`; no prompt is cut from those in `more/`."""
 
 MOST_CHUNKS = 1000
 """Chunks that are cut from a text."""
@@ -51,7 +51,7 @@ def source(asked: str) -> Source:
         return Source(RANDOM, None, None)
     names = own_texts() if asked == TEXT else [name.strip() for name in asked.split(",")]
     if set(names) <= set(own_texts()):
-        text = "\n\n".join((_folder() / f"{name}.txt").read_text(encoding="utf-8") for name in names)
+        text = own_text(names)
         return Source(asked, text, _sha256(text))
     try:
         path = Path(asked).expanduser()
@@ -71,6 +71,11 @@ def source(asked: str) -> Source:
 def own_texts() -> list[str]:
     """The names of the lab's own texts, such as `code`."""
     return sorted(path.stem for path in _folder().glob("*.txt"))
+
+
+def own_text(names: Sequence[str]) -> str:
+    """Some of the lab's own texts, one after the other."""
+    return "\n\n".join((_folder() / f"{name}.txt").read_text(encoding="utf-8") for name in names)
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:

@@ -67,6 +67,7 @@ def predict(
     """
     from lab.core.request import parse_slo
     from lab.features.predict import prediction, text_predict
+    from lab.features.quant import views as quant_views
     from lab.show import console
     from lab.show.section import print_sections
 
@@ -95,6 +96,8 @@ def predict(
         console.print_json({"rows": list(map(_as_json, rows))})
         return
     print_sections(text_predict.sections(rows, limits, is_ranking, shows_all), console.console())
+    for line in quant_views.known_lines(Path(results), [row.model for row in rows]):
+        click.echo(line)
     if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
         note("This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure")
 

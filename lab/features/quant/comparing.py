@@ -164,7 +164,7 @@ def missing(files: Sequence[str]) -> dict[str, int]:
 def _texts(asked: str | None) -> dict[str, str]:
     """The texts by kind: the lab's own, some of them (`code,dialogue`), or a file's."""
     if asked is None:
-        return {kind: prompts.source(names).text or "" for kind, names in prompts.KINDS.items()}
+        return {kind: prompts.own_text(names) for kind, names in prompts.KINDS.items()}
     try:
         source = prompts.source(asked)
     except LabError as problem:

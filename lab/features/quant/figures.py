@@ -87,7 +87,7 @@ def known_quality(records: Sequence[Record], model: Model) -> pd.DataFrame:
     def is_same(other: Model) -> bool:
         if model.sha256 and other.sha256:
             return model.sha256 == other.sha256
-        return (model.name, model.quantization, model.n_bytes) == (other.name, other.quantization, other.n_bytes)
+        return (model.name, model.quantization) == (other.name, other.quantization)
 
     return pd.DataFrame(
         {

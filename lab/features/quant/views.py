@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import shown
+from lab.core import results, shown
 from lab.core.lists import join_and, plural
-from lab.core.record import QUANT, Ceilings, Record
+from lab.core.record import QUANT, Ceilings, Model, Record
 from lab.features.measure import text_results
 from lab.features.quant import figures
 from lab.features.quant.figures import Found
@@ -169,6 +170,19 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if widths:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
+
+
+def known_lines(folder: Path, models: Sequence[Model]) -> list[str]:
+    """What sessions of `lab quant` in a folder found for these files, in sentences."""
+    records, lines = results.nearby([folder], holding=b'"quality":{').traces, list[str]()
+    for model in models:
+        for row in figures.known_quality(records, model).itertuples():
+            cache = "" if row.type_k == "f16" else f" with a {row.type_k} cache"
+            lines.append(
+                f"Quality of {model.name} {model.quantization}{cache} by lab quant, the same on every device: "
+                f"divergence {digits(row.kl)} from {row.reference}, the same most likely token at {percent(row.same)}."
+            )
+    return list(dict.fromkeys(lines))
 
 
 def draw(found: Found, subject: str, figure: Figure) -> None:

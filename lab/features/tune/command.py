@@ -57,6 +57,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
     adds the recommended settings for other programs, and the lengths for which they are faster.
     """
+    from lab.features.quant import views as quant_views
     from lab.features.tune import result, tuning
     from lab.process.worker import Worker
     from lab.runner import as_options, saved_settings
@@ -93,6 +94,9 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
 
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=so_far)
     output.end(records, path, problem)
+    if asked["allow_lossy"] and not output.as_json:
+        for line in quant_views.known_lines(output.folder, [plan.default.model]):
+            click.echo(line)
     if save is None:
         return
     found = result.tuned([record for record in records if isinstance(record, Record)])
