@@ -77,45 +77,35 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
 
 
 def _cpu_signs(name: str, spares: bool) -> tuple[Sign, ...]:
-    """The signs of a column of CPU time in NoiseSamples."""
+    """The signs of a column of CPU time in NoiseSamples: its mean, and its worst second."""
 
     def figure(noise: Noise, which: int) -> float | None:
         column = getattr(noise.samples, name)
         return None if column is None else cores(noise, column)[which]
 
-    return (
-        Sign(lambda noise: figure(noise, 0), MEAN_CORES, spares),
-        Sign(lambda noise: figure(noise, 1), WORST_CORES, spares),
-    )
+    limits = enumerate((MEAN_CORES, WORST_CORES))
+    return tuple(Sign(lambda noise, which=which: figure(noise, which), limit, spares) for which, limit in limits)
 
 
-def _increase(name: str) -> Callable[[Noise], float | None]:
+def _increase(noise: Noise, name: str) -> float | None:
     """The increase of a counter of NoiseReading during the run."""
-
-    def increase(noise: Noise) -> float | None:
-        before, after = getattr(noise.before, name), getattr(noise.after, name)
-        return None if before is None or after is None else after - before
-
-    return increase
+    before, after = getattr(noise.before, name), getattr(noise.after, name)
+    return None if before is None or after is None else after - before
 
 
-def _share(name: str) -> Callable[[Noise], float | None]:
-    """The increase of a counter of seconds, as a share of the run's time."""
+def _waited(name: str) -> tuple[Sign, ...]:
+    """The sign of a counter of seconds: its increase as a share of the run's time."""
 
     def share(noise: Noise) -> float | None:
-        seconds = _increase(name)(noise)
+        seconds = _increase(noise, name)
         return None if seconds is None or noise.samples is None else seconds / (noise.samples.at_ms[-1] / 1e3)
 
-    return share
+    return (Sign(share, WAIT_SHARE),)
 
 
 def _cores(amount: float) -> str:
     text = f"{amount:.2g}"
     return f"{text} core{'s' * (text != '1')}"
-
-
-def _n_slowed(noise: Noise) -> float:
-    return sum(gpu.slowed is not None for gpu in noise.after.gpus or ())
 
 
 def _gpu_percent(noise: Noise) -> float | None:
@@ -124,12 +114,15 @@ def _gpu_percent(noise: Noise) -> float | None:
 
 OTHERS = Cause("other processes used {}", _cpu_signs("others_ms", spares=True), _cores)
 STEAL = Cause("the host took {} from this virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
-MEMORY = Cause("memory was short", (Sign(_share("memory_pressure_s"), WAIT_SHARE),))
+MEMORY = Cause("memory was short", _waited("memory_pressure_s"))
 HEAT = Cause(
     "heat or a power limit slowed the CPU or GPU",
-    (Sign(_increase("n_throttled"), 0), Sign(_n_slowed, 0, on_gpu=True)),
+    (
+        Sign(lambda noise: _increase(noise, "n_throttled"), 0),
+        Sign(lambda noise: sum(gpu.slowed is not None for gpu in noise.after.gpus or ()), 0, on_gpu=True),
+    ),
 )
-QUOTA = Cause("the container used up its quota of CPU time", (Sign(_share("quota_wait_s"), WAIT_SHARE),))
+QUOTA = Cause("the container used up its quota of CPU time", _waited("quota_wait_s"))
 GPU_OTHERS = Cause(
     "other processes used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
 )
@@ -212,48 +205,35 @@ def during(noise: Noise, n_free: float) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What disturbed these runs (repeats of one measurement)."""
-    by_run = [disturbances(record) for record in records]
-    words = []
+    """What disturbed these runs (repeats of one measurement), and whether their threads had too few cores."""
+
+    def in_runs(n: int) -> str:
+        n_all = len(records)
+        if n < n_all:
+            return f"in {n} of {n_all} runs"
+        return f"in {({1: 'the only run', 2: 'both runs'}).get(n, f'all {n} runs')}"
+
+    by_run, words = [disturbances(record) for record in records], []
     for cause in CAUSES:
-        amounts = [amounts[cause] for amounts in by_run if cause in amounts]
-        if amounts:
-            words.append(f"{cause.sentence(max(amounts))} in {_runs(len(amounts), len(records))}")
-    return words + _too_few_cores(records)
-
-
-def _runs(n: int, n_all: int) -> str:
-    """Such as "1 of 3 runs", "all 3 runs"."""
-    if n < n_all:
-        return f"{n} of {n_all} runs"
-    return {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
-
-
-def _too_few_cores(records: Sequence[Record]) -> list[str]:
-    """A sentence if others left fewer cores than the run has threads, for a second or for the whole run."""
-    free = {i: left for i, record in enumerate(records) if (left := _free_cores(record)) is not None}
-    short = {i: left for i, left in free.items() if left < n_threads(records[i]) - WORST_CORES}
-    if not short:
-        return []
-    worst = min(short, key=lambda i: short[i])
-    left, threads = short[worst], n_threads(records[worst])
-    fewer = max(1, math.floor(left))
-    option = f"use --threads {fewer} or " if fewer < threads else ""
-    return [
-        f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')} in {_runs(len(short), len(records))} "
-        f"({option}stop other programs)"
-    ]
-
-
-def _free_cores(record: Record) -> float | None:
-    """Cores that others and the host left free, in the worst second or over the whole run; None if unknown."""
-    noise, usable = record.run.noise, n_cores(record)
-    if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS or usable is None:
-        return None
-    columns = [column for column in (noise.samples.others_ms, noise.samples.steal_ms) if column is not None]
-    taken = [sum(row) for row in zip(*columns, strict=True)]
-    left, quota = usable - max(cores(noise, taken)), record.machine.cpu_quota
-    return left if quota is None else min(left, quota)
+        if amounts := [amounts[cause] for amounts in by_run if cause in amounts]:
+            words.append(f"{cause.sentence(max(amounts))} {in_runs(len(amounts))}")
+    short = []  # cores that were free, in the worst second or over the whole run, and threads that needed them
+    for record in records:
+        noise, usable, threads = record.run.noise, n_cores(record), n_threads(record)
+        if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS or usable is None:
+            continue
+        columns = [column for column in (noise.samples.others_ms, noise.samples.steal_ms) if column is not None]
+        taken = [sum(row) for row in zip(*columns, strict=True)]
+        left = min(usable - max(cores(noise, taken)), record.machine.cpu_quota or math.inf)
+        if left < threads - WORST_CORES:
+            short.append((left, threads))
+    if short:
+        left, threads = min(short)
+        fewer = max(1, math.floor(left))
+        option = f"use --threads {fewer} or " if fewer < threads else ""
+        free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
+        words.append(f"{free} {in_runs(len(short))} ({option}stop other programs)")
+    return words
 
 
 def is_doubtful(records: Sequence[Record]) -> bool:

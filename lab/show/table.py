@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
 """Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
 
-_OF_RUNS = ("engine", *FIGURES, "j_per_token", "energy_of")
-"""Columns that requests can lack."""
-
 
 def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
@@ -41,9 +38,19 @@ def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = pd.DataFrame([row for index, record in enumerate(records) for row in _rows_of(record, index)])
-    if "server" in rows:
-        absent = [name for name in _OF_RUNS if name not in rows]
+    made = []
+    for index, record in enumerate(records):
+        if isinstance(record, RequestRecord):
+            own = [request_table.run_row(record, index)]
+        else:
+            own = [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
+        for row in own:
+            if row["status"] != OK:
+                row |= dict.fromkeys(row.keys() & {*FIGURES, *request_table.FIGURES}, float("nan"))
+        made += own
+    rows = pd.DataFrame(made)
+    if "server" in rows:  # requests can lack these
+        absent = [name for name in ("engine", *FIGURES, "j_per_token", "energy_of") if name not in rows]
         rows[absent] = float("nan")
     return rows
 
@@ -80,32 +87,27 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     with_requests = "server" in table
     keys = [*setup_columns.fields(table), *(request_table.KINDS if with_requests else ()), "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
-    rows = []
+    rows, nan = [], float("nan")
     for key, group in groups:
         n, n_disturbed = len(group), int(group.disturbed.sum())
         doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
         row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
-        names = (*FIGURES, *(request_table.FIGURES if with_requests else ()))
+        names = [*FIGURES, *(request_table.FIGURES if with_requests else ())]
         if group.energy_of.nunique() == 1:
             row["energy_of"] = group.energy_of.dropna().iloc[0]
-            names = (*names, "j_per_token")
+            names.append("j_per_token")
         for name in names:
             values = group[name].dropna().tolist()
-            interval = stats.median_interval(values)
-            nan = float("nan")
-            row |= {
-                name: statistics.median(values) if values else nan,
-                f"{name}_low": interval.low if interval else nan,
-                f"{name}_high": interval.high if interval else nan,
-                f"{name}_min": min(values, default=nan),
-                f"{name}_max": max(values, default=nan),
-            }
+            interval = stats.median_interval(values) or stats.Interval(nan, nan)
+            row |= {name: statistics.median(values) if values else nan}
+            row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
+            row |= {f"{name}_min": min(values, default=nan), f"{name}_max": max(values, default=nan)}
         rows.append(row)
-    return (
-        pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True) if rows else table[:0]
-    )
+    if not rows:
+        return table[:0]
+    return pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True)
 
 
 def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
@@ -134,23 +136,14 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     return [(setup_columns.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
 
 
-def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]:
-    if isinstance(record, RequestRecord):
-        return [_without_failed(request_table.run_row(record, index))]
-    return [_without_failed(_run_row(record, leg, index)) for leg in phases.by_length(record.run)]
-
-
-def _without_failed(row: dict[str, Any]) -> dict[str, Any]:
-    """The row; without figures if the run failed."""
-    failed = set() if row["status"] == OK else {*FIGURES, *request_table.FIGURES}
-    return {name: float("nan") if name in failed else value for name, value in row.items()}
-
-
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
     if run.lever is not None:  # an experiment has phases of its own
         prefill = ttft = tpot = None
-    joules = _joules(record) if run.status == OK and run.lever is None and record.run.every is None else {}
+    joules: dict[str, float] = {}  # by what they cover; graphics cards count where the build can compute on one
+    if run.status == OK and run.lever is None and record.run.every is None and run.noise:
+        has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
+        joules = {kind: value for kind, value in (run.noise.joules or {}).items() if has_gpu or kind != GPU}
     row = {
         "run": index,
         "session": record.session,
@@ -180,13 +173,6 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "energy_of": " + ".join(joules) or None,
     }
     return row | lever_figures.figures(run)
-
-
-def _joules(record: Record) -> dict[str, float]:
-    """The energy of a run by what it covers. Graphics cards count where the build can compute on one."""
-    known = (record.run.noise and record.run.noise.joules) or {}
-    has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
-    return {kind: joules for kind, joules in known.items() if has_gpu or kind != GPU}
 
 
 def _step_rows(record: Record, index: int) -> pd.DataFrame:
