@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lab.core import stats
 from lab.core.lists import plural
@@ -84,7 +85,7 @@ def _cpu_signs(name: str, spares: bool) -> tuple[Sign, ...]:
         return None if column is None else cores(noise, column)[which]
 
     limits = enumerate((MEAN_CORES, WORST_CORES))
-    return tuple(Sign(lambda noise, which=which: figure(noise, which), limit, spares) for which, limit in limits)
+    return tuple(Sign(partial(figure, which=which), limit, spares) for which, limit in limits)
 
 
 def _increase(noise: Noise, name: str) -> float | None:
