@@ -241,16 +241,14 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
 
 def _setups(good: Lines) -> Section:
     """Machine, build, model and settings; for several setups a table of the differences."""
-    all_facts = (_facts_of_run(one) if isinstance(one, Record) else _facts_of_request(one) for one in good)
-    by_facts = {tuple(facts.items()): facts for facts in all_facts}
-    known = list(by_facts.values())
-    names = list(dict.fromkeys(name for facts in known for name in facts))
-    shared = {name: known[0][name] for name in names if len({facts.get(name) for facts in known}) == 1}
-    known = [{name: facts.get(name, UNKNOWN) for name in names} for facts in known]
-    columns = [(name, itemgetter(name)) for name in names if name not in shared]
-    return Section(
-        "What was measured", name="setups", facts=shared, **(tabled(columns, known) if len(known) > 1 else {})
-    )
+    import pandas as pd
+
+    facts = [_facts_of_run(one) if isinstance(one, Record) else _facts_of_request(one) for one in good]
+    t = pd.DataFrame(facts).drop_duplicates().fillna(UNKNOWN)
+    shared = t.columns[t.nunique() == 1]
+    columns = [(name, itemgetter(name)) for name in t.columns.difference(shared, sort=False)]
+    differ = tabled(columns, t.to_dict("records")) if len(t) > 1 else {}
+    return Section("What was measured", name="setups", facts=t[shared].iloc[0].to_dict(), **differ)
 
 
 def _facts_of_run(record: Record) -> dict[str, str]:
@@ -278,16 +276,14 @@ def _facts_of_request(record: RequestRecord) -> dict[str, str]:
     """The server, the model, and the machine of the client. Unknown parts are left out."""
     endpoint, settings = record.endpoint, record.endpoint.settings
     named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
-    parts = (
-        {
+    parts = {}
+    if settings:
+        parts = {
             f"{settings.n_slots} slots": settings.n_slots,
-            f"a context of {settings.n_ctx:,} tokens" if settings.n_ctx else "": settings.n_ctx,
+            f"a context of {settings.n_ctx or 0:,} tokens": settings.n_ctx,
             f"file {settings.model_file}": settings.model_file,
             f"quantization {settings.quantization}": settings.quantization,
         }
-        if settings
-        else {}
-    )
     known = ", ".join(words for words, value in parts.items() if value is not None)
     texts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": record.model}
     return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}

@@ -48,7 +48,8 @@ class StepPrediction:
         n_all = n_tokens + sum(n for n, _ in others)
         share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
         factor = self._between(share, self.fit.decode_factor, self.fit.prefill_factor)
-        own = self._between(share, self._own(DECODE), self._own(PREFILL))
+        setups = (learning.case_of(phase, 1.0, self.model, self.settings).setup for phase in (DECODE, PREFILL))
+        own = self._between(share, *(self.fit.own.get(setup, 1.0) for setup in setups))
         layers, width = self.model.n_layer or 0, (self.model.n_embd or 0) + (self.model.n_ff or 0)
         rest = layers * (self.fit.per_layer_step_s + self.fit.per_layer_value_s * n_all * width)
         return max(kernels.total_s, own * (factor * kernels.total_s + rest))
@@ -107,9 +108,6 @@ class StepPrediction:
         )
         basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
         return " ".join([basis, *probing.doubt_words(self.ceilings)])
-
-    def _own(self, phase: str) -> float:
-        return self.fit.own.get(learning.case_of(phase, 1.0, self.model, self.settings).setup, 1.0)
 
     @staticmethod
     def _between(share: float, one: float, many: float) -> float:
