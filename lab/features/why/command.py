@@ -17,8 +17,7 @@ from lab.show.wording import digits, times
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lab.features.why.parts import Answer, Part
-    from lab.features.why.pasted import Setup
+    from lab.features.why.parts import Answer
     from lab.show.section import Section
 
 
@@ -27,7 +26,7 @@ def sections(found: Answer) -> list[Section]:
     from lab.features.why.reasons import conclusion
     from lab.show.section import WIDE, Picture, Section, tabled
 
-    lines = [f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in _in_order(found)]
+    lines = [f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in found.sides]
     fast, slow = found.letters
     lines.append(
         f"{slow} is {times(found.ratio)} as slow as {fast}. Of this:" if found.ratio > 1.005 else "They are equal."
@@ -52,20 +51,8 @@ def sections(found: Answer) -> list[Section]:
             ],
             sentences=[last, *([f"Try: {command}"] if command else [])],
             pictures=[Picture("why", "The way from one rate to the other, part by part.", partial(draw, found), WIDE)],
-            data=lambda: {"parts": [_as_dict(part) for part in found.parts]},
         )
     ]
-
-
-def _in_order(found: Answer) -> list[tuple[str, Setup]]:
-    return sorted(zip(found.letters, (found.fast, found.slow), strict=True), key=lambda one: one[0])
-
-
-def _as_dict(part: Part) -> dict[str, Any]:
-    is_known = part.how != "unknown"
-    low, high = part.range if is_known and part.range else (None, None)
-    factor = part.factor if is_known else None
-    return {"part": part.name, "factor": factor, "low": low, "high": high, "how": part.how, "why": part.words}
 
 
 def draw(found: Answer, figure: Figure) -> None:
@@ -104,19 +91,23 @@ def document(found: Answer) -> dict[str, Any]:
     from lab.features.why.reasons import conclusion
 
     last, command = conclusion(found)
-    names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth")
+    names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth", "settings")
+    sides = {letter: {name: getattr(one, name) for name in names} for letter, one in found.sides}
+    parts = []
+    for part in found.parts:
+        is_known = part.how != "unknown"
+        low, high = part.range if is_known and part.range else (None, None)
+        known = {"part": part.name, "factor": part.factor if is_known else None, "low": low, "high": high}
+        parts.append({**known, "how": part.how, "why": part.words})
     return {
-        **{
-            letter: {**{name: getattr(one, name) for name in names}, "settings": dict(one.settings)}
-            for letter, one in _in_order(found)
-        },
+        **sides,
         "slower": found.letters[1],
         "ratio": found.ratio,
-        "parts": [_as_dict(part) for part in found.parts],
+        "parts": parts,
         "causes": [part.name for part in found.causes],
         "sentence": last,
         "command": command or None,
-        "results": str(found.path) if found.path else None,
+        "results": found.path and str(found.path),
     }
 
 
@@ -157,12 +148,7 @@ def command(figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, ye
     from lab.show.section import print_sections
 
     if len(figures) > 2 or figures.count("-") > 1:
-        what = (
-            "Only one of the two can come from stdin."
-            if figures.count("-") > 1
-            else f"{len(figures)} figures are too many."
-        )
-        raise LabError(what, "Compare two at a time, and save pasted texts to files.")
+        raise LabError(f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-).")
     if not figures:
         files = sorted(Path(out).glob("*.jsonl"), key=lambda path: path.name)
         if not files:

@@ -94,6 +94,11 @@ class Answer:
     command: str = ""  # that tries the largest change, where it is known already
 
     @property
+    def sides(self) -> list[tuple[str, Setup]]:
+        """Both setups with their letters, A or the best first."""
+        return sorted(zip(self.letters, (self.fast, self.slow), strict=True), key=lambda one: one[0] == "B")
+
+    @property
     def ratio(self) -> float:
         return self.fast.tps / self.slow.tps
 

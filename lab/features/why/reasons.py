@@ -64,46 +64,39 @@ def of_records(name: str) -> Given:
     known, setups, groups = spread.known_spreads(measured), table.setups(rows), list[list[Setup]]()
     for label, part in setups:
         groups.append([])
-        for _, repeats in part.groupby(["n_prompt", "n_gen"]):
-            own = [measured[i] for i in dict.fromkeys(repeats.run)]
+        for (n_prompt, n_gen), repeats in part.groupby(["n_prompt", "n_gen"]):
+            own, first = [measured[i] for i in dict.fromkeys(repeats.run)], repeats.iloc[0]
+            runs = tuple(one for one in own if isinstance(one, Record))
+            requests = tuple(one for one in own if isinstance(one, RequestRecord))
+            server = requests[0].endpoint.settings if requests else None
             for counts, names in FIGURES.items():
-                figure = next((name for name in names if name in repeats and (repeats[name] > 0).any()), None)
-                if figure is not None:
-                    between = known.get((spread.machine_of(repeats), names[0])) or spread.default(repeats.iloc[0])
-                    about = label if len(setups) > 1 else ""
-                    groups[-1].append(_of_rows(repeats, figure, counts, own, between, about))
+                columns = [[value for value in repeats[name] if value > 0] for name in names if name in repeats]
+                values = next(filter(None, columns), [])
+                if not values:
+                    continue
+                logs, compute = [math.log(value) for value in values], columns[1:] if counts == DECODE else []
+                between = known.get((spread.machine_of(repeats), names[0])) or spread.default(first)
+                made = Setup(
+                    source="lab" if runs else "server",
+                    tps=(n_prompt if counts == PREFILL else 1e3) / statistics.median(values),
+                    counts=counts,
+                    n_prompt=int(n_prompt),
+                    n_gen=int(n_gen),
+                    n_depth=0,
+                    prefill_s=float(repeats.prefill_s.median()) if (repeats.prefill_s > 0).any() else None,
+                    model=(server and server.model_file) or str(first.model),
+                    quantization=runs[0].model.quantization if runs else server.quantization if server else None,
+                    settings=settings_of(runs[0]) if runs else {},
+                    spread=math.sqrt(math.pi / 2 / len(logs)) * statistics.stdev(logs) if len(logs) > 1 else None,
+                    between=between.sd,
+                    between_source=between.source,
+                    compute_tps=1e3 / statistics.median(compute[0]) if compute and compute[0] else None,
+                    records=runs,
+                    requests=requests,
+                    about=label if len(setups) > 1 else "",
+                )
+                groups[-1].append(made)
     return [group for group in groups if group], list(reading.records)
-
-
-def _of_rows(
-    rows: Any, figure: str, counts: str, own: Sequence[Record | RequestRecord], between: spread.Spread, about: str
-) -> Setup:
-    """The figure of repeats, rows of `lab.runs`."""
-    first, values = rows.iloc[0], [value for value in rows[figure] if value > 0]
-    logs, n_prompt = [math.log(value) for value in values], int(first.n_prompt)
-    runs = tuple(one for one in own if isinstance(one, Record))
-    requests = tuple(one for one in own if isinstance(one, RequestRecord))
-    compute = [value for value in rows.decode_ms if value > 0] if "decode_ms" in rows and counts == DECODE else []
-    server = requests[0].endpoint.settings if requests else None
-    return Setup(
-        source="lab" if runs else "server",
-        tps=n_prompt / statistics.median(values) if counts == PREFILL else 1e3 / statistics.median(values),
-        counts=counts,
-        n_prompt=n_prompt,
-        n_gen=int(first.n_gen),
-        n_depth=0,
-        prefill_s=float(rows.prefill_s.median()) if (rows.prefill_s > 0).any() else None,
-        model=(server and server.model_file) or str(first.model),
-        quantization=runs[0].model.quantization if runs else server.quantization if server else None,
-        settings=settings_of(runs[0]) if runs else {},
-        spread=math.sqrt(math.pi / 2) * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None,
-        between=between.sd,
-        between_source=between.source,
-        compute_tps=1e3 / statistics.median(compute) if compute else None,
-        records=runs,
-        requests=requests,
-        about=about,
-    )
 
 
 def settings_of(record: Record) -> dict[str, Any]:
