@@ -14,11 +14,11 @@ from lab.core import guesses, results
 from lab.core.guesses import StepTimes
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
-from lab.engine.speculation import Lookup
 from lab.errors import LabError
 from lab.features import known, page
 from lab.features.speculate import rows as speculation_rows
 from lab.features.speculate import speculation
+from lab.features.speculate.child import Lookup
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts

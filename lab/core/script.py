@@ -48,9 +48,10 @@ class Operation:
     """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`.
 
     forget: everything from position `first` on. copy: to the empty sequence `target`. save, load: to or from the file
-    `path`. speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time. `of_draft`: on the draft
-    model, or (speculate) drafted by it instead of looked up in the text. `margins`: record the gap between the two
-    highest logits. Without `waits` the step is only submitted, and finishes with a later one.
+    `path`. speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time, by the class Speculation of
+    the module `by`, which the child loads by name. `of_draft`: on the draft model, or (speculate) drafted by it instead
+    of looked up in the text. `margins`: record the gap between the two highest logits. Without `waits` the step is only
+    submitted, and finishes with a later one.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Operation:
     first: int = 0
     target: int = 0
     path: str | None = None
+    by: str = ""
     n_draft: int = 0
     of_draft: bool = False
     margins: bool = False
@@ -147,37 +149,29 @@ def n_chosen(script: Script) -> int:
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """The shape of each operation, except those of `speculate`. `n_past` is the maximum over the step's sequences."""
+    """The shape of each operation, except those of `speculate`. `n_past` is the maximum over the step's sequences.
+
+    That of a move is the sequence's before it, but of a load the one after it.
+    """
     of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions by sequence
     saved: dict[str | None, int] = {}
     for operation in script:
-        positions = of_draft if operation.of_draft else of_model
-        if operation.kind in MOVES:
-            yield Shape(operation.kind, 0, _move(operation, positions, saved), 1, 0)
-        elif operation.kind != SPECULATE:
+        kind, parts, positions = operation.kind, operation.parts, of_draft if operation.of_draft else of_model
+        if kind in MOVES:
+            n_past = positions[operation.sequence]
+            if kind == FORGET:
+                positions[operation.sequence] = min(n_past, operation.first)
+            elif kind == COPY:
+                positions[operation.target] = n_past
+            elif kind == SAVE:
+                saved[operation.path] = n_past
+            else:
+                n_past = positions[operation.sequence] = saved[operation.path]
+            yield Shape(kind, 0, n_past, 1, 0)
+        elif kind != SPECULATE:
+            n_tokens, n_outputs = sum(part.n_tokens for part in parts), sum(part.n_outputs for part in parts)
             for _ in range(operation.times):
-                yield _step(operation, positions)
-
-
-def _move(operation: Operation, positions: dict[int, int], saved: dict[str | None, int]) -> int:
-    """Update the positions. Returns those of the sequence before the operation; for a load, after it."""
-    n_past = positions[operation.sequence]
-    if operation.kind == FORGET:
-        positions[operation.sequence] = min(n_past, operation.first)
-    elif operation.kind == COPY:
-        positions[operation.target] = n_past
-    elif operation.kind == SAVE:
-        saved[operation.path] = n_past
-    else:
-        n_past = positions[operation.sequence] = saved[operation.path]
-    return n_past
-
-
-def _step(operation: Operation, positions: dict[int, int]) -> Shape:
-    """The shape of one step of the operation; adds its tokens to the positions."""
-    parts = operation.parts
-    n_past = max(positions[part.sequence] for part in parts)
-    for part in parts:
-        positions[part.sequence] += part.n_tokens
-    n_tokens, n_outputs = sum(part.n_tokens for part in parts), sum(part.n_outputs for part in parts)
-    return Shape(operation.kind, n_tokens, n_past, len(parts), n_outputs)
+                n_past = max(positions[part.sequence] for part in parts)
+                for part in parts:
+                    positions[part.sequence] += part.n_tokens
+                yield Shape(kind, n_tokens, n_past, len(parts), n_outputs)

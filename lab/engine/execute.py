@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits, Rows
 from lab.engine.loop import Move, as_steps, walk
-from lab.engine.speculation import Speculation
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
@@ -51,7 +51,8 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         stamps = walk(moves, time.perf_counter_ns, progress)
     finally:
         gc.enable()
-    steps = as_steps([*scripts.shapes(script), *preparation.speculation.shapes], stamps)
+    speculation = preparation.speculation
+    steps = as_steps([*scripts.shapes(script), *(speculation.shapes if speculation else ())], stamps)
     chosen = tuple(int(token) for token in preparation.tokens)
     ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
     preparation.check_logits()
@@ -60,7 +61,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         chosen,
         next(ended, None),
         tuple(preparation.sizes) or None,
-        tuple(preparation.speculation.accepted) or None,
+        tuple(speculation.accepted) if speculation and speculation.accepted else None,
         tuple(preparation.margins) or None,
     )
 
@@ -102,7 +103,10 @@ class _Preparation:
         self._logits = {False: Logits(context, bool(is_fixed and n_chosen))}
         if draft:
             self._logits[True] = Logits(draft, False)
-        self.speculation = Speculation(context, draft, self._logits, self.tokens, self.margins)
+        self.speculation: Any = None  # a feature's class, for an operation `speculate`
+        if script and (module := script[-1].by):
+            made = import_module(module).Speculation
+            self.speculation = made(context, draft, self._logits, self.tokens, self.margins)
 
     def moves(self) -> Iterable[Move]:
         """What the loop executes. The moves of `speculate`, the last operation, are created during the run."""
@@ -120,7 +124,7 @@ class _Preparation:
             for one in prepared
         ]
         last = self._script[-1]
-        if last.kind != SPECULATE:
+        if not self.speculation:
             return moves
         parts = [part for operation in self._script if not operation.of_draft for part in operation.parts]
         given = [token for part in parts for token in part.tokens or ()]
@@ -230,7 +234,7 @@ class _Preparation:
         if self._logits[False].has_moved():
             hint = "The lab can only measure models that generate one token after the other."
             raise LabError("llama.cpp moved its logits during the run.", hint)
-        row = 0 if self.speculation.shapes else self._last_row
+        row = 0 if self.speculation and self.speculation.shapes else self._last_row
         if self._slots and not np.isfinite(self._logits[False].row(row)).all():
             raise LabError(
                 "The model's last logits are not finite numbers, so its weights are damaged.", "Get the file again."

@@ -179,7 +179,8 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     operations = script.prefill(0, prompt, settings.n_ubatch, margins=True)
     if not lever.n_draft:
         return [*operations, *script.decode([0], case.n_gen - 1, margins=True)]
-    guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft)
+    by = "lab.features.speculate.child"
+    guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by)
     return [*(script.read_by_draft(prompt, settings.n_ubatch) if is_of_draft else []), *operations, guess]
 
 
