@@ -11,7 +11,7 @@ import pytest
 from matplotlib.text import Text
 
 import lab
-from lab.core import results, stats
+from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CLOSED,
@@ -472,14 +472,14 @@ def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
 
 def test_a_share_is_as_sure_as_its_batches_are_alike() -> None:
     alike, bunched = [[True] * 18 + [False] * 2] * 5, [[True] * 20] * 4 + [[True] * 10 + [False] * 10]
-    plain = stats.share_interval(alike)
+    plain = load_figures.share_interval(alike)
     assert (plain.low, plain.high) == pytest.approx((0.824, 0.951), abs=1e-3)  # Clopper and Pearson of 90 of 100
-    assert stats.share_interval(bunched).low < 0.6
-    assert stats.share_interval(alike, bunched).low < 0.75  # what else comes in bunches counts too
-    assert stats.share_interval([[True] * 35]).low == pytest.approx(0.025 ** (1 / 35))
-    assert stats.share_interval([[False] * 35]).low == 0
+    assert load_figures.share_interval(bunched).low < 0.6
+    assert load_figures.share_interval(alike, bunched).low < 0.75  # what else comes in bunches counts too
+    assert load_figures.share_interval([[True] * 35]).low == pytest.approx(0.025 ** (1 / 35))
+    assert load_figures.share_interval([[False] * 35]).low == 0
     with pytest.raises(ValueError, match="no draw"):
-        stats.share_interval([[]])
+        load_figures.share_interval([[]])
 
 
 def three_rounds(*users: int, factor: float = 1.0) -> list[Request]:

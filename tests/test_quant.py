@@ -173,13 +173,13 @@ def test_damaged_figures_of_a_stranger_are_refused() -> None:
 
 def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
     texts = {"prose": "a" * 2048, "code": "b" * 1030}
-    made = prompts.chunks(texts, lambda text: [ord(c) for c in text], None, 512)
+    made = comparing.chunks(texts, lambda text: [ord(c) for c in text], None, 512)
     assert [kind for kind, _ in made] == ["prose", "code", "prose", "prose", "code", "prose"]
     assert all(len(tokens) == 512 for _, tokens in made)
-    with_bos = prompts.chunks(texts, lambda text: [ord(c) for c in text], 1, 512)
+    with_bos = comparing.chunks(texts, lambda text: [ord(c) for c in text], 1, 512)
     assert all(tokens[0] == 1 and 1 not in tokens[1:] for _, tokens in with_bos)
     with pytest.raises(LabError, match="300 tokens"):
-        prompts.chunks({"x": "a" * 300}, lambda text: [1] * len(text), None, 512)
+        comparing.chunks({"x": "a" * 300}, lambda text: [1] * len(text), None, 512)
 
 
 def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_downloads(

@@ -11,6 +11,7 @@ from scipy import stats as reference
 
 from lab.core import stats
 from lab.core.stats import Interval
+from lab.features.compare.comparison import between_sessions
 
 
 def sample(n: int, seed: int, factor: float = 1.0) -> list[float]:
@@ -38,7 +39,7 @@ NOTHING_KNOWN = (0.0, math.inf)
 
 def test_a_ratio_between_sessions_is_welchs_test_where_sessions_do_not_differ() -> None:
     a, b = sample(7, 1), sample(8, 2, 1.1)
-    ratio = stats.between_sessions(([a], [b]), (NOTHING_KNOWN, NOTHING_KNOWN))
+    ratio = between_sessions(([a], [b]), (NOTHING_KNOWN, NOTHING_KNOWN))
     one, other = (math.pi / 2 * reference.tvar([math.log(v) for v in values]) / len(values) for values in (a, b))
     half = reference.t.ppf(0.975, (one + other) ** 2 / (one**2 / 6 + other**2 / 7)) * math.sqrt(one + other)
     assert ratio.estimate == pytest.approx(math.sqrt(sorted(b)[3] * sorted(b)[4]) / sorted(a)[3])
@@ -54,7 +55,7 @@ def test_sessions_that_share_a_spread_have_its_degrees_of_freedom_and_no_more(n:
     (first, second), df = centres, 2 * (n - 1)
     sd = math.sqrt((reference.tvar(first) + reference.tvar(second)) / 2)
     sides = tuple([[math.exp(centre)] * 3 for centre in of_side] for of_side in centres)
-    ratio = stats.between_sessions((sides[0], sides[1]), ((sd, df), (sd, df)))
+    ratio = between_sessions((sides[0], sides[1]), ((sd, df), (sd, df)))
     theirs = reference.ttest_ind(second, first).confidence_interval()
     assert (math.log(ratio.low), math.log(ratio.high)) == pytest.approx((theirs.low, theirs.high))
 
@@ -62,10 +63,10 @@ def test_sessions_that_share_a_spread_have_its_degrees_of_freedom_and_no_more(n:
 def test_different_spreads_are_different_estimates() -> None:
     """Two machines: Welch's test. A default is known for sure."""
     a, b = [1.0, 1.001, 0.999], [1.2, 1.201, 1.199]
-    apart = stats.between_sessions(([a], [b]), ((0.05, 4), (0.05, 8)))
+    apart = between_sessions(([a], [b]), ((0.05, 4), (0.05, 8)))
     half = reference.t.ppf(0.975, 4 / (1 / 4 + 1 / 8)) * 0.05 * math.sqrt(2)
     assert math.log(apart.high / apart.estimate) == pytest.approx(half)
-    sure = stats.between_sessions(([a], [b] * 4), ((0.05, math.inf), (0.05, math.inf)))
+    sure = between_sessions(([a], [b] * 4), ((0.05, math.inf), (0.05, math.inf)))
     assert math.log(sure.high / sure.estimate) == pytest.approx(1.959964 * 0.05 * math.sqrt(1 + 1 / 4))
 
 

@@ -1,8 +1,7 @@
 """Uncertainty: confidence intervals, ratios, trends and fits.
 
 Every interval assumes independent values from one distribution, at the level of repetition (runs, blocks, sessions).
-Intervals of medians and of paired ratios are distribution-free (sign test). The ratio between sessions, which are few,
-assumes that logarithms are about normal.
+Intervals of medians and of paired ratios are distribution-free (sign test).
 """
 
 from __future__ import annotations
@@ -73,40 +72,6 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
     return Interval(math.exp(centre - half), math.exp(centre + half))
 
 
-def between_sessions(
-    sides: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
-    spreads: tuple[tuple[float, float], tuple[float, float]],
-    confidence: float = CONFIDENCE,
-) -> Ratio:
-    """The ratio of the second side to the first, with its interval; a side has sessions of positive values.
-
-    A side's centre is the mean over sessions of the median of logarithms. The variance of a session is that of a median
-    (pi / 2 x variance / n, for normal values), but at least sd^2 of its side's spread: the variance between sessions,
-    known with this number of degrees of freedom. Student's t with Welch-Satterthwaite degrees of freedom, in which all
-    sessions with one spread count as one estimate: their errors do not average out. ValueError for a session of one
-    value.
-    """
-    from scipy.special import stdtrit
-
-    estimates: dict[object, tuple[float, float]] = {}  # the part of the variance from each estimate, and its freedom
-    centres = []
-    for i, (sessions, (sd, df)) in enumerate(zip(sides, spreads, strict=True)):
-        logs = [[math.log(value) for value in values] for values in sessions]
-        centres.append(statistics.fmean(map(statistics.median, logs)))
-        for j, own in enumerate(logs):
-            variance = math.pi / 2 * statistics.variance(own) / len(own)
-            key, variance, own_df = (
-                ((sd, df), sd**2, df) if sd**2 >= variance else ((i, j, None), variance, len(own) - 1)
-            )
-            before, _ = estimates.get(key, (0.0, 0.0))
-            estimates[key] = before + variance / len(logs) ** 2, own_df
-    total = sum(variance for variance, _ in estimates.values())
-    parts = sum(variance**2 / df for variance, df in estimates.values())
-    half = float(stdtrit(total**2 / parts if parts else math.inf, (1 + confidence) / 2)) * math.sqrt(total)
-    difference = centres[1] - centres[0]
-    return Ratio(*map(math.exp, (difference, difference - half, difference + half)))
-
-
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
     """The median of the pairs' ratios other / base, with its interval; None for too few pairs (95 % needs 6).
 
@@ -116,41 +81,6 @@ def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: floa
     ratios = sorted(b / a for a, b in zip(base, other, strict=True))
     interval = median_interval(ratios, confidence)
     return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
-
-
-def share_interval(
-    good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = (), confidence: float = CONFIDENCE
-) -> Interval:
-    """The interval of a share that was drawn in batches, such as successive requests.
-
-    Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
-    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
-    stronger clustering counts. ValueError without a draw.
-    """
-    from scipy.special import betaincinv, stdtrit
-
-    n, n_good = sum(map(len, good)), sum(map(sum, good))
-    if not n:
-        raise ValueError("there is no draw")
-    outside = (1 - confidence) / 2
-    n_worth, effect = float(n), max(_design_effect(good), _design_effect(alike))
-    if effect > 1:  # known from few batches only
-        t_all, t_batches = (stdtrit(df, 1 - outside) for df in (n - 1, sum(map(bool, good)) - 1))
-        n_worth *= (t_all / t_batches) ** 2 / effect
-    bad_worth = n_worth * (n - n_good) / n
-    low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
-    high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
-    return Interval(float(low), float(high))
-
-
-def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
-    """The design effect: the variance of a share over that of independent draws; 0 if unknown."""
-    own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
-    if len(own) < 2 or n_good in (0, n):
-        return 0.0
-    share = n_good / n
-    between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
-    return len(own) / (len(own) - 1) * between / (share * (1 - share))
 
 
 def repeats_needed(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +17,6 @@ from lab.errors import LabError, printable
 
 TEXT, RANDOM = "text", "random"
 
-KINDS = {
-    "prose": ("manual", "story", "more/prose"),
-    "code": ("code", "table", "more/code"),
-    "dialogue": ("dialogue", "more/dialogue"),
-    "other languages": ("german", "spanish"),
-}
-"""The lab's own texts by their kind, for `lab quant`; no prompt is cut from those in `more/`."""
-
-MOST_CHUNKS = 1000
-"""Chunks that are cut from a text."""
-
-Chunk = tuple[str, list[int]]
-"""The kind of text, and the tokens."""
 
 
 @dataclass(frozen=True)
@@ -88,29 +75,6 @@ def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
     n_text = n if bos is None else n - 1
     text = [ids[(start + i) % len(ids)] for i in range(n_text)]
     return text if bos is None else [bos, *text]
-
-
-def chunks(
-    texts: Mapping[str, str], tokenize: Callable[[str], list[int]], bos: int | None, n_chunk: int
-) -> list[Chunk]:
-    """All whole chunks of texts by their kind, in an order in which every beginning has the kinds in proportion.
-
-    If the model adds BOS before a text, it stands before each text and replaces the first token of each chunk. LabError
-    for fewer than 2 chunks.
-    """
-    placed, n_tokens = list[tuple[float, Chunk]](), 0
-    for kind, text in texts.items():
-        ids = ([] if bos is None else [bos]) + tokenize(text)
-        n_tokens, n = n_tokens + len(ids), min(len(ids) // n_chunk, MOST_CHUNKS)
-        for i in range(n):
-            tokens = ids[i * n_chunk : (i + 1) * n_chunk]
-            placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
-    if len(placed) < 2:
-        raise LabError(
-            f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.",
-            f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %.",
-        )
-    return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
 
 
 def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0) -> list[int]:

@@ -23,7 +23,6 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from lab.core import stats
 from lab.core.record import FAILED, OK
 from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
 from lab.features.serve import load_figures
@@ -144,7 +143,7 @@ def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth
         true = truth(level)
         known = [one.arms[i] for one in sessions if one.arms[i]["n"]]
         good = [(round(of["attainment"] * of["n"]), of["n"]) for of in known]
-        plain = [stats.share_interval([[True] * n_good + [False] * (n - n_good)]) for n_good, n in good]
+        plain = [load_figures.share_interval([[True] * n_good + [False] * (n - n_good)]) for n_good, n in good]
         ends = [(of["attainment_low"], of["attainment_high"]) for of in known]
         covers = share([low - EXACT <= true <= high + EXACT for low, high in ends])
         naive = share([of.low - EXACT <= true <= of.high + EXACT for of in plain])

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lab.core import stats
+from lab.features.compare import comparison
 
 N_RUNS, WITHIN = 5, 0.03
 
@@ -35,7 +36,7 @@ def false_share(chance: np.random.Generator, n_trials: int, n: int, n_others: in
     difference = centres[:, 1].mean(axis=-1) - centres[:, 0].mean(axis=-1)
     for trial in range(20):  # the same as the lab computes
         spread = float(np.sqrt(known[trial])), float(df)
-        ratio = stats.between_sessions((np.exp(logs[trial, 0]), np.exp(logs[trial, 1])), (spread, spread))
+        ratio = comparison.between_sessions((np.exp(logs[trial, 0]), np.exp(logs[trial, 1])), (spread, spread))
         assert np.allclose(np.log([ratio.low, ratio.high]), difference[trial] + half[trial] * np.array([-1, 1]))
     return float(np.mean(np.abs(difference) > half))
 

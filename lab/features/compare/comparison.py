@@ -24,7 +24,7 @@ from lab.core import lever_figures, shown, stats
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.core.stats import Ratio
+from lab.core.stats import CONFIDENCE, Ratio
 from lab.errors import LabError
 from lab.features.compare.spread import Spread, default, known_spreads, machine_of
 from lab.features.serve import load_figures
@@ -280,7 +280,7 @@ def _row(
         else:  # only sessions with enough runs count
             sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
             (sd, df), (other_sd, other_df) = ((spread.sd, spread.df) for spread in spreads)
-            ratio = stats.between_sessions((sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence)
+            ratio = between_sessions((sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence)
             estimate = ratio.estimate
         a, b = ([value for values in of_side for value in values] for of_side in sessions)
     doubts = [shown.of_runs(len(own), own.disturbed.sum(), 0) for side in sides for _, own in side.groupby("session")]
@@ -345,3 +345,37 @@ def _left_out(cases: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tup
         words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")
         names.setdefault(("tpot_ms" if figure == "decode_ms" else figure, n_prompt, n_gen, lever), words)
     return tuple(words for key, words in names.items() if key not in done)
+
+
+def between_sessions(
+    sides: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
+    spreads: tuple[tuple[float, float], tuple[float, float]],
+    confidence: float = CONFIDENCE,
+) -> Ratio:
+    """The ratio of the second side to the first, with its interval; a side has sessions of positive values.
+
+    A side's centre is the mean over sessions of the median of logarithms. The variance of a session is that of a median
+    (pi / 2 x variance / n, for normal values), but at least sd^2 of its side's spread: the variance between sessions,
+    known with this number of degrees of freedom. Student's t with Welch-Satterthwaite degrees of freedom, in which all
+    sessions with one spread count as one estimate: their errors do not average out. ValueError for a session of one
+    value.
+    """
+    from scipy.special import stdtrit
+
+    estimates: dict[object, tuple[float, float]] = {}  # the part of the variance from each estimate, and its freedom
+    centres = []
+    for i, (sessions, (sd, df)) in enumerate(zip(sides, spreads, strict=True)):
+        logs = [[math.log(value) for value in values] for values in sessions]
+        centres.append(statistics.fmean(map(statistics.median, logs)))
+        for j, own in enumerate(logs):
+            variance = math.pi / 2 * statistics.variance(own) / len(own)
+            key, variance, own_df = (
+                ((sd, df), sd**2, df) if sd**2 >= variance else ((i, j, None), variance, len(own) - 1)
+            )
+            before, _ = estimates.get(key, (0.0, 0.0))
+            estimates[key] = before + variance / len(logs) ** 2, own_df
+    total = sum(variance for variance, _ in estimates.values())
+    parts = sum(variance**2 / df for variance, df in estimates.values())
+    half = float(stdtrit(total**2 / parts if parts else math.inf, (1 + confidence) / 2)) * math.sqrt(total)
+    difference = centres[1] - centres[0]
+    return Ratio(*map(math.exp, (difference, difference - half, difference + half)))

@@ -47,6 +47,20 @@ EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 MIN_CHUNKS, N_FLOOR, MOST_APART = 16, 8, 200
 """Chunks before the intervals may end the measurement, chunks of the noise floor, and those kept at most (0.6 GB)."""
 
+KINDS = {
+    "prose": ("manual", "story", "more/prose"),
+    "code": ("code", "table", "more/code"),
+    "dialogue": ("dialogue", "more/dialogue"),
+    "other languages": ("german", "spanish"),
+}
+"""The lab's own texts by their kind; no prompt is cut from those in `more/`."""
+
+MOST_CHUNKS = 1000
+"""Chunks that are cut from a text."""
+
+Chunk = tuple[str, list[int]]
+"""The kind of text, and the tokens."""
+
 CHILD = "lab.features.quant.child"
 """The module with the functions of the child."""
 
@@ -164,7 +178,7 @@ def missing(files: Sequence[str]) -> dict[str, int]:
 def _texts(asked: str | None) -> dict[str, str]:
     """The texts by kind: the lab's own, some of them (`code,dialogue`), or a file's."""
     if asked is None:
-        return {kind: prompts.own_text(names) for kind, names in prompts.KINDS.items()}
+        return {kind: prompts.own_text(names) for kind, names in KINDS.items()}
     try:
         source = prompts.source(asked)
     except LabError as problem:
@@ -191,9 +205,9 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         key: dataclasses.replace(one.settings, n_ctx=N_CHUNK, n_batch=max(one.settings.n_batch, N_CHUNK))
         for key, one in made.plans.items()
     }
-    began, started_at, pieces = time.monotonic(), utc_now(), list[prompts.Chunk]()
+    began, started_at, pieces = time.monotonic(), utc_now(), list[Chunk]()
     groups = [[key] for key in made.plans] if made.apart else [list(made.plans)]  # that are loaded together
-    n = MOST_APART if made.apart else prompts.MOST_CHUNKS
+    n = MOST_APART if made.apart else MOST_CHUNKS
 
     def is_over(i: int, keys: Sequence[str], share: float) -> bool:
         """Whether this share of the budget is spent, or the divergences of all `keys` are known well enough."""
@@ -235,11 +249,11 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         yield _keep(made, path, key, own, pieces, settings, started_at)
 
 
-def _load(made: QuantPlan, key: str, worker: Worker, asked: Settings, pieces: list[prompts.Chunk]) -> Settings:
+def _load(made: QuantPlan, key: str, worker: Worker, asked: Settings, pieces: list[Chunk]) -> Settings:
     """Load a file and cut the text into `pieces`. Returns the settings of its context."""
     worker.use(made.plans[key].backend)
     vocabulary = worker.load(made.plans[key].file.path, asked)
-    own = prompts.chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
+    own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
     if pieces and own != pieces:
         raise LabError(f"{key} splits the text into other tokens than the reference.", "Compare files of one model.")
     pieces[:] = own
@@ -251,7 +265,7 @@ def _keep(
     path: Path,
     key: str,
     own: Sequence[Divergence],
-    pieces: Sequence[prompts.Chunk],
+    pieces: Sequence[Chunk],
     settings: dict[str, Settings],
     started_at: str,
 ) -> Record:
@@ -272,3 +286,26 @@ def elsewhere(settings: Settings) -> Settings:
     flash_attn = settings.flash_attn if needs_it else "off" if on else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
     return dataclasses.replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
+
+
+def chunks(
+    texts: Mapping[str, str], tokenize: Callable[[str], list[int]], bos: int | None, n_chunk: int
+) -> list[Chunk]:
+    """All whole chunks of texts by their kind, in an order in which every beginning has the kinds in proportion.
+
+    If the model adds BOS before a text, it stands before each text and replaces the first token of each chunk. LabError
+    for fewer than 2 chunks.
+    """
+    placed, n_tokens = list[tuple[float, Chunk]](), 0
+    for kind, text in texts.items():
+        ids = ([] if bos is None else [bos]) + tokenize(text)
+        n_tokens, n = n_tokens + len(ids), min(len(ids) // n_chunk, MOST_CHUNKS)
+        for i in range(n):
+            tokens = ids[i * n_chunk : (i + 1) * n_chunk]
+            placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
+    if len(placed) < 2:
+        raise LabError(
+            f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.",
+            f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %.",
+        )
+    return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]

@@ -37,6 +37,7 @@ from lab.core import stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
 from lab.core.request import CLOSED, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord
+from lab.core.stats import CONFIDENCE, Interval
 from lab.show import request_table, table
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def _attainment(used: Sequence[pd.Series]) -> dict[str, float]:
     is_far = everything[-1] * FAR < 1 or everything[0] > FAR
     worst = everything[math.ceil(0.9 * len(everything)) - 1]
     met = [[value <= 1 for value in batch] for batch in batches]
-    interval = stats.share_interval(met, [] if is_far else [[value <= worst for value in batch] for batch in batches])
+    interval = share_interval(met, [] if is_far else [[value <= worst for value in batch] for batch in batches])
     n_good = sum(map(sum, met))
     return {"attainment": n_good / len(everything), "attainment_low": interval.low, "attainment_high": interval.high}
 
@@ -421,3 +422,36 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
                 of_rounds.append({**first, **nothing, **same, "repeat": number, **known})
     parts = [one for one in (counted, pd.DataFrame(of_rounds)) if len(one)]
     return pd.concat(parts, ignore_index=True) if parts else counted
+
+
+def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = ()) -> Interval:
+    """The interval of a share that was drawn in batches, such as successive requests.
+
+    Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
+    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
+    stronger clustering counts. ValueError without a draw.
+    """
+    from scipy.special import betaincinv, stdtrit
+
+    n, n_good = sum(map(len, good)), sum(map(sum, good))
+    if not n:
+        raise ValueError("there is no draw")
+    outside = (1 - CONFIDENCE) / 2
+    n_worth, effect = float(n), max(_design_effect(good), _design_effect(alike))
+    if effect > 1:  # known from few batches only
+        t_all, t_batches = (stdtrit(df, 1 - outside) for df in (n - 1, sum(map(bool, good)) - 1))
+        n_worth *= (t_all / t_batches) ** 2 / effect
+    bad_worth = n_worth * (n - n_good) / n
+    low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
+    high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
+    return Interval(float(low), float(high))
+
+
+def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
+    """The design effect: the variance of a share over that of independent draws; 0 if unknown."""
+    own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
+    if len(own) < 2 or n_good in (0, n):
+        return 0.0
+    share = n_good / n
+    between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
+    return len(own) / (len(own) - 1) * between / (share * (1 - share))
