@@ -36,6 +36,7 @@ MOST_UNPACKED = 1 << 26
 MOST_LINE = 1 << 25
 """Maximum bytes of a line."""
 
+
 @dataclass(frozen=True)
 class Contents:
     """The contents of results files, and a sentence about each skipped line or unknown field."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord],
 
     Reads at most 50 MB, the newest files first; skips unreadable files, and those without `holding`.
     """
+    from lab.core.results import Contents
     from lab.core.results import read as read_files
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
