@@ -75,13 +75,12 @@ def pull(remote: Remote) -> Pulled:
     """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256. Raises LabError."""
     _check(remote)
     with _in_words(remote):
-        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url
+        from huggingface_hub import get_session, hf_hub_download
 
-        endpoint, answers = _endpoint(), get_session().event_hooks["response"]
+        answers = get_session().event_hooks["response"]
         if _refuse_paths not in answers:
             answers.append(_refuse_paths)
-        url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
-        announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
+        _, announced = _announced(remote)
         if not announced.commit_hash or not announced.etag:
             raise _no_hub()
         wanted = announced.etag if re.fullmatch(SHA256, announced.etag) else None
@@ -94,7 +93,7 @@ def pull(remote: Remote) -> Pulled:
         _root().mkdir(parents=True, exist_ok=True)
         if (announced.size or 0) > shutil.disk_usage(_root()).free:
             raise OSError(errno.ENOSPC, "")
-        where: dict[str, Any] = {"revision": remote.revision, "cache_dir": _root(), "endpoint": endpoint}
+        where: dict[str, Any] = {"revision": remote.revision, "cache_dir": _root(), "endpoint": _endpoint()}
         path = Path(hf_hub_download(remote.repo, remote.file, **where))
         sha256 = catalog.sha256(path)
         if sha256 != (wanted or remote.sha256 or sha256).lower():
@@ -111,11 +110,10 @@ def header(remote: Remote, path: Path) -> None:
     """Write the first HEADER_BYTES of a file to `path`, which gets the file's length: the rest is a hole."""
     _check(remote)
     with _in_words(remote):
-        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
+        from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-        url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
-        n_bytes = get_hf_file_metadata(url, timeout=10, endpoint=_endpoint()).size or 0
+        url, announced = _announced(remote)
         asked = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
         with get_session().stream("GET", url, headers=asked, follow_redirects=True) as answer, path.open("wb") as file:
             hf_raise_for_status(answer)
@@ -123,7 +121,7 @@ def header(remote: Remote, path: Path) -> None:
                 file.write(chunk)
                 if file.tell() >= HEADER_BYTES:
                     break
-            file.truncate(n_bytes)
+            file.truncate(announced.size or 0)
 
 
 def files(repo: str, revision: str = "main") -> list[str]:
@@ -155,6 +153,14 @@ def _check(remote: Remote) -> None:
     for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
         if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
+
+
+def _announced(remote: Remote) -> tuple[str, Any]:
+    """The address of a file, and what the hub says of it."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
+    return url, get_hf_file_metadata(url, timeout=10, endpoint=_endpoint())
 
 
 def _refuse_paths(response: Any) -> None:

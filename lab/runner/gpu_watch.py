@@ -92,21 +92,19 @@ class GpuWatch:
         return ids - self._own if ids & self._own else None
 
     def _ask_for_others(self) -> None:
+        """Note the highest percentage of each GPU's time that others used in the driver's last sample."""
         self._sampled = time.monotonic()
         for i, handle in enumerate(self._handles):
             if self._others(handle) is None:
                 continue
-            percent = self._percent_of_others(handle)
-            if percent is not None:
-                self._most[i] = max(percent, self._most[i] or 0)
-
-    def _percent_of_others(self, handle: Any) -> int | None:
-        """Percent of the GPU's time that others used in the last sample since this watch began; None if unknown."""
-        try:
-            samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._since)
-        except AttributeError:
-            return None
-        except self._nvml.NVMLError as problem:  # "not found" means that nobody used the GPU
-            return 0 if getattr(problem, "value", None) == self._nvml.NVML_ERROR_NOT_FOUND else None
-        latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-        return int(min(100, sum(sample.smUtil for pid, sample in latest.items() if pid not in self._own)))
+            try:
+                samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._since)
+            except AttributeError:
+                continue
+            except self._nvml.NVMLError as problem:  # "not found" means that nobody used the GPU
+                if getattr(problem, "value", None) != self._nvml.NVML_ERROR_NOT_FOUND:
+                    continue
+                samples = []
+            latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+            percent = int(min(100, sum(one.smUtil for pid, one in latest.items() if pid not in self._own)))
+            self._most[i] = max(percent, self._most[i] or 0)

@@ -8,11 +8,12 @@ Stein, "A two-sample test for a linear hypothesis" (1945).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import phases, record, stats
+from lab.core import phases, stats
 from lab.core.record import Run
 from lab.runner.cases import Case, Plan
 
@@ -38,7 +39,9 @@ def runs_needed(plan: Plan, done: Sequence[tuple[Case, Run]], planned_s: float) 
             needed = [stats.repeats_needed(values, until.share) for values in _figures(own).values()]
             wanted[case] = min(until.max_repeats, max(needed, default=0))
         return wanted
-    extra = extra_runs(plan, {case: _seconds(own) for case, own in runs.items()}, planned_s)
+    times = {case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None] for case, own in runs.items()}
+    cost_s = {case: statistics.median(own) / 1e9 if own else math.inf for case, own in times.items()}
+    extra = extra_runs(plan, cost_s, planned_s)
     return {case: plan.n_repeat + n for case, n in extra.items()}
 
 
@@ -74,10 +77,3 @@ def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
             if value:
                 figures.setdefault((leg.n_prompt, name), []).append(value)
     return figures
-
-
-def _seconds(runs: Sequence[Run]) -> float:
-    """The median time of these runs from first start to last end."""
-    times = [phases.e2e_ns(run) for run in runs if run.status == record.OK]
-    known = [ns for ns in times if ns is not None]
-    return statistics.median(known) / 1e9 if known else float("inf")
