@@ -217,8 +217,8 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
 def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
     with Worker() as worker:
         worker.load(embedded, dataclasses.replace(SETTINGS, n_ctx=512))
-        texts = {kind: prompts.own_text(names) for kind, names in prompts.KINDS.items()}
-        kinds = Counter(kind for kind, _ in prompts.chunks(texts, worker.tokenize, None, 512))
+        texts = {kind: prompts.own_text(names) for kind, names in comparing.KINDS.items()}
+        kinds = Counter(kind for kind, _ in comparing.chunks(texts, worker.tokenize, None, 512))
     assert kinds.total() >= 60 and min(kinds[kind] for kind in ("prose", "code", "dialogue")) >= 15
 
 

@@ -37,6 +37,10 @@ MOST_LINE = 1 << 25
 """Maximum bytes of a line."""
 
 
+MOST_NEARBY = 50_000_000
+"""Maximum bytes read of other sessions."""
+
+
 @dataclass(frozen=True)
 class Contents:
     """The contents of results files, and a sentence about each skipped line or unknown field."""
@@ -54,6 +58,29 @@ class Contents:
         if self.begin_with_request:
             return [*self.requests, *self.records]
         return [*self.records, *self.requests]
+
+
+def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = (), holding: bytes = b"") -> Contents:
+    """The results in these folders, except the sessions of `measured`: they show how much sessions differ.
+
+    Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files, and those without `holding`.
+    """
+    known, contents, n_bytes = {one.session for one in measured}, list[Contents](), 0
+    paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
+    for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
+        with suppress(OSError, LabError):  # the user did not name this file, so errors do not matter
+            n_bytes += path.stat().st_size
+            if n_bytes > MOST_NEARBY:
+                break
+            if holding in path.read_bytes():
+                contents.append(read([path]))
+    return Contents(
+        records=tuple(one for each in contents for one in each.records if one.session not in known),
+        ceilings=tuple(one for each in contents for one in each.ceilings),
+        requests=tuple(one for each in contents for one in each.requests if one.session not in known),
+        traces=tuple(one for each in contents for one in each.traces if one.session not in known),
+        skipped=(),
+    )
 
 
 def append(path: Path, *lines: Line) -> None:

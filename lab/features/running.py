@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,30 +73,11 @@ def note(sentence: str) -> None:
 
 
 def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord], holding: bytes = b"") -> Contents:
-    """Other sessions than those of `measured` that lie where the results are: they show how sessions differ.
-
-    Reads at most 50 MB, the newest files first; skips unreadable files, and those without `holding`.
-    """
-    from lab.core.results import Contents
-    from lab.core.results import read as read_files
+    """Other sessions that lie where the results are, in files that contain `holding`: they show how sessions differ."""
+    from lab.core import results as files
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
-    known, found, n_bytes = {one.session for one in measured}, list[Contents](), 0
-    for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
-        with suppress(OSError, LabError):  # the user did not name this file, so errors do not matter
-            n_bytes += path.stat().st_size
-            if n_bytes > 50_000_000:
-                break
-            if holding in path.read_bytes():
-                found.append(read_files([path]))
-    return Contents(
-        records=tuple(one for each in found for one in each.records if one.session not in known),
-        ceilings=tuple(one for each in found for one in each.ceilings),
-        requests=tuple(one for each in found for one in each.requests if one.session not in known),
-        traces=tuple(one for each in found for one in each.traces if one.session not in known),
-        skipped=(),
-    )
+    return files.nearby(folders, measured, holding)
 
 
 def faster_settings(results: tuple[str, ...], records: Sequence[Record]) -> list[str]:

@@ -18,7 +18,6 @@ from lab.errors import LabError, printable
 TEXT, RANDOM = "text", "random"
 
 
-
 @dataclass(frozen=True)
 class Source:
     """The text that prompts are cut from; `text` is None for random prompts."""
