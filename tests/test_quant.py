@@ -22,7 +22,7 @@ from lab.features.quant import child as quality
 from lab.features.quant import comparing, figures, views
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import limits
+from lab.runner import limits, prompts
 from tests import loopback_hub, odd_models
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
