@@ -21,17 +21,13 @@ from lab.core.request import (
     CONSTANT,
     CUT_OFF,
     ERROR_INSIDE,
-    HALF_LINE,
-    LONG_LINE,
     LOST,
     POISSON,
     RATE_LIMITED,
     REFUSED,
     REPLAY,
-    SERVER_ERROR,
     STALLED,
     TIMEOUT,
-    WRONG_JSON,
     Request,
     RequestRecord,
     parse_slo,
@@ -43,7 +39,6 @@ from lab.features.serve.access import access, ask
 from lab.features.serve.loads import make_plan
 from lab.features.serve.send_plan import MOST_AT_ONCE
 from lab.features.serve.servers import connect
-from lab.runner.progress import Status
 from tests.conftest import run_lab, start_lab
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
@@ -311,19 +306,8 @@ def test_tokens_that_nobody_counts_are_said_once(tmp_path: Path) -> None:
     assert len(notes) == 1 and records and all(one.request.usage is None for one in records)
 
 
-FAILING = {
-    "429": RATE_LIMITED,
-    "500": SERVER_ERROR,
-    "error": ERROR_INSIDE,
-    "late error": ERROR_INSIDE,
-    "wrong JSON": WRONG_JSON,
-    "half a line": HALF_LINE,
-    "cut off": CUT_OFF,
-    "lost": LOST,
-    "endless line": LONG_LINE,
-    "stall": STALLED,
-    "never": TIMEOUT,
-}
+FAILING = {"429": RATE_LIMITED, "late error": ERROR_INSIDE, "cut off": CUT_OFF, "stall": STALLED, "never": TIMEOUT}
+"""What tests of endpoints do not cover: that the load goes on after it."""
 
 
 @pytest.fixture(scope="module")
@@ -361,18 +345,6 @@ def test_a_server_that_dies_ends_the_session_and_what_had_ended_is_kept(tmp_path
     assert sum(one.status == OK for one in requests) >= 20
     assert {one.failure for one in requests if one.status == FAILED} <= {REFUSED, LOST}
     assert loads.MOST_LOST <= sum(one.status == FAILED for one in requests) <= loads.MOST_LOST + 6
-
-
-def test_ctrl_c_keeps_what_had_ended(server: NullServer, tmp_path: Path) -> None:
-    def watch(status: Status) -> None:
-        if status.part and "requests" in status.doing:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lab.load(server.url, concurrency=4, out=tmp_path, watch=watch, **SHORT | {"duration": 60})
-    (path,) = tmp_path.glob("*.jsonl")
-    read = lab.read([path])
-    assert read.requests and not read.skipped
 
 
 def test_ctrl_c_while_requests_are_written_keeps_each_once(

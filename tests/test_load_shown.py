@@ -517,14 +517,6 @@ def test_lab_show_prints_each_session_of_loads(file_of_loads: Path) -> None:
     assert session["capacity"]["at_least"] == 1
 
 
-def test_lab_show_has_runs_requests_and_loads_apart(file_of_loads: Path) -> None:
-    results.append(file_of_loads, make_record())
-    written(file_of_loads, recorded("alone", [make_request()]))
-    _, out, _ = run_lab("show", file_of_loads, "--json")
-    shown = json.loads(out)
-    assert len(shown["rows"]) == 2 and len(shown["loads"]) == 1
-
-
 def test_lab_plot_draws_loads(file_of_loads: Path) -> None:
     status, out, _ = run_lab("plot", file_of_loads)
     assert status == 0
@@ -545,13 +537,13 @@ def test_lab_report_has_loads_and_carries_them(file_of_loads: Path, tmp_path: Pa
     assert len(results.read([page]).requests) == 123 * 2 + 123
 
 
-def test_lab_report_of_loads_with_runs_and_requests(file_of_loads: Path, tmp_path: Path) -> None:
+def test_a_page_and_json_have_loads_beside_runs_and_requests(file_of_loads: Path, tmp_path: Path) -> None:
     written(file_of_loads, recorded("alone", [make_request()]))
-    assert run_lab("report", file_of_loads, "--out", tmp_path / "served.html")[0] == 0
     results.append(file_of_loads, make_record())
     assert run_lab("report", file_of_loads, "--out", tmp_path / "all.html")[0] == 0
-    for name in ("served.html", "all.html"):
-        assert "<h2>Under load</h2>" in (tmp_path / name).read_text()
+    assert "<h2>Under load</h2>" in (tmp_path / "all.html").read_text()
+    shown = json.loads(run_lab("show", file_of_loads, "--json")[1])
+    assert len(shown["rows"]) == 2 and len(shown["loads"]) == 1
 
 
 def test_loads_are_compared_by_their_rounds(tmp_path: Path, simulated: None) -> None:

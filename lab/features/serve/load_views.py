@@ -18,7 +18,7 @@ from lab.features.serve.text_requests import server_options
 from lab.runner import as_options
 from lab.runner import machine as machines
 from lab.show import canvas, request_table
-from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS
+from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
 from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, seconds, times
@@ -51,8 +51,7 @@ MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
 SPREAD = 0.16
 """Horizontal spread of an arm's points to each side, as a share of the distance to the next arm."""
 
-WAITING, ANSWERED = COLOURS[4], COLOURS[0]
-FAILED = (COLOURS[1], COLOURS[3], COLOURS[6], COLOURS[2], COLOURS[5])
+FAILED = (COLOURS[6], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[7])
 """Colours of classes of failure, by their number."""
 
 Arms = Sequence[SimpleNamespace]
@@ -409,8 +408,8 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
         drawn = own[::step].reset_index()
         ended = drawn[drawn.end_s < math.inf]
         first_s = ended[["first_s", "end_s"]].min(axis=1)
-        ax.barh(ended.index, first_s - ended.at_s, left=ended.at_s, height=0.9, color=WAITING, lw=0)
-        ax.barh(ended.index, ended.end_s - first_s, left=first_s, height=0.9, color=ANSWERED, lw=0)
+        ax.barh(ended.index, first_s - ended.at_s, left=ended.at_s, height=0.9, color=OF_PREFILL, lw=0)
+        ax.barh(ended.index, ended.end_s - first_s, left=first_s, height=0.9, color=OF_DECODE, lw=0)
         for name, (colour, marker) in styles.items():
             failed = drawn[drawn.failure == name]
             ax.plot(failed.at_s, failed.index, ls="", ms=5, mew=0, color=colour, marker=marker)
@@ -421,7 +420,7 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
         ax.set_yticks([])
     canvas.name_axes(axes, "since the start (s)", "requests, in order")
     wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
-    for label, colour in ((wait, WAITING), ("receiving the answer", ANSWERED), ("steady window (measured)", GRID)):
+    for label, colour in ((wait, OF_PREFILL), ("receiving the answer", OF_DECODE), ("steady window (measured)", GRID)):
         axes[0].fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
     for name, (colour, marker) in styles.items():
         axes[0].plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
