@@ -100,7 +100,7 @@ def test_a_run_has_joules_per_generated_token() -> None:
 
 def test_the_table_shows_joules_where_they_are_known() -> None:
     (known,) = text_results.sections([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
-    assert "J per token: energy of the whole run (package, and all that ran on it)" in " ".join(known.notes)
+    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(known.notes)
     assert "J per\\ntoken" in str(known)
     mixed = [with_joules({PACKAGE: 30}), with_joules({PACKAGE: 30, DRAM: 5}, repeat=1)]
     for records in (mixed, [with_joules(None)]):
