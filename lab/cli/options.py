@@ -118,7 +118,9 @@ def out_option(help: str) -> Callable[..., Any]:
     return click.option("--out", "-o", default="results", show_default=True, help=help)
 
 
-DETAILS = click.option("--details", is_flag=True, help="Show every column, row and sentence.  [default: the most important]")
+DETAILS = click.option(
+    "--details", is_flag=True, help="Show every column, row and sentence.  [default: the most important]"
+)
 PLOTS_OUT = click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 NO_PLOT = click.option("--no-plot", is_flag=True, help="Draw no plots.")
 OUTPUT = [
