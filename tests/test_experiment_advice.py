@@ -103,3 +103,17 @@ def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
     out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--details")[1]
     for lever in by_name.values():
         assert f"Try: {lever['command']}\n" in out
+
+
+def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = "explain", "results/sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path, "--no-plot"
+    shown, details = (run_lab(*asked, *more)[1] for more in ((), ("--details",)))
+    assert shown.strip().startswith(
+        "The kernel of the quantization limits 4 of the 6 rows below; the change that helps"
+    )
+    assert "measured" in shown and "ceiling" in shown
+    _, below = shown.split("Columns left out")
+    sentences = [line for line in below.splitlines()[1:] if line]
+    assert len(sentences) == 5 and sentences[-2].startswith("Try: lab ab ") and "more lines" in sentences[-1]
+    assert shown.count("Try: lab") == 1 and details.count("Try: lab") == 5 and "Roof: " in details

@@ -1,15 +1,12 @@
 """Shared by the experiments: parsing numbers, where two answers first differ, prediction errors, cells of tables,
-models whose cache can be copied and cut, and the folder for saved states.
+and models whose cache can be copied and cut.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import statistics
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import shape
@@ -20,22 +17,6 @@ from lab.show.wording import digits
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@contextlib.contextmanager
-def folder_in(out: str | Path) -> Iterator[Path]:
-    """A folder for saved states, deleted afterwards: in `out`, or in its nearest existing parent.
-
-    If that is not writable, it is in the system's folder for temporary files.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
-            str(there).encode()  # the engine gets the path in UTF-8
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
-        except (OSError, UnicodeError, StopIteration):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
-        yield Path(folder)
 
 
 def numbers(

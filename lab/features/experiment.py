@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from lab.core.levers import Lever
 from lab.core.lists import grouped
 from lab.core.record import Record, Run
 from lab.core.shown import MARK
-from lab.features.common import folder_in
 from lab.features.limits.step_prediction import StepPrediction, prediction_for
 from lab.features.running import carry_out
 from lab.process.worker import Worker
@@ -232,12 +232,21 @@ def _section(
 
 @contextlib.contextmanager
 def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> Iterator[Callable[..., Plan]]:
-    """The function that plans an experiment; if it saves states, with a folder for them in or near `out`."""
+    """The function that plans an experiment; if it saves states, with a folder for them, which is deleted afterwards.
+
+    It is in `out`, in its nearest existing parent or, if that is not writable, with the system's temporary files.
+    """
     if not saves_states:
         yield plan
         return
-    with folder_in(out) as folder:
-        yield functools.partial(plan, folder=folder)
+    with contextlib.ExitStack() as stack:
+        try:
+            there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
+            str(there).encode()  # the engine gets the path in UTF-8
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
+        except (OSError, UnicodeError, StopIteration):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
+        yield functools.partial(plan, folder=Path(folder))
 
 
 def public(
