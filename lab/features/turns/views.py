@@ -7,7 +7,7 @@ that the cache served are counted, not estimated. Of a server `differs_at` count
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import stats
@@ -179,21 +179,15 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     keeps = list(grouped(made, lambda row: (row.conversation, row.keep)).items())
     figure.set_figheight(figure.get_figheight() * 1.4)
     axes = figure.subplots(2, len(keeps), sharex=True, sharey="row", squeeze=False)
-    colours = [style["color"] for style in canvas.styles(4)]
     for (tokens, times), ((_, keep), own) in zip(axes.T, keeps, strict=True):
-        at = [row.turn for row in own]
-        parts = {
-            "cached": [row.n_cached or 0 for row in own],
-            "read again": [row.n_again or 0 for row in own],
-            "new": [(row.n_computed or 0) - (row.n_again or 0) for row in own],
-        }
-        _stack(tokens, at, parts, colours)
-        spans = {
-            "prefill of tokens read before": [again_s(row) for row in own],
-            "prefill of new tokens": [row.ttft_s - again_s(row) for row in own],
-            "decode": [row.decode_s for row in own],
-        }
-        _stack(times, at, spans, colours[1:])
+        at, again = [row.turn for row in own], [row.n_again or 0 for row in own]
+        _stack(tokens, at, "cached", [row.n_cached or 0 for row in own], canvas.GRID)
+        _stack(tokens, at, "read again", again, canvas.COLOURS[3])
+        new = [(row.n_computed or 0) - n for row, n in zip(own, again, strict=True)]
+        _stack(tokens, at, "new tokens (prefill)", new, canvas.OF_PREFILL)
+        _stack(times, at, "read again", [again_s(row) for row in own], canvas.COLOURS[3])
+        _stack(times, at, "new tokens (prefill)", [row.ttft_s - again_s(row) for row in own], canvas.OF_PREFILL)
+        _stack(times, at, "decode", [row.decode_s for row in own], canvas.OF_DECODE)
         for name, values, style in (
             ("perfect cache", [row.perfect_s for row in own], "-"),
             ("no cache", [row.without_s for row in own], "--"),
@@ -210,9 +204,7 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     canvas.finish(list(axes.flat), f"A conversation of {n_turns}\n{subject}", is_apart=True)
 
 
-def _stack(ax: Axes, at: Sequence[int], parts: Mapping[str, Sequence[float]], colours: Sequence[str]) -> None:
-    """Stacked bars, a colour for each part."""
-    bottom = [0.0] * len(at)
-    for colour, (name, values) in zip(colours, parts.items(), strict=False):
-        ax.bar(at, values, bottom=bottom, color=colour, label=name)
-        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+def _stack(ax: Axes, at: Sequence[int], name: str, values: Sequence[float], colour: str) -> None:
+    """Bars on top of those that are there."""
+    tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in ax.patches}  # type: ignore[attr-defined]
+    ax.bar(at, values, bottom=[tops.get(x, 0.0) for x in at], color=colour, label=name)
