@@ -20,6 +20,7 @@ from lab.core import shell, stats
 from lab.core.asked_settings import defaults
 from lab.core.lists import plural
 from lab.core.record import Record
+from lab.core.results import unless_empty
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.serve import through_server
@@ -127,7 +128,7 @@ def measured(
     names, plans = _plans(start if is_deep else short, todo[:n], gen, new_worker)
     path, records = new_results_file(next(iter(plans.values())), out), list[Record]()
     blocks, measured_parts = [dict[str, float]()], dict[str, Part]()
-    with limited(watch, budget_s - (time.monotonic() - began)) as look:
+    with unless_empty(path), limited(watch, budget_s - (time.monotonic() - began)) as look:
         for record in side_by_side.execute(plans, MOST_BLOCKS, path, look, new_worker, n_turns=1):
             records.append(record)
             if record.run.is_timed and (value := figure(record.run, is_prefill)):
@@ -137,7 +138,7 @@ def measured(
                 if len(blocks) >= PLANNED_BLOCKS and all((part.half or 0.0) < SURE for part in measured_parts.values()):
                     break
                 blocks.append({})
-    return found | (measured_parts or _factors(todo[:n], names, [])), records, path
+    return found | (measured_parts or _factors(todo[:n], names, [])), records, path if records else None
 
 
 def _plans(

@@ -33,13 +33,8 @@ from lab.show.wording import digits, seconds
 ARITHMETIC, MEASURED, FROM_RECORDS, PREDICTED = "arithmetic", "measured here", "from the records", "predicted"
 EQUAL, NOT_KNOWN, REST, NO_RANGE = "equal", "unknown", "the rest", "range unknown"
 COUNTED, DEPTH, MODEL, QUANTIZATION, MACHINE = "what is counted", "depth", "model", "quantization", "machine"
-SYSTEM, BUILD, STATE, MORE, UNEXPLAINED = (
-    "system and driver",
-    "build",
-    "machine state",
-    "more settings",
-    "not explained",
-)
+SYSTEM, BUILD, STATE, MORE = "system and driver", "build", "machine state", "more settings"
+UNEXPLAINED = "not explained"
 GROUPS = {
     "threads": ("threads", "threads_batch"),
     "ubatch": ("batch", "ubatch"),
@@ -79,6 +74,11 @@ class Part:
         if self.how == REST or self.half is None:
             return self.how != REST and abs(self.log) > math.log1p(LEAST_ALONE)
         return abs(self.log) - self.half > math.log1p(LEAST) / 2 < abs(self.log)
+
+
+def alike(name: str, is_equal: bool, words: str = "") -> Part:
+    """The part of what is equal, or unknown for the reason in `words`."""
+    return Part(name, how=EQUAL) if is_equal else Part(name, words=words)
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,7 @@ def position(one: Setup) -> float | None:
 def length(one: Setup) -> int:
     """The prompt length with which GEN tokens are at a setup's mean position."""
     place = position(one)
-    if place is None:
-        return 128
-    return max(1, round(place if one.is_prefill else place - GEN / 2))
+    return 128 if place is None else max(1, round(place if one.is_prefill else place - GEN / 2))
 
 
 def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part | Change:
@@ -263,15 +261,12 @@ def model(sides: Mapping[str, Setup]) -> Part | Change:
         one, other = (side.records[0].model for side in (fast, slow))
         if spec_of(fast) != spec_of(slow):
             return Change(QUANTIZATION if one.name == other.name else MODEL, {"model": spec_of(slow)}, words)
-        if one.sha256 and other.sha256 and one.sha256 != other.sha256:
-            sums = f"{one.sha256[:8]} and {other.sha256[:8]}"
-            return Part(MODEL, words=f"the files differ: SHA-256 {sums}")
-        return Part(MODEL, how=EQUAL)
-    if not all(one.model for one in (fast, slow)):
+        sums = [file.sha256[:8] for file in (one, other) if file.sha256]
+        return alike(MODEL, len(set(sums)) < 2, f"the files differ: SHA-256 {' and '.join(sums)}")
+    if not (fast.model and slow.model):
         return Part(MODEL, words="not given for both")
     names = sorted((re.sub(r"[^a-z0-9]|gguf", "", one.model_words.lower()) for one in (fast, slow)), key=len)
-    is_same = names[0] in names[1]
-    return Part(MODEL, how=f"{EQUAL} by name") if is_same else Part(MODEL, words=words)
+    return Part(MODEL, how=f"{EQUAL} by name") if names[0] in names[1] else Part(MODEL, words=words)
 
 
 def of_settings(sides: Mapping[str, Setup]) -> list[Part | Change]:
@@ -309,25 +304,25 @@ def of_machine(sides: Mapping[str, Setup], spec: str | None, out: Path, with_bui
     ):
         differ = [key for key in fields if getattr(one, key) != getattr(other, key)]
         ends = (f"{key.replace('_', ' ')}: {getattr(one, key)}, {getattr(other, key)}" for key in differ)
-        part = Part(name, how=NOT_KNOWN if differ else EQUAL, words="; ".join(ends)[:200])
-        made.append(_predicted(sides, spec, out) if differ and name == MACHINE else part)
-    return [*(part for part in made if with_build or part.name != BUILD), _of_state(sides)]
+        if name != BUILD or with_build:
+            is_predicted = differ and name == MACHINE
+            made.append(
+                _predicted(sides, spec, out) if is_predicted else alike(name, not differ, "; ".join(ends)[:200])
+            )
+    return [*made, _of_state(sides)]
 
 
 def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
     """The part of two machines by predictions of the same request on both (lab predict)."""
-    fast = next(iter(sides.values()))
-    here, ranges = machine.describe(), list[tuple[float, float]]()
+    fast, here, ranges = next(iter(sides.values())), machine.describe(), list[tuple[float, float]]()
     names = [_device(one, here) for one in sides.values()]
     words = ", ".join(f"{name or 'unknown (--device)'} in {letter}" for name, letter in zip(names, sides, strict=True))
-    if names[0] and names[0] == names[1]:
-        return Part(MACHINE, how=EQUAL)
+    if None in names or spec is None or names[0] == names[1]:
+        return alike(MACHINE, None not in names and names[0] == names[1], words)
+    n_prompt, n_gen = max(1, (fast.n_depth or 0) + (fast.n_prompt or 0)), max(2, fast.n_gen or 2)
     for name in names:
         try:
-            if spec is None or name is None:
-                return Part(MACHINE, words=words)
-            n_prompt, n_gen = (fast.n_depth or 0) + (fast.n_prompt or 0), max(2, fast.n_gen or 2)
-            (row,) = prediction.predict([max(1, n_prompt)], n_gen, spec, name, results=out)
+            (row,) = prediction.predict([n_prompt], n_gen, spec, name, results=out)
         except LabError as problem:
             return Part(MACHINE, words=f"{words}: not predicted, {problem.what}")
         ranges.append(row.prefill_s if fast.is_prefill else row.tpot_s)
@@ -366,9 +361,9 @@ def _of_state(sides: Mapping[str, Setup]) -> Part:
             squares += sum(stats.mean_half_width(values, stats.CONFIDENCE) ** 2 for values in (logs, quiet))
         is_known &= len(quiet) == len(logs) or len(quiet) >= FEWEST
     words = "; ".join(said)
-    if not is_known or on_battery[0] != on_battery[1]:
-        return Part(STATE, words=words)
-    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all" if log else EQUAL, words)
+    if not is_known or not log or on_battery[0] != on_battery[1]:
+        return Part(STATE, how=EQUAL if is_known and on_battery[0] == on_battery[1] else NOT_KNOWN, words=words)
+    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", words)
 
 
 def of_server(sides: Mapping[str, Setup]) -> list[Part]:
@@ -395,20 +390,18 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
         words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
         http = Part(name, sign * statistics.fmean(logs), half, how, words)
     is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
-    sampling = Part("sampling", how=EQUAL if is_greedy else NOT_KNOWN, words="" if is_greedy else "not given for both")
     n_slots = reported.n_slots if reported else None
     words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
-    slots = Part("slots", how=EQUAL) if n_slots == 1 else Part("slots", words=words)
+    made = [http, alike("sampling", is_greedy, "not given for both"), alike("slots", n_slots == 1, words)]
     cached = [request.usage.cached_tokens if request.usage else None for request in requests]
-    if not one.is_prefill:
-        cache = Part("cache", how=EQUAL)
-    elif None in cached or not one.n_prompt:
-        cache = Part("cache", words=f"{letter} does not report cached tokens")
-    else:
-        n_cached = statistics.fmean(n or 0 for n in cached)
-        words = f"{n_cached:,.0f} of {one.n_prompt:,} tokens in {letter}"
-        cache = Part("cache", sign * math.log1p(-min(n_cached / one.n_prompt, 0.99)), 0.0, ARITHMETIC, words)
-    return [http, sampling, slots, cache]
+    if not one.is_prefill or None in cached or not one.n_prompt:
+        return [*made, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
+    n_cached = statistics.fmean(n or 0 for n in cached)
+    words, log = (
+        f"{n_cached:,.0f} of {one.n_prompt:,} tokens in {letter}",
+        math.log1p(-min(n_cached / one.n_prompt, 0.99)),
+    )
+    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, words)]
 
 
 def figure(run: Any, is_prefill: bool) -> float | None:
