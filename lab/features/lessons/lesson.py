@@ -90,9 +90,9 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
 
 def draw_attention(seen: Attention) -> None:
     """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
-    from lab.features.trace import attention_views
+    from lab.features.trace import attention
 
-    (picture,) = attention_views.section(seen).pictures
+    (picture,) = attention.section(seen).pictures
     _draw_all([picture.draw], picture.size)
 
 

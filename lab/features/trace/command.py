@@ -44,7 +44,8 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
     trip. The picture shows all layers. The results file keeps all figures, for lab show and lab report.
     """
     from lab.features import known
-    from lab.features.trace import attention_weights, token_trace
+    from lab.features.trace import attention as weights
+    from lab.features.trace import token_trace
     from lab.show import console, text_setup
     from lab.show.kind import Context
 
@@ -56,7 +57,7 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
             unused = {"prompt_len", "gen", "repeat", "results", "details"}
             settings = {name: value for name, value in asked.items() if name not in unused}
             _refuse(unused)
-            record = attention_weights.recorded(attention, **settings, out=output.folder, watch=transferring)
+            record = weights.recorded(attention, **settings, out=output.folder, watch=transferring)
     for line in text_setup.describe(record.machine, record.model):
         err.print(line)
     made = known.sections([record], Context(details=details))

@@ -86,35 +86,35 @@ def trace(
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
-        tokens = _load(worker, plan, asked, prompt_len)
+        vocabulary = worker.load(plan.file.path, asked)
+        if plan.prompt.text is None:
+            tokens = prompts.random_ids(prompt_len, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
+        else:
+            ids = worker.tokenize(plan.prompt.text)
+            tokens = prompts.cut(ids, prompt_len, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
         chosen = worker.new_context(asked)
         placed = worker.placement()
         where = places.of(plan.machine, plan.model, chosen, placed)
         traced = nodes.trace(worker, tokens, gen, repeat)
     known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
-    prefill = phase("prefill", traced.prefill, plan.model, chosen, known, plan.machine.devices)
-    decode = phase("decode", traced.decode, plan.model, chosen, known, plan.machine.devices)
+    prefill, decode = (
+        phase(name, steps, plan.model, chosen, known, plan.machine.devices)
+        for name, steps in (("prefill", traced.prefill), ("decode", traced.decode))
+    )
     seen = TokenTrace(prefill, decode, known.measured_at if known else None)
     return kept(plan, chosen, Path(out), prompt_len, gen + 1, trace=seen, placement=placed)
 
 
-def kept(plan: Plan, settings: Settings, folder: Path, n_prompt: int, n_gen: int, **found: Any) -> Record:
-    """A record of what was found, in a results file of its own. LabError if that cannot be written."""
-    path = new_results_file(plan, folder)
+def kept(plan: Plan, settings: Settings, folder: Path | None, n_prompt: int, n_gen: int, **found: Any) -> Record:
+    """A record of what was found, in a results file of its own unless there is no folder."""
     run = run_without_steps(n_prompt, n_gen, **found)
+    if folder is None:
+        return Record("", plan.machine, plan.model, settings, run)
+    path = new_results_file(plan, folder)
     record = Record(path.stem, plan.machine, plan.model, settings, run)
     with unless_empty(path):
         save(path, record)
     return record
-
-
-def _load(worker: Worker, plan: Plan, asked: Settings, n_prompt: int) -> list[int]:
-    """Load the plan's model; returns the tokens of a prompt."""
-    vocabulary = worker.load(plan.file.path, asked)
-    if plan.prompt.text is None:
-        return prompts.random_ids(n_prompt, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
-    ids = worker.tokenize(plan.prompt.text)
-    return prompts.cut(ids, n_prompt, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
 
 
 def phase(
@@ -166,23 +166,15 @@ def phase(
 
 
 def summed(parts: Sequence[Part], key: Callable[[Part], object]) -> list[Part]:
-    """The sums of parts with equal keys, in the order in which they first appear."""
-    return [_sum(alike) for alike in grouped(parts, key).values()]
-
-
-def _sum(parts: Sequence[Part]) -> Part:
-    n_bytes = [part.n_bytes for part in parts if part.n_bytes is not None]
-    flops = [part.flops for part in parts if part.flops is not None]
-    least = [part.least_s for part in parts if part.least_s is not None]
-    return dataclasses.replace(
-        parts[0],
-        n_bytes=sum(n_bytes) if n_bytes else None,
-        flops=sum(flops) if flops else None,
-        seconds=sum(part.seconds for part in parts),
-        least_s=sum(least) if least else None,
-        held_s=sum(part.held_s for part in parts),
-        n=sum(part.n for part in parts),
-    )
+    """The sums of parts with equal keys, in the order in which they first appear; None only where nothing is known."""
+    made = []
+    for alike in grouped(parts, key).values():
+        sums: dict[str, Any] = {}
+        for name in ("n_bytes", "flops", "seconds", "least_s", "held_s", "n"):
+            values = [value for part in alike if (value := getattr(part, name)) is not None]
+            sums[name] = sum(values) if values else None
+        made.append(dataclasses.replace(alike[0], **sums))
+    return made
 
 
 def _weight(node: Node) -> tuple[int | None, str] | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.features.limits.text_why import TOO_LOW
-from lab.features.trace import attention_views, token_trace
+from lab.features.trace import attention, token_trace
 from lab.runner import as_options
 from lab.show import setup_columns
 from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish
@@ -39,6 +41,8 @@ FAMILIES = {
 OFF = 0.05
 """A sum of the operations that is further than this from the step without stops makes the shares wrong."""
 
+CAPTION = "Above the layers, below them their operations, as wide as they take time."
+
 LETTER = 0.0065
 """Share of a row's width that a letter of an operation's name needs."""
 
@@ -58,22 +62,15 @@ def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]
     for record in records:
         model = setup_columns.model_label(record)
         if traced := record.run.trace:
-            made += [_section(model, phase, by_layer) for phase in traced.phases]
-            made[-1] = _with_picture(made[-1], setup_columns.where([record]), traced)
+            prefill, decode = (_section(model, phase, by_layer) for phase in traced.phases)
+            hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
+            draws = partial(draw, subject=setup_columns.where([record]), traced=traced)
+            notes, picture = [*decode.notes, *hint], Picture("trace", CAPTION, draws, (10, 7))
+            decode = dataclasses.replace(decode, sentences=sentences(traced), notes=notes, pictures=[picture])
+            made += [prefill, decode]
         if seen := record.run.attention:
-            made.append(attention_views.section(seen, model))
+            made.append(attention.section(seen, model))
     return made
-
-
-def _with_picture(decode: Section, subject: str, traced: TokenTrace) -> Section:
-    hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
-    picture = Picture(
-        "trace",
-        "Above the layers, below them their operations, as wide as they take time.",
-        lambda figure: draw(figure, subject, traced),
-        (10, 7),
-    )
-    return dataclasses.replace(decode, sentences=sentences(traced), notes=[*decode.notes, *hint], pictures=[picture])
 
 
 def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -91,56 +88,63 @@ def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _section(model: str, phase: Phase, by_layer: bool) -> Section:
-    def share(part: Part) -> str:
-        return percent(part.seconds / phase.total_s) if part.seconds >= 0.001 * phase.total_s else "< 0.1 %"
+    def known(amount: float | None, unit: float) -> str:
+        return UNKNOWN if amount is None or unit <= 0 else digits(amount / unit)
 
+    def largest(part: Part) -> str:
+        own = [one for one in phase.parts if one.layer == part.layer]
+        return max(token_trace.summed(own, lambda one: one.operation), key=lambda one: one.seconds).operation
+
+    total_s = phase.total_s
     sizes: Columns = (
-        ("MB read", lambda part: _digits(part.n_bytes, 1e6)),
-        ("MFLOP", lambda part: _digits(part.flops, 1e6)),
+        ("MB read", lambda part: known(part.n_bytes, 1e6)),
+        ("MFLOP", lambda part: known(part.flops, 1e6)),
         ("ms", lambda part: digits(1e3 * part.seconds)),
-        ("share", share),
+        ("share", lambda part: percent(part.seconds / total_s) if part.seconds >= 0.001 * total_s else "< 0.1 %"),
     )
+    is_single = len({part.device for part in phase.parts}) == 1
     columns: Columns = (
         ("operation", lambda part: part.operation),
-        ("device", lambda part: part.device),
+        *(() if is_single else (("device", lambda part: part.device),)),
         ("count", lambda part: str(part.n)),
         *sizes,
-        ("GB/s", lambda part: _rate(part.n_bytes, part.seconds)),
-        ("GFLOP/s", lambda part: _rate(part.flops, part.seconds)),
+        ("GB/s", lambda part: known(part.n_bytes, 1e9 * part.seconds)),
+        ("GFLOP/s", lambda part: known(part.flops, 1e9 * part.seconds)),
         (
             "of\nceiling",
             lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN,
         ),
     )
-    name = f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}"
-    about = f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else "")
-    rows = token_trace.summed(phase.parts, lambda part: (part.operation, part.device))
     of_layers = (
         ("layer", lambda part: UNKNOWN if part.layer is None else str(part.layer)),
         *sizes,
-        ("largest", lambda part: _largest(one for one in phase.parts if one.layer == part.layer)),
+        ("largest", largest),
     )
+    rows = token_trace.summed(phase.parts, lambda part: (part.operation, part.device))
     layers = token_trace.summed(phase.parts, lambda part: (part.layer,))
-    parts = [Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))]
-    is_single = len({part.device for part in phase.parts}) == 1
-    shown = [column for column in columns if not (is_single and column[0] == "device")]
-    made = Section(name, about, name=phase.name, **tabled(shown, rows), parts=parts if by_layer else ())
-    if abs(phase.off) <= OFF:
-        return dataclasses.replace(made, notes=[_off(phase)])
-    doubt = "too far for the shares to be right. Trace again while no other program runs."
-    return dataclasses.replace(made, warnings=[f"{_off(phase).removesuffix('.')}: {doubt}"])
-
-
-def _digits(value: float | None, unit: float) -> str:
-    return UNKNOWN if value is None else digits(value / unit)
-
-
-def _rate(amount: float | None, spent_s: float) -> str:
-    return UNKNOWN if amount is None or spent_s <= 0 else digits(amount / spent_s / 1e9)
-
-
-def _largest(parts: Iterable[Part]) -> str:
-    return max(token_trace.summed(list(parts), lambda part: part.operation), key=lambda part: part.seconds).operation
+    # how far the sum is from the step without stops
+    costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
+    threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
+    taken = f"less {costs}{threads}, " if costs else ""
+    off = (
+        f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "
+        f"{percent(abs(phase.off))} {'more' if phase.off >= 0 else 'less'} than a step without stops "
+        f"({seconds(phase.untraced_s)})"
+    )
+    is_near, doubt = (
+        abs(phase.off) <= OFF,
+        "too far for the shares to be right. Trace again while no other program runs.",
+    )
+    by_layers = Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))
+    return Section(
+        f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}",
+        f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else ""),
+        name=phase.name,
+        **tabled(columns, rows),
+        parts=[by_layers] if by_layer else (),
+        notes=[f"{off}."] if is_near else (),
+        warnings=() if is_near else [f"{off}: {doubt}"],
+    )
 
 
 def sentences(traced: TokenTrace) -> list[str]:
@@ -188,21 +192,15 @@ def sentences(traced: TokenTrace) -> list[str]:
     return words
 
 
-def _off(phase: Phase) -> str:
-    """How far the sum is from the step without stops."""
-    costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
-    threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
-    taken = f"less {costs}{threads}, " if costs else ""
-    side = "more" if phase.off >= 0 else "less"
-    return (
-        f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "
-        f"{percent(abs(phase.off))} {side} than a step without stops ({seconds(phase.untraced_s)})."
-    )
-
-
 def draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
     """Draws prefill, decode and a layer of decode: layers, below them their operations, as wide as they take time."""
-    rows = [(_title(phase), phase.parts) for phase in traced.phases]
+    rows = [
+        (
+            f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else ""),
+            phase.parts,
+        )
+        for phase in traced.phases
+    ]
     by_layer = grouped((part for part in traced.decode.parts if part.layer is not None), lambda part: part.layer)
     if by_layer:
         middle = sorted(by_layer.values(), key=lambda parts: sum(part.seconds for part in parts))[len(by_layer) // 2]
@@ -220,13 +218,12 @@ def draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
         ax.grid(False)
 
 
-def _title(phase: Phase) -> str:
-    return f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else "")
-
-
 def _draw_parts(ax: Axes, parts: Sequence[Part], title: str, colours: dict[str, str]) -> None:
     at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in parts)
-    layers = _in_order(parts)
+    summed = token_trace.summed(parts, lambda part: (part.layer, part.operation))
+    layers = [
+        list(own) for _, own in itertools.groupby(summed, key=lambda part: part.layer)
+    ]  # in the order of the step
     edge = 0.6 if len(layers) == 1 else 0
     for number, layer in enumerate(layers):
         width = sum(max(0.0, part.seconds) for part in layer) * 1e3
@@ -245,16 +242,6 @@ def _draw_parts(ax: Axes, parts: Sequence[Part], title: str, colours: dict[str, 
     ax.set_xlim(0, at)
     ax.set_xlabel("ms")
     ax.set_title(title, fontsize=9)
-
-
-def _in_order(parts: Sequence[Part]) -> list[list[Part]]:
-    """The operations of each layer, summed, in the order of the step; those before, between and after apart."""
-    blocks: list[list[Part]] = []
-    for part in token_trace.summed(parts, lambda part: (part.layer, part.operation)):
-        if not blocks or blocks[-1][0].layer != part.layer:
-            blocks.append([])
-        blocks[-1].append(part)
-    return blocks
 
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
