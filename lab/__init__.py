@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lab.features.measure.measuring import sweep as sweep
     from lab.features.measure.plot_runs import plot_decode as plot_decode
     from lab.features.measure.plot_runs import plot_prefill as plot_prefill
+    from lab.features.measure.plot_runs import plot_shares as plot_shares
     from lab.features.measure.plot_runs import plot_sweep as plot_sweep
     from lab.features.page import report as report
     from lab.features.predict.prediction import predict as predict

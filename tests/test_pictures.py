@@ -70,6 +70,7 @@ def stalled() -> list[Record]:
 
 PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, float]]] = {
     "prefill": (lambda: plot_runs.drawings(session())["prefill"], (8, 5)),
+    "shares": (lambda: plot_runs.drawings(session())["shares"], (8, 5)),
     "one run": (lambda: plot_runs.drawings([make_record()])["prefill"], (8, 5)),
     "decode": (lambda: plot_runs.drawings(repeats(1))["decode"], (8, 5)),
     "on a page": (lambda: plot_runs.drawings(setups(2))["decode"], (5, 3.9)),
@@ -173,7 +174,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert row.ratio is not None
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
-    assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "prefill"
+    assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "shares"
 
 
 @pytest.mark.parametrize("name", ["batch", "stall"])

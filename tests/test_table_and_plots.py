@@ -115,7 +115,8 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
     files = known.draw(known.sections(session() + session(session="other")), tmp_path, "x")
-    assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
+    names = [f"x-{one}.{kind}" for one in ("shares", "prefill", "decode") for kind in ("png", "svg")]
+    assert [f.name for f in files] == names
     assert all(f.stat().st_size > 5000 for f in files)
 
 

@@ -112,6 +112,39 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     return axes[0]
 
 
+def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
+    """Where the time of a request goes: a bar for each of up to ten lengths, prefill and decode with their shares.
+
+        lab.plot_shares(records)
+
+    A bar is the run with the median time of its length. LabError without a run that decoded.
+    """
+    timed, rows = _timed(records, False)
+    rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()].sort_values("e2e_s")
+    if rows.empty:
+        raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
+    ax = ax or canvas.new_axes()
+    middle = rows.groupby(["n_prompt", "n_gen"]).e2e_s.transform("median")
+    own = rows.assign(off=(rows.e2e_s - middle).abs()).sort_values("off").drop_duplicates(["n_prompt", "n_gen"])
+    own = own.sort_values(["n_prompt", "n_gen"], ascending=False).iloc[:: -(-len(own) // 10)]
+    names = [
+        f"{n:,} tokens in, {out:,} out\n{seconds(e2e)}"
+        for n, out, e2e in zip(own.n_prompt, own.n_gen, own.e2e_s, strict=True)
+    ]
+    share = 100 * own.prefill_s / own.e2e_s
+    for label, colour, left, width in (
+        ("prefill", OF_PREFILL, 0 * share, share),
+        ("decode", OF_DECODE, share, 100 - share),
+    ):
+        bars = ax.barh(names, width, left=left, color=colour, label=label)
+        words = [f"{label} {one:.0f} %" if one >= 12 else f"{one:.0f} %" if one >= 4 else "" for one in width]
+        ax.bar_label(bars, words, label_type="center", color="white", fontsize=11)
+    ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
+    ax.grid(visible=False, axis="y")
+    canvas.finish([ax], f"Where the time of a request goes\n{_subject(timed, rows)}")
+    return ax
+
+
 def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
     """Decode time per token (ITL) against the token's position in the generation, one line per prompt length.
 
@@ -283,7 +316,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
 
 
 def drawings(records: Records, stacked: bool = False, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
-    """The functions that draw the plots with data, by their names: ab, prefill, decode, sweep.
+    """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep.
 
     Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
     """
@@ -300,6 +333,9 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
         draw_by_name[name] = partial(plot_trial.plot_trial, trial, setup_columns.where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
+    of_engine = request_table.of_engine(shown)
+    if len(of_engine) == len(shown) and len(table.setups(table.runs(of_engine))) == 1 and any(map(_decoded, of_engine)):
+        draw_by_name["shares"] = lambda figure: plot_shares(of_engine, figure.subplots())
     if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
         draw_by_name["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
     if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
@@ -327,6 +363,10 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
 def _experiments_apart(records: Sequence[Record]) -> list[Record]:
     """Successful timed runs, without experiments, which have separate pictures."""
     return [record for record in records if record.run.is_timed and record.run.lever is None]
+
+
+def _decoded(record: Record) -> bool:
+    return bool(phases.itl_ns(record.run) and phases.prefill_ns(record.run))
 
 
 def _kind(records: Records) -> str:

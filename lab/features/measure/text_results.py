@@ -316,6 +316,7 @@ OF_RUNS = (
     "with 95 % intervals or, for fewer than 6 runs, ranges. A bar shows prefill's share of the time."
 )
 CAPTIONS = {
+    "shares": "Where the time of a request goes: the run with the median time of each length.",
     "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their median. The dashed "
     "line shows growth in proportion to the length.",
     "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
@@ -335,7 +336,8 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
         many = len(rows) > 1
         sizes = {"ab": WIDE, "sweep": TALL if context.is_page else WIDE}
         drawn = plot_runs.drawings(own, stacked=context.is_page, by_session=context.by_session)
-        pictures = {one: one.partition("-")[0] for one in drawn if not (context.together and one in TOGETHER)}
+        hidden = (*(TOGETHER if context.together else ()), *(["shares"] if context.is_page else []))  # a page has bars
+        pictures = {one: one.partition("-")[0] for one in drawn if one not in hidden}
         made.append(
             Section(
                 title,
