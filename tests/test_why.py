@@ -188,6 +188,10 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     found = reasons.answer(one, other, 0, others=third)
     assert part(found, "depth").how == "from the records, 1 session"
     assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
+    again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
+    assert part(again, "depth").half == part(found, "depth").half  # a record counts once
+    others = [dataclasses.replace(record, model=dataclasses.replace(record.model, name="another")) for record in third]
+    assert part(reasons.answer(one, other, 0, others=others), "depth").how == parts.NOT_KNOWN
 
 
 def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp_path: Path) -> None:

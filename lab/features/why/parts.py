@@ -214,7 +214,9 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part | Change
         return Part(name, how=EQUAL)
     words = ", ".join(f"{letter} at {end:,.0f}" for letter, end in ends.items())
     words += " tokens" if fast.is_prefill else " (mean position)"
-    law = None if fast.is_prefill else _law([*fast.records, *slow.records, *others], at, words)
+    own = {record.model.name for one in (fast, slow) for record in one.records}
+    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in own}
+    law = None if fast.is_prefill else _law(known.values(), at, words)
     return law or Change(name, {"prompt_len": length(slow)}, words)
 
 
