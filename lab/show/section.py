@@ -17,13 +17,13 @@ from rich.text import Text
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.shown import MARK
+from lab.show import wording
 from lab.show.console import TEXT_COLUMNS, Grid, Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNKNOWN = "-"
-"""The cell of an unknown figure."""
+UNKNOWN = wording.UNKNOWN
 
 MOST_LINES = 4
 """Warnings, sentences and notes that a terminal shows below a table; --details shows all."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from lab.core.shown import Shown
 
+UNKNOWN = "-"
+"""The cell of an unknown figure."""
+
 
 def digits(value: float) -> str:
     """A number with three significant digits, and thousands separated."""

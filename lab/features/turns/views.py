@@ -16,8 +16,7 @@ from lab.core.record import Record
 from lab.features.common import cell, first_difference, off_by
 from lab.features.limits.step_prediction import StepPrediction
 from lab.show import canvas
-from lab.show.section import UNKNOWN
-from lab.show.wording import seconds
+from lab.show.wording import UNKNOWN, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
