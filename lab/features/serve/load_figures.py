@@ -73,11 +73,11 @@ def row(request: Request) -> dict[str, Any]:
     if load is None:
         raise ValueError("the request is not part of a load")
 
-    def s(ns: float | None, missing: float = NAN) -> float:
-        return missing if ns is None else ns / 1e9
+    def s(ns: float | None) -> float:
+        return NAN if ns is None else ns / 1e9
 
     sent_s = s(one.sent_ns)
-    after_s = s(one.e2e_ns if one.ended_ns is None else one.ended_ns, INF)
+    after_s = s(one.e2e_ns if one.ended_ns is None else one.ended_ns)
     is_unknown = one.failure in (TIMEOUT, STALLED) and one.ended_ns is None
     try:
         date_s = datetime.fromisoformat(one.started_at).timestamp()
@@ -107,8 +107,7 @@ def row(request: Request) -> dict[str, Any]:
         "sent_s": sent_s,
         "at_s": s(one.sent_ns if one.scheduled_ns is None else one.scheduled_ns),  # when it was due
         "first_s": INF if one.ttft_ns is None else sent_s + one.ttft_ns / 1e9,
-        "end_s": INF if is_unknown or one.sent_ns is None else sent_s + after_s,
-        "is_unknown": is_unknown,
+        "end_s": INF if is_unknown else sent_s + after_s,
         "late_s": s(one.delay_ns),
         "ttft_s": s(one.ttft_due_ns) if ok else NAN,
         "tpot_s": s(one.tpot_ns) if ok else NAN,
@@ -145,7 +144,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
         load: Load = own.load.iloc[0]
         start_s = (own.date_s - own.sent_s).min()
         at_s = own.at_s.fillna(own.date_s - (start_s if start_s == start_s else own.date_s.min()))
-        end_s = own.end_s.where((own.end_s < INF) | own.is_unknown, at_s)  # refused at once
+        end_s = own.end_s.fillna(at_s)  # refused at once
         reach_s = max([at_s.max(), *end_s[end_s < INF]])
         silent_s = load.warmup_s + load.duration_s - reach_s
         if load.arrivals == CLOSED:
@@ -355,7 +354,7 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         at_least = level if holding and one["attainment_low"] >= SHARE and not one["is_overloaded"] else at_least
         below = level if below is None and one["attainment_high"] < SHARE else below
     unit = "users" if is_closed else "requests/s"
-    low, high = (f"{level or 0:g} {'user' if is_closed and level == 1 else unit}" for level in (at_least, below))
+    low, high, met = (f"{n or 0:g} {unit.removesuffix('s' * (is_closed and n == 1))}" for n in (at_least, below, best))
     sentence = "unknown, too few requests"
     if at_least is not None and below is not None:
         sentence = f"between {at_least:g} and {high}"
@@ -365,7 +364,7 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         )
     elif below is not None:
         sentence = f"below {high} ({'no load met' if below == levels[0] else 'no load clearly met'} the limits)"
-    sentence += f"; {best:g} by the measured shares alone" if best not in (None, at_least) else ""
+    sentence += f"; {met} met the limits, but not clearly" if best not in (None, at_least) else ""
     return {"unit": unit, "at_least": at_least, "below": below, "best": best, "sentence": sentence}
 
 
