@@ -273,6 +273,8 @@ def conclusion(found: Answer) -> tuple[str, str]:
             words += f" The only difference without a known factor is {unknown[0]}."
         elif unknown:
             words += f" It may come from what is unknown: {', '.join(unknown)}."
+        if any("(--budget)" in part.words for part in found.parts):
+            return words, shell.lab("why", "A.jsonl", "B.jsonl", "--budget", "10min")
         if unknown == [parts.BUILD]:
             return words, shell.lab("why", "A.jsonl", "B.jsonl", "--lib", "OLD", "--lib", "NEW")
         return words, "" if {parts.COUNTED, parts.MODEL} & set(unknown) else shell.lab("doctor")
