@@ -128,8 +128,9 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests that ran alone: warm and short ones, unknown figures, and times near the client's own
-    timing error (old records). With several setups each begins with its label.
+    """Sentences on requests that ran alone: warm and short ones, and unknown figures.
+
+    With several setups each begins with its label.
     """
     own = [record for record in request_table.alone(records) if request_table.went_well(record)]
     setups = table.setups(table.runs(own)) if own else []
