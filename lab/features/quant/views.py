@@ -233,7 +233,8 @@ def again(records: Sequence[Record]) -> str:
     """The command of a session of `lab quant`."""
     timed = [one for one in records if one.run.is_timed]
     kept = [(one, one.run.quality) for one in records if one.run.quality]
-    of_variant = {one.run.variant or "": one for one in (*timed, *(one for one, of in kept if not of.is_floor))}
+    of_variant = {one.run.variant or "": one for one in timed}
+    of_variant |= {of.reference if of.is_floor else one.run.variant or "": one for one, of in kept}
     firsts = [of_variant[name] for name in sorted(of_variant)]
     blocks = 1 + max((one.run.block or 0 for one in timed), default=0)
     asked = next((quality for _, quality in kept), None)
