@@ -73,7 +73,7 @@ def test_a_page_says_what_was_measured() -> None:
     assert "A request of 1,000 tokens with 5 back takes " in html.text
     assert "; below each their range" in html.text
     assert "exceed the model's training length of 1,000" in html.text
-    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated have not been measured." in html.text
+    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores have not been measured." in html.text
     assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in html.text
     assert "<title>" in text and "Which is faster" not in html.text
 

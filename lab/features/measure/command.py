@@ -104,12 +104,13 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     tokens and three with 1,000. --model is then the server's name for a model (optional if it has only one), and
     options of the engine are rejected. The lab first prints which figures it can and cannot get from this server.
     """
-    from lab.features.measure.measuring import ONLY_SERVER, check_side
+    from lab.features.measure.measuring import ONLY_SERVER, check_side, with_until
+    from lab.runner.plan import make_plan
 
     check_side(servers.given(context), url)
     if url is not None:
         return servers.measure_server(context, url, asked)
-    _measure(**{name: value for name, value in asked.items() if name not in ONLY_SERVER})
+    carry_out(make_plan, **with_until({name: value for name, value in asked.items() if name not in ONLY_SERVER}))
 
 
 @click.command(cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
@@ -146,7 +147,10 @@ def sweep(max_len: int, **asked: Any) -> None:
     prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
     also fits a law to each curve.
     """
-    _measure(prompt_len=str(max_len), stream=False, **asked)
+    from lab.features.measure.measuring import with_until
+    from lab.runner.plan import make_plan
+
+    carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(asked))
 
 
 @click.command(cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"))
@@ -200,11 +204,3 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     )
     document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
     output.finish(records, path, tables, document, "compare", at_least=at_least)
-
-
-def _measure(**asked: Any) -> None:
-    """What measure and sweep have in common."""
-    from lab.features.measure.measuring import with_until
-    from lab.runner.plan import make_plan
-
-    carry_out(make_plan, **with_until(asked))

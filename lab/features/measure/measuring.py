@@ -10,8 +10,7 @@ from lab.core.asked_settings import SettingsKeywords, flag, table
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.worker import Worker
-from lab.runner.cases import Plan, Until
+from lab.runner.cases import Until
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, N_PILOT, make_plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
@@ -61,12 +60,8 @@ def measure(
         plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
         return through_server.measure(url, plan, model, out, watch, stream, **how)
 
-    wanted = with_until(settings)
-
-    def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len or DEFAULT_LENGTHS, gen, repeat, model or catalog.DEFAULT, **wanted)
-
-    return carry_out(make, out, watch, stream)
+    wanted, lengths, spec = with_until(settings), prompt_len or DEFAULT_LENGTHS, model or catalog.DEFAULT
+    return carry_out(lambda worker: make_plan(worker, lengths, gen, repeat, spec, **wanted), out, watch, stream)
 
 
 def sweep(
@@ -89,11 +84,7 @@ def sweep(
     """
 
     wanted = with_until(settings)
-
-    def make(worker: Worker) -> Plan:
-        return make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted)
-
-    return carry_out(make, out, watch)
+    return carry_out(lambda worker: make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted), out, watch)
 
 
 def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,30 +105,20 @@ def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
 ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
 """Parameters of `measure` that need a server."""
 
-ONLY_ENGINE = (
-    *(table().keys() - {"prompt", "seed"}),
-    "settings",
-    "every",
-    "until",
-    "max_repeats",
-    "max_minutes",
-    "keep",
-)
+ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "keep"} - {"prompt", "seed"}
 """Parameters of `measure` that need the lab's own engine."""
 
 
 def check_side(given: Iterable[str], url: str | None) -> None:
     """LabError for parameters that a server does not have, or that only a server has."""
-    needed = ONLY_SERVER if url is None else ONLY_ENGINE
-    if not (wrong := [flag(name) for name in given if name in needed]):
+    if not (wrong := [flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)]):
         return
-    one, are = len(wrong) == 1, "is" if len(wrong) == 1 else "are"
-    if url is None:
-        raise LabError(
-            f"{', '.join(wrong)} {are} only for a server, but there is no --url.",
-            "Add the server's address: --url http://127.0.0.1:8080/v1",
-        )
-    raise LabError(
-        f"{', '.join(wrong)} {are} only for the lab's own engine, not for a server.",
-        f"Leave {'it' if one else 'them'} out: a server has its own settings.",
+    these, them = (
+        f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} only for",
+        "it" if len(wrong) == 1 else "them",
     )
+    if url is None:
+        hint = "Add the server's address: --url http://127.0.0.1:8080/v1"
+        raise LabError(f"{these} a server, but there is no --url.", hint)
+    hint = f"Leave {them} out: a server has its own settings."
+    raise LabError(f"{these} the lab's own engine, not for a server.", hint)
