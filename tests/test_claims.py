@@ -20,6 +20,7 @@ from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Ve
 from lab.features.claims.session import PARTS, Session
 from lab.runner.plan import make_plan
 from lab.show import console
+from lab.show.kind import Context
 from lab.show.section import print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_claims_judged import Planted
@@ -146,7 +147,7 @@ def judged() -> Verdicts:
 
 
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(claim_views.sections([judged]), console.console())
+    print_sections(claim_views.sections([judged], Context(details=True)), console.console())
     out = " ".join(capsys.readouterr().out.split())
     assert all(one.claim.criterion in out for one in judged.judged) and judged.summary in out
     assert "must be at least 60 %" in out and "18 claims: " in out

@@ -41,6 +41,7 @@ def claims(only: str | None, **asked: Any) -> None:
     from lab.runner.progress import duration
     from lab.runner.session import new_results_file
     from lab.show import console
+    from lab.show.kind import Context
 
     output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
     chosen, err = session.choose(only), console.console(stderr=True)
@@ -70,4 +71,4 @@ def claims(only: str | None, **asked: Any) -> None:
         records, problem = collect(lambda watch: session.execute(planned, worker, path, watch, err.print), path, err)
     judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
     has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
-    output.end(records, path, problem, has_failed, made=views.sections(judged, with_criteria=False))
+    output.end(records, path, problem, has_failed, made=views.sections(judged, Context()))

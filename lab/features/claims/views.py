@@ -32,9 +32,9 @@ MOST_RATIO = 100.0
 """The picture ends at this multiple of a threshold, and at its inverse."""
 
 
-def sections(sessions: Iterable[Verdicts], with_criteria: bool = True) -> list[Section]:
-    """A table of all verdicts for each session, its picture and, on a page, the criteria."""
-    made = []
+def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page or with details, the criteria."""
+    made, is_whole = [], context.details or context.is_page
     for i, verdicts in enumerate(sessions, 1):
         judged, failed = verdicts.judged, judging.failures(verdicts.records)
         rest = [record for record in verdicts.records if record.run.part not in failed]
@@ -59,9 +59,10 @@ def sections(sessions: Iterable[Verdicts], with_criteria: bool = True) -> list[S
                     for one in judged
                 ],
                 warnings=[*known.warnings(verdicts.records), *(f"failed: {line}" for line in failures)],
-                sentences=[verdicts.summary],
+                words=() if context.is_page else [verdicts.summary],
+                sentences=[verdicts.summary] if context.is_page else (),
                 pictures=[Picture("claims", CAPTION, partial(_draw, figures), size)] if figures else [],
-                parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if with_criteria else [],
+                parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if is_whole else [],
                 data=partial(dict, rows=verdicts.rows),
             )
         )
@@ -94,7 +95,7 @@ def _draw(known: Sequence[tuple[Judged, Figure, Condition]], canvas_figure: Canv
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """The verdicts of each session of claims, judged again."""
-    return sections(judging.of_sessions(CLAIMS, records, context.ceilings), context.details or context.is_page)
+    return sections(judging.of_sessions(CLAIMS, records, context.ceilings), context)
 
 
 def again(records: Sequence[Record]) -> str:
