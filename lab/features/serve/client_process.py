@@ -163,4 +163,4 @@ async def _open_loop(
 async def _warm(connection: Connection) -> None:
     """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
     with suppress(Failure):
-        await connection.open()
+        await connection.connect()

@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         """Whether a request can be sent: it is open and free, and was used within FRESH_S."""
         return self.is_open and self.answer is None and time.perf_counter_ns() - self.free_ns < FRESH_S * 1e9
 
-    async def open(self) -> None:
+    async def connect(self) -> None:
         """Open the connection, unless it can be used. Raises Failure."""
         if self.is_ready and not (self.to.hangs_up and self.was_used):
             return
@@ -254,7 +254,7 @@ class Exchange:
     async def send(self, due_ns: int | None) -> None:
         """Send the request at its planned time, and wait until its answer has ended. Raises Failure to connect."""
         connection, to = self.connection, self.connection.to
-        await connection.open()
+        await connection.connect()
         connection.answer, connection.was_used = self, True
         body = self.ask.body.encode()
         try:
