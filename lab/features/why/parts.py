@@ -208,7 +208,7 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part | Change
     name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
     at = [end for end in ends.values() if end is not None]
     if len(at) < 2:
-        lacking = " and ".join(letter for letter, end in ends.items() if end is None)
+        lacking = " and ".join(sorted(letter for letter, end in ends.items() if end is None))
         return Part(name, words=f"unknown of {lacking}: the length of the context")
     if abs(at[0] - at[1]) <= max(4, 0.02 * max(at)):
         return Part(name, how=EQUAL)

@@ -93,7 +93,7 @@ def of_records(name: str) -> Given:
                     compute_tps=1e3 / statistics.median(compute[0]) if compute and compute[0] else None,
                     records=runs,
                     requests=requests,
-                    about=label if len(setups) > 1 else "",
+                    about=label.partition(", ")[2] if len(setups) > 1 else "",
                 )
                 groups[-1].append(made)
     return [group for group in groups if group], list(reading.records)
