@@ -77,14 +77,6 @@ class SendPlan:
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.n_at_once <= MOST_AT_ONCE:
-            raise ValueError(f"{self.n_at_once} requests at once, not 1 to {MOST_AT_ONCE}")
-        if self.times_ns is not None and self.n_all > len(self.times_ns):
-            raise ValueError(f"{self.n_all} requests, and times for {len(self.times_ns)}")
-        if self.times_ns is not None and list(self.times_ns) != sorted(self.times_ns):
-            raise ValueError("the times of a plan are not in order")
-
     @property
     def n_all(self) -> int:
         """Maximum number of requests."""
