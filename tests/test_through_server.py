@@ -236,6 +236,30 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     assert "as seen in" in err
 
 
+def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
+    asked = (
+        "measure",
+        "--url",
+        null.url,
+        "-m",
+        "plain",
+        "-p",
+        "5,20",
+        "-n",
+        3,
+        "-r",
+        1,
+        "--out",
+        tmp_path,
+        "--dry-run",
+    )
+    status, out, _ = run_lab(*asked)
+    assert status == 0 and "Plan: 4 requests for up to 23 tokens each" in out
+    cases = json.loads(run_lab(*asked, "--json")[1])["cases"]
+    assert [(one["n_prompt"], bool(one["refused"])) for one in cases] == [(5, True), (20, False)]
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run_lab("server", null.url, "-m", "plain")
     assert status == 0, err

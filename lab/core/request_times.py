@@ -24,6 +24,10 @@ JOINED = 0.9
 """The server's tokenizer may join tokens of an answer, so its count can be lower than that of the generated tokens."""
 
 
+KEPT = ("asked", "status", "failure", "error", "started_at", "finish_reason", "scheduled_ns", "sent_ns", "timings")
+"""What figures keep of a request."""
+
+
 def generated(request: Request) -> list[int]:
     """The indices of the events with generated content."""
     return [i for i, kind in enumerate(request.events.kind) if kind in GENERATED]
@@ -164,14 +168,7 @@ def figures(request: Request) -> Figures:
             contradiction = f"{n:,} tokens, but {n_events:,} events had content"
     is_planned = sent_ns is not None and request.scheduled_ns is not None
     return Figures(
-        asked=asked,
-        status=request.status,
-        failure=request.failure,
-        error=request.error,
-        started_at=request.started_at,
-        finish_reason=request.finish_reason,
-        scheduled_ns=request.scheduled_ns,
-        sent_ns=sent_ns,
+        **{name: getattr(request, name) for name in KEPT},
         delay_ns=(sent_ns or 0) - (request.scheduled_ns or 0) if is_planned else None,
         ended_ns=request.ended_ns if request.failed_ns is None else request.failed_ns,
         ttft_ns=at[0] if at and not at_once else None,
@@ -188,5 +185,4 @@ def figures(request: Request) -> Figures:
         n_cached=usage.cached_tokens if usage else None,
         came_at_once=at_once,
         contradiction=contradiction,
-        timings=request.timings,
     )

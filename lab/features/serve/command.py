@@ -258,17 +258,12 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
         known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
         if asked["dry_run"]:
             if output.as_json:
-                rows = [{"n_prompt": one.n_prompt, "n_gen": one.n_gen} for one in plan.cases]
-                cases = [row | {"refused": plan.refused.get(one)} for row, one in zip(rows, plan.cases, strict=True)]
+                names = ("n_prompt", "n_gen", "refused")
+                rows = ((one.n_prompt, one.n_gen, plan.refused.get(one)) for one in plan.cases)
+                cases = [dict(zip(names, row, strict=True)) for row in rows]
                 console.print_json({**known, "cases": cases, "repeat": plan.n_repeat})
-                return
-            rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.longest_answer, "token")
-            out.print(f"\nPlan: {rounds}, {tokens} requested")
-            grid = console.Grid("prompt\ntokens", "requests", "note")
-            for one in plan.cases:
-                n = 0 if one in plan.refused else plan.n_repeat
-                grid.add_row(f"{one.n_prompt:,}", f"{n}", plan.refused.get(one, ""))
-            out.print(grid)
+            else:
+                out.print(f"\nPlan: {plan.summary}")
             return
         path, stream_to = server.new_file(output.folder), out if asked["stream"] else None
         records, problem = collect(

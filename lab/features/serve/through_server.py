@@ -69,13 +69,9 @@ class ServerPlan:
     unseen: tuple[str, ...] = ()
 
     @property
-    def longest_answer(self) -> int:
-        return self.cases[0].n_gen
-
-    @property
     def summary(self) -> str:
         """The maximum of what a server will be sent, with warm-ups."""
-        most = max(case.n_prompt for case in self.cases) + self.longest_answer
+        most = max(case.n_prompt + case.n_gen for case in self.cases)
         n = len(self.cases) * (self.n_repeat + 1)
         return f"{n:,} requests for up to {most:,} tokens each, and small ones to examine it"
 
@@ -127,7 +123,7 @@ def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
             problem = server_prompts.impossible(case.n_prompt, n_least)
         if problem:
             refused[case] = str(problem).replace("\n", " ")
-    unseen = tuple(not_visible(server.endpoint, server.counter, plan.longest_answer))
+    unseen = tuple(not_visible(server.endpoint, server.counter, plan.cases[0].n_gen))
     return dataclasses.replace(plan, refused=refused, unseen=unseen)
 
 
