@@ -53,16 +53,19 @@ async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
     times_ns, connections = plan.times_ns, [Connection(to) for _ in range(min(plan.n_at_once, plan.n_all))]
     n_first = len(connections) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
     await asyncio.gather(*map(_warm, connections[:n_first]))
-    load = _Load(plan, file, iter(range(plan.n_all)), time.perf_counter_ns())
+    load = _Load(plan, file, iter(range(plan.n_all)), connections[::-1], time.perf_counter_ns())
     async with asyncio.TaskGroup() as group:
-        if times_ns is None:
-            for connection in connections:
-                group.create_task(_user(connection, load, group))
-        else:
-            await _open_loop(connections, times_ns, load, group)
+        for _ in connections:
+            group.create_task(_user(load, group))
     for connection in connections:
         connection.hang_up()
     return load.start_ns
+
+
+async def _warm(connection: Connection) -> None:
+    """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
+    with suppress(Failure):
+        await connection.connect()
 
 
 @dataclass
@@ -72,32 +75,21 @@ class _Load:
     plan: SendPlan
     file: IO[bytes]
     numbers: Iterator[int]  # of requests not yet sent
+    free: list[Connection]  # the one that was used last at the end
     start_ns: int
     n_wanted: int = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
     n_lost: int = 0  # requests in a row
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # set after the plan's `most_lost`
     rng: random.Random = field(default_factory=random.Random)
-
-    def begin(self, due_ns: int) -> bool:
-        """Count a request that is due at this time. Returns whether that is before the plan's stop."""
-        is_wanted = self.plan.stop_s is None or due_ns <= self.plan.stop_s * 1e9
-        self.count(is_wanted)
-        return is_wanted
 
     def count(self, n_wanted: int) -> None:
         """Add to `n_wanted`."""
         self.n_wanted += n_wanted
-        (self.over.clear if self.n_wanted else self.over.set)()
-
-    def ends(self, is_wanted: bool) -> bool:
-        """Whether no more requests are sent: the server is gone, or this one is late and no other is in flight."""
-        is_gone = self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
-        if is_over := is_gone or (not is_wanted and self.over.is_set()):
-            self.count(-is_wanted)
-        return is_over
+        (self.idle.clear if self.n_wanted else self.idle.set)()
 
     async def send(
-        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
+        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None
     ) -> Request:
         """Send request `number` over `connection`, and write the result to the file. `over`: see `exchange`."""
         ask = self.plan.ask(number)
@@ -105,6 +97,8 @@ class _Load:
             ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
         request, text = await exchange(connection, ask, self.plan, self.start_ns, over, scheduled_ns)
         self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
+        if self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost:
+            self.gone.set()
         self.count(-is_wanted)
         self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
         self.file.flush()
@@ -112,55 +106,35 @@ class _Load:
         return request
 
 
-async def _user(connection: Connection, load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send one request after the other, each when the last answer has arrived.
+async def _user(load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send one request after the other: in a closed loop when the last answer has arrived, else at its time.
 
-    The answer is parsed meanwhile, so a pause after a failure may come one request late.
+    The answer is parsed meanwhile, so a pause after a failure may come one request late. Late requests, which are due
+    after the plan's stop, are sent as long as others are in flight.
     """
-    sent: list[asyncio.Task[Request]] = []
-    if load.plan.spread_s:
-        await asyncio.sleep(load.rng.uniform(0, load.plan.spread_s))
+    plan, sent = load.plan, list[asyncio.Task[Request]]()
+    if plan.spread_s:
+        await asyncio.sleep(load.rng.uniform(0, plan.spread_s))
     for number in load.numbers:
-        is_wanted = load.begin(time.perf_counter_ns() - load.start_ns)
-        if load.ends(is_wanted):
+        scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
+        due_ns = time.perf_counter_ns() - load.start_ns if scheduled_ns is None else scheduled_ns
+        is_wanted = plan.stop_s is None or due_ns <= plan.stop_s * 1e9
+        load.count(is_wanted)
+        left_s = (load.start_ns + due_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
+        needless = load.gone if is_wanted else load.idle
+        if left_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(needless.wait(), left_s)
+        if needless.is_set():
+            load.count(-is_wanted)
             return
-        over = asyncio.Event()
-        sent.append(group.create_task(load.send(number, connection, is_wanted, over)))
+        connection, over = load.free.pop(), asyncio.Event()
+        if scheduled_ns is not None:
+            await _warm(connection)
+        sent.append(group.create_task(load.send(number, connection, is_wanted, over, scheduled_ns)))
         await over.wait()
+        load.free.append(connection)
         ended = [task for task in sent if task.done()]
         sent = [task for task in sent if not task.done()]
-        if any(task.result().status != OK for task in ended):
+        if scheduled_ns is None and any(task.result().status != OK for task in ended):
             await asyncio.sleep(PAUSE_S)
-
-
-async def _open_loop(
-    connections: list[Connection], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup
-) -> None:
-    """Send each request at its time, over the free connection that was used last."""
-    free = asyncio.LifoQueue[Connection]()
-    for connection in reversed(connections):
-        free.put_nowait(connection)
-
-    async def send(number: int, connection: Connection, is_wanted: bool) -> None:
-        await _warm(connection)
-        await load.send(number, connection, is_wanted, asyncio.Event(), times_ns[number])
-        free.put_nowait(connection)
-
-    for number in load.numbers:
-        is_wanted = load.begin(times_ns[number])
-        left_s = (load.start_ns + times_ns[number] - time.perf_counter_ns()) / 1e9 - PREPARE_S
-        if left_s > 0 and is_wanted:
-            await asyncio.sleep(left_s)
-        elif left_s > 0:  # no longer needed once the others have ended
-            with suppress(TimeoutError):
-                await asyncio.wait_for(load.over.wait(), left_s)
-        connection = await free.get()
-        if load.ends(is_wanted):
-            return
-        group.create_task(send(number, connection, is_wanted))
-
-
-async def _warm(connection: Connection) -> None:
-    """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
-    with suppress(Failure):
-        await connection.connect()
