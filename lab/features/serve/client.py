@@ -109,14 +109,10 @@ class Client:
         with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
             yield from self._read(file)
 
-    def close(self) -> None:
-        """Kill the process, and delete the temporary files."""
-        self._process.kill()
-        wait_for_end(self._process, self._listener)
-        self._folder.cleanup()
-
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._process.kill()
+        wait_for_end(self._process, self._listener)
+        self._folder.cleanup()
