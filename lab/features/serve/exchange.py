@@ -1,9 +1,9 @@
 """One request over one connection: send it, stamp and read its answer, and classify its failures.
 
-The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. HTTP is parsed when its
-bytes arrive (10 us for an event); the HTTP library itself stamps nothing, so only its parser, h11, is used here. The
-JSON of a stream is parsed after its answer has ended. All requests of a plan share one Target, which gives turns: the
-loop checks for arrivals between two events.
+The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP would delay
+the stamps of other requests, so the bytes of a chunked answer wait with their stamps for its end, or for the next look.
+All requests of a plan share one Target, which gives turns: the loop checks for arrivals between two pieces of parsing.
+(The HTTP library itself stamps nothing before its own parsing, so only its parser, h11, is used here.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import re
 import selectors
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,8 +42,8 @@ HUNG_UP_S = 1.0
 FRESH_S = 2.0
 """An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
-LOOK_S = 0.5
-"""Interval of looking whether an answer still moves."""
+LOOK_S, MOST_HELD = 0.5, 1 << 21
+"""Interval of parsing what has arrived and looking whether it moves; bytes that are parsed at once."""
 
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
@@ -55,6 +56,9 @@ MOST_EVENTS, SPARE_EVENTS = 8, 100
 
 _PINGS = re.compile(rb"(?::[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
 """Bytes that only keep a connection open: comments, pings, and events without data."""
+
+
+_END = b"\r\n0\r\n\r\n"  # of a chunked answer
 
 
 def utc_now() -> str:
@@ -149,10 +153,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         self.is_open = False
-        if self.answer and problem:
-            self.answer.end(Failure(kinds.LOST, str(problem)))
-        elif self.answer:
-            self.answer.add(None, b"")
+        if self.answer:
+            self.answer.lose(problem)
 
 
 @dataclass(eq=False)
@@ -182,29 +184,65 @@ class Exchange:
     n_lines: int = 0
     n_events: int = 0
     problem: Failure | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: Exception | None = None  # why the connection ended
+    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)  # what has arrived and is not parsed
+    n_waiting: int = 0  # its bytes
+    is_chunked: bool = False
+    tail: bytes = b""
+    is_over: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, problem: Failure | None = None) -> None:
         """No more bytes are read: free the connection, or hang up if another request cannot use it."""
-        if self.done.is_set():
+        if self.is_over:
             return
-        self.problem, own = problem, self.connection
+        self.problem, self.is_over, own = problem, True, self.connection
         own.answer, own.free_ns = None, time.perf_counter_ns()
         if problem or (self.http.our_state, self.http.their_state) != (h11.DONE, h11.DONE):
             own.hang_up()
-        self.done.set()
+        self.news.set()
         if problem is None and self.is_stream:
             self.over.set()
 
-    def add(self, ns: int | None, data: bytes) -> None:
-        """Read bytes that arrived at `ns`; None and no bytes at the end of the connection."""
-        if ns is not None:
-            self.first_ns, self.last_ns = self.first_ns or ns, ns
+    def add(self, ns: int, data: bytes) -> None:
+        """Keep bytes that arrived at `ns`."""
+        if self.first_ns is None:
+            self.first_ns, self.is_chunked = ns, b"transfer-encoding: chunked" in data.lower()
+        self.last_ns = ns
+        self.waiting.append((ns, data))
+        n, self.n_waiting = len(data) + PIECE_BYTES, self.n_waiting + len(data)
+        self.n_kept += n
+        self.connection.to.n_kept += n
+        self.tail = self.tail[-len(_END) :] + data[-len(_END) :]
+        if self.connection.to.n_kept > MOST_ANSWER_BYTES:
+            self.end(Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived"))
+        elif not self.is_chunked or self.tail.endswith(_END) or self.n_waiting > MOST_HELD:
+            self.news.set()
+
+    def lose(self, problem: Exception | None) -> None:
+        """No more bytes will arrive."""
+        self.waiting.append((self.last_ns or 0, b""))
+        self.lost = problem
+        self.news.set()
+
+    async def _parse(self) -> None:
+        """Parse what has arrived."""
+        while self.waiting and not self.is_over:
+            ns, data = self.waiting.popleft()
+            self.n_waiting -= len(data)
+            if not data and self.lost:
+                self.end(Failure(kinds.LOST, str(self.lost)))
+            else:
+                self._read(ns, data)
+            await self.connection.to.turn()
+
+    def _read(self, ns: int, data: bytes) -> None:
+        """Read bytes that arrived at `ns`; none at the end of the connection."""
         try:
             self.http.receive_data(data)
             while (event := self.http.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Data):
-                    self._keep(self.last_ns or 0, bytes(event.data))
+                    self._keep(ns, bytes(event.data))
                 elif isinstance(event, h11.Response):
                     self.http_status = event.status_code
                     named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
@@ -227,14 +265,11 @@ class Exchange:
         self.n_events += 0 if is_ping else data.count(b"data:")
         if not is_ping or not self.n_events:  # during prefill a server may send pings for any time
             self.moved_ns = ns
-        n, n_gen = len(data), self.ask.asked.n_gen
+        n_gen = self.ask.asked.n_gen
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
             self.pieces.append((ns, bytearray(data)))
-            n += PIECE_BYTES
-        self.n_kept += n
-        self.connection.to.n_kept += n
         self.n_lines += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
@@ -243,8 +278,6 @@ class Exchange:
                 self.end()
         elif self.n_line > MOST_LINE_BYTES:
             raise Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
-        elif self.connection.to.n_kept > MOST_ANSWER_BYTES:
-            raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
         elif self.n_lines > LINES_PER_TOKEN * n_gen + SPARE_LINES:
             raise Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
         elif self.n_events > (most := MOST_EVENTS * n_gen + SPARE_EVENTS):
@@ -268,18 +301,22 @@ class Exchange:
         sent_ns = self.sent_ns = time.perf_counter_ns()
         connection.transport.write(b"".join(parts))
         self.started_at = utc_now()
-        while not self.done.is_set():
+        while True:
+            self.news.clear()
+            await self._parse()
             now = time.perf_counter_ns()
             left_s = self.plan.timeout_s - (now - sent_ns) / 1e9
+            if self.is_over:
+                return
             if left_s <= 0:
                 error = f"the answer was not complete after {self.plan.timeout_s:g} s (--timeout)"
-                self.end(Failure(kinds.TIMEOUT, error))
+                return self.end(Failure(kinds.TIMEOUT, error))
             elif self.moved_ns is not None and (now - self.moved_ns) / 1e9 > self.plan.stall_s:
-                self.end(Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s"))
+                return self.end(Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s"))
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(LOOK_S, left_s)):
-                        await self.done.wait()
+                        await self.news.wait()
 
     def refused(self) -> Failure:
         """Why an answer is not a stream."""
