@@ -1,7 +1,8 @@
 """One request over one connection: send it, stamp and read its answer, and classify its failures.
 
 The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP would delay
-the stamps of other requests, so the bytes of a chunked answer wait with their stamps for its end, or for the next look.
+the stamps of other requests, so the bytes of a chunked answer wait with their stamps for its end, or until no byte came
+for a while, or too many wait.
 All requests of a plan share one Target, which gives turns: the loop checks for arrivals between two pieces of parsing.
 (The HTTP library itself stamps nothing before its own parsing, so only its parser, h11, is used here.)
 """
@@ -43,7 +44,7 @@ FRESH_S = 2.0
 """An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
 LOOK_S, MOST_HELD = 0.5, 1 << 21
-"""Interval of parsing what has arrived and looking whether it moves; bytes that are parsed at once."""
+"""After this time without new bytes, or beyond these bytes, those that wait are parsed before the answer's end."""
 
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
@@ -301,11 +302,15 @@ class Exchange:
         sent_ns = self.sent_ns = time.perf_counter_ns()
         connection.transport.write(b"".join(parts))
         self.started_at = utc_now()
+        parsed_ns = sent_ns
         while True:
-            self.news.clear()
-            await self._parse()
             now = time.perf_counter_ns()
             left_s = self.plan.timeout_s - (now - sent_ns) / 1e9
+            is_quiet = self.last_ns is not None and now - self.last_ns > LOOK_S * 1e9
+            if self.news.is_set() or is_quiet or left_s <= 0 or now - parsed_ns > self.plan.stall_s * 1e9:
+                self.news.clear()
+                parsed_ns = now
+                await self._parse()
             if self.is_over:
                 return
             if left_s <= 0:
