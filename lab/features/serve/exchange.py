@@ -37,6 +37,9 @@ from lab.features.serve.send_plan import (
 )
 
 CONNECT_S = 10.0
+GRACE_S = 3.0
+"""Additional time for reading the bytes that arrived before the timeout."""
+
 HUNG_UP_S = 1.0
 """A request fails within this time if the server closed the connection just before."""
 
@@ -310,7 +313,9 @@ class Exchange:
             if self.news.is_set() or is_quiet or left_s <= 0 or now - parsed_ns > self.plan.stall_s * 1e9:
                 self.news.clear()
                 parsed_ns = now
-                await self._parse()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(left_s, GRACE_S)):
+                        await self._parse()
             if self.is_over:
                 return
             if left_s <= 0:
