@@ -235,23 +235,16 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
     tried["time_ratio_high"] = np.exp(middle + half)
     tried["changes_output"] = tried.choice.map(is_lossy)
-    tried["verdict"] = np.select(
-        [
-            tried.time_ratio.isna(),
-            tried.settings == DEFAULT,
-            tried.settings == made.won,
-            tried.time_ratio_low > 1,
-            tried.time_ratio_high < 1,
-        ],
-        [
-            "failed",
-            "the base",
-            "recommended" if made.is_recommended else "gain not confirmed",
-            "slower",
-            "faster in the search",
-        ],
-        "no clear difference",
-    )
+    won = "recommended" if made.is_recommended else "gain not confirmed"
+    tried["verdict"] = [
+        "failed" if not row.time_ratio > 0
+        else "the base" if row.settings == DEFAULT
+        else won if row.settings == made.won
+        else "slower" if row.time_ratio_low > 1
+        else "faster in the search" if row.time_ratio_high < 1
+        else "no clear difference"
+        for row in tried.itertuples()
+    ]  # fmt: skip
     return dataclasses.replace(made, tried=tried.sort_values("time_s", kind="stable", ignore_index=True))
 
 
@@ -551,7 +544,7 @@ def _lengths(row: Any) -> str:
 
 def _as_row(one: Tuned) -> dict[str, Any]:
     """A session for JSON; what is unknown is None."""
-    gain = one.gain or Ratio(*[None] * 3)  # type: ignore[arg-type]
+    ends = dataclasses.astuple(one.gain) if one.gain else (None, None, None)
     tried = one.tried.drop(columns="choice").astype(object)
     names = {PREFILL: "first_token", DECODE: "each_token"}
     return {
@@ -564,9 +557,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "recommended": one.won if one.is_recommended else None,
         "winner": one.won,
         "changes_output": is_lossy(one.choice),
-        "gain": gain.estimate,
-        "gain_low": gain.low,
-        "gain_high": gain.high,
+        **dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True)),
         "gain_visible": one.visible,
         "n_blocks_confirmed": one.n_confirmed,
         **{
