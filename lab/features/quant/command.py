@@ -42,10 +42,9 @@ def quant(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | N
     """Show what quantizations cost in quality and gain in speed.
 
     \b
-      lab quant                                  # the embedded model, requantized
+      lab quant                           # the embedded model, requantized
       lab quant model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf
-      lab quant llama-3.2-1b                     # the quantizations in the catalog, downloaded
-      lab quant model.gguf --cache-type f16,q8_0,q4_0
+      lab quant llama-3.2-1b              # the catalog's quantizations, downloaded
 
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the table shows how far
     each one's predictions are from the reference's (mean Kullback-Leibler divergence), and how often both find the same

@@ -428,7 +428,6 @@ EXPERIMENT = Experiment(
     about="""Measure a conversation turn by turn, and what is read again.
 
     \b
-      lab turns --keep memory,disk,none
       lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
       lab turns --replay session.jsonl
       lab turns --url http://127.0.0.1:8080/v1
