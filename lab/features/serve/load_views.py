@@ -179,9 +179,11 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
             f"{phase} takes most of the time."
         ]
     if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
+        has_one = any(arm.load_concurrency == 1 for arm in arms)
+        advice = "" if has_one or arms[0].load_arrivals != CLOSED else " Add a load of 1 user: --concurrency 1,..."
         words += [
-            f"Idle: {join_and(rest)}. The server does not report the time of every prompt, so prefill and decode "
-            "cannot be told apart. A load of 1 user in the same session may show them: --concurrency 1,..."
+            f"Idle: {join_and(rest)}. Prefill and decode cannot be told apart there: the server does not report "
+            f"the time of every prompt{', and the load of 1 user does not explain the others' * has_one}.{advice}"
         ]
     waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
     words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
