@@ -44,7 +44,7 @@ def quant(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | N
     \b
       lab quant                           # the embedded model, requantized
       lab quant model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf
-      lab quant llama-3.2-1b              # the catalog's quantizations, downloaded
+      lab quant llama-3.2-1b              # the catalog's files, downloaded
 
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the table shows how far
     each one's predictions are from the reference's (mean Kullback-Leibler divergence), and how often both find the same
