@@ -15,22 +15,15 @@ from lab.cli.help import Group
 from lab.errors import LabError
 from lab.features import known, running
 
-TITLES = ("Measure", "Understand", "Compare and choose", "Serve many", "Servers", "Files", "Machines")
-GROUPS: dict[str, list[str]] = {title: [] for title in TITLES}
-"""The commands by what they are for, as the help lists them."""
-
-
 class Grouped(Group):
-    """A group whose help lists its commands by what they are for."""
+    """A group whose help lists its commands by what they are for, from the list of features alone."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.commands))
-        for title, names in GROUPS.items():
+        width = max(map(len, known.COMMANDS))
+        for title in dict.fromkeys(group for group, *_ in known.COMMANDS.values()):
             with formatter.section(title):
-                room = formatter.width - 6 - width
-                formatter.write_dl(
-                    [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
-                )
+                own = [(name, words) for name, (group, _, words) in known.COMMANDS.items() if group == title]
+                formatter.write_dl([(name.ljust(width), words) for name, words in own])
 
 
 @click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -80,7 +73,4 @@ def main() -> None:
         sys.exit(running.EXIT_INTERRUPTED)
 
 
-for title, own in known.commands_by_group().items():
-    GROUPS[title] += [str(command.name) for command in own]
-    for command in own:
-        lab.add_command(command)
+lab.commands = known.Commands(known.COMMANDS)

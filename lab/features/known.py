@@ -1,17 +1,18 @@
 """The list of features, and the loops over their kinds of results: tables, JSON, pictures, "make again", commands.
 
 `lab show`, `lab plot`, `lab report`, `--json` and the notebooks use these loops. To remove a feature, remove its room
-and its line here. The terminal prints the parts of a section, a page is made of whole sections.
+and its lines here. The terminal prints the parts of a section, a page is made of whole sections.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped
 
@@ -24,54 +25,71 @@ if TYPE_CHECKING:
     from lab.show.section import Section
 
 
-class Feature(NamedTuple):
-    """A feature: the group of its commands in the help, where they are, and where its kinds of results are (KINDS)."""
+COMMANDS = {
+    # name: group in the help, module in this folder, one line of help
+    "measure": ("Measure", "measure.command", "Time every token of answers to prompts of several lengths."),
+    "sweep": ("Measure", "measure.command", "Measure prefill and decode at many lengths in a single run."),
+    "ab": ("Measure", "measure.command", "Compare settings or models, measured in turns."),
+    "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
+    "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
+    "why": ("Understand", "why.command", "Explain why two speeds differ, cause by cause."),
+    "trace": ("Understand", "trace.command", "Show where the time of one token goes, operation by operation."),
+    "claims": ("Understand", "claims.command", "Test common claims about LLM inference on this machine."),
+    "words": ("Understand", "shown", "Explain the lab's terms, such as TTFT, ridge or goodput."),
+    "show": ("Understand", "shown", "Show saved results (files or folders) as tables."),
+    "plot": ("Understand", "shown", "Draw the plots of saved results (files or folders)."),
+    "report": ("Understand", "shown", "Write results as one HTML page with the raw data inside."),
+    "compare": ("Compare and choose", "compare.command", "Compare saved results: machines, builds, models, settings."),
+    "predict": ("Compare and choose", "predict.command", "Predict a model's speed: which device suits it, and why."),
+    "quant": ("Compare and choose", "quant.command", "Show what quantizations cost in quality and gain in speed."),
+    "tune": ("Compare and choose", "tune.command", "Find the fastest settings for your requests, and prove it."),
+    "batch": ("Serve many", "batch", "Measure what decoding several answers together gains."),
+    "turns": ("Serve many", "turns.conversation", "Measure a conversation turn by turn, and what is read again."),
+    "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
+    "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
+    "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, slots."),
+    "load": ("Servers", "serve.command", "Put load on a server, and measure latencies and rates."),
+    "models": ("Files", "models", "List models; its subcommands get, make or remove one."),
+    "export": ("Files", "compare.command", "Export results as llama-bench's output, or as tables."),
+    "import": ("Files", "compare.command", "Import results of llama-bench."),
+    "machine": ("Machines", "machine", "Show this machine, the llama.cpp build and its devices."),
+    "doctor": ("Machines", "doctor", "Find out why the lab fails or is slow."),
+    "rpc-server": ("Machines", "lend.command", "Lend this machine's devices to another machine."),
+}
+"""Every command, in the order of the help."""
 
-    group: str
-    room: str
-    commands: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-
-
-FEATURES = (
-    Feature("Understand", "shown", ("show", "plot", "report", "words")),
-    Feature("Measure", "measure.command", ("measure", "sweep", "ab"), ("measure.text_results",)),
-    Feature("Understand", "limits.command", ("ceilings", "explain")),
-    Feature("Understand", "why.command", ("command",)),
-    Feature("Serve many", "batch", ("command",), ("batch",)),
-    Feature("Serve many", "turns.conversation", ("command",), ("turns.conversation", "turns.served")),
-    Feature("Serve many", "stall", ("command",), ("stall",)),
-    Feature("Serve many", "speculate.speculation", ("command",), ("speculate.speculation",)),
-    Feature("Compare and choose", "compare.command", ("compare",)),
-    Feature("Compare and choose", "predict.command", ("predict",)),
-    Feature("Compare and choose", "tune.command", ("tune",), ("tune.result",)),
-    Feature("Understand", "claims.command", ("claims",), ("claims.views",)),
-    Feature("Compare and choose", "quant.command", ("quant",), ("quant.views",)),
-    Feature("Servers", "serve.command", ("server", "load"), ("serve.text_requests", "serve.load_views")),
-    Feature("Machines", "machine", ("machine",)),
-    Feature("Machines", "lend.command", ("rpc_server",)),
-    Feature("Understand", "trace.command", ("trace",), ("trace.trace_views",)),
-    Feature("Files", "models", ("models",)),
-    Feature("Files", "compare.command", ("export", "import_")),
-    Feature("Machines", "doctor", ("doctor",)),
+KINDS = (
+    "measure.text_results",
+    "batch",
+    "turns.conversation",
+    "turns.served",
+    "stall",
+    "speculate.speculation",
+    "tune.result",
+    "claims.views",
+    "quant.views",
+    "serve.text_requests",
+    "serve.load_views",
+    "trace.trace_views",
 )
-"""Every feature; its results are shown in this order."""
+"""Where the kinds of results are (`KINDS` of these modules), in the order in which they are shown."""
 
 
-def commands_by_group() -> dict[str, list[click.Command]]:
-    """The commands of the features."""
-    by_group: dict[str, list[click.Command]] = {}
-    for feature in FEATURES:
-        room = import_module(f"lab.features.{feature.room}")
-        by_group.setdefault(feature.group, []).extend(getattr(room, name) for name in feature.commands)
-    return by_group
+class Commands(UserDict[str, Any]):
+    """The commands by name; a module is imported when its command is used, so that `lab --help` is instant."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        import click
+
+        _group, room, _help = self.data[name]
+        module = import_module(f"lab.features.{room}")
+        return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
 
 
 @functools.cache
 def kinds() -> tuple[Kind, ...]:
     """Every kind of results, in the order in which they are shown."""
-    rooms = [import_module(f"lab.features.{room}") for feature in FEATURES for room in feature.kinds]
-    return tuple(kind for room in rooms for kind in room.KINDS)
+    return tuple(kind for room in KINDS for kind in import_module(f"lab.features.{room}").KINDS)
 
 
 def sections(records: Lines, context: Context | None = None, only: Sequence[str] = ()) -> list[Section]:

@@ -175,7 +175,8 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
 def known_lines(folder: Path, models: Sequence[Model]) -> list[str]:
     """What sessions of `lab quant` in a folder found for these files, in sentences."""
     records, lines = results.nearby([folder], holding=b'"quality":{').traces, list[str]()
-    for model in models:
+    measured = {record.model.name for record in records}
+    for model in (one for one in models if one.name in measured):
         for row in figures.known_quality(records, model).itertuples():
             cache = "" if row.type_k == "f16" else f" with a {row.type_k} cache"
             lines.append(
