@@ -15,6 +15,7 @@ from lab.cli.help import Group
 from lab.errors import LabError
 from lab.features import known, running
 
+
 class Grouped(Group):
     """A group whose help lists its commands by what they are for, from the list of features alone."""
 
