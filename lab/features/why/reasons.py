@@ -197,7 +197,7 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     found = [Part(parts.COUNTED, math.log1p(between_s / row.measured_s), 0.0, parts.ARITHMETIC, words)]
     words = f"{times(row.measured_s / row.least_s)} the least time of its kernels; the limit is {row.limit}"
     how = f"from ceilings: {parts.NO_RANGE}"
-    found.append(Part("beyond its kernels", math.log(row.measured_s / row.least_s), None, how, words))
+    found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     best_s, command = row.least_s, shell.lab("explain", name)
     for lever in advice.levers(rows, first, known):
         gain = (lever.prefill_gain if one.is_prefill else lever.decode_gain) or 0.0
@@ -282,7 +282,7 @@ def conclusion(found: Answer) -> tuple[str, str]:
     more = f"; {', '.join(f'{one.name} adds {times(one.factor)}' for one in others)}" if others else ""
     own_range = "" if cause.range else ", range unknown"
     factor = f"{times(cause.factor)}{own_range}"
-    words = f"{letter} is slower mostly because of {cause.name} ({factor}): {cause.words}{more}."
+    words = f"The main cause is {cause.name} ({factor}): {cause.words}{more}."
     if cause.name == parts.COUNTED:
         own = f"{digits(slow.tps * cause.factor)} tokens/s{' (range unknown)' if own_range else ''}"
         words = f"Most of it is how {letter} counts: {cause.words.partition('; ')[0]}. Its decode alone is {own}{more}."
