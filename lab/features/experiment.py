@@ -72,7 +72,9 @@ class Option:
         return self.flag or self.name.replace("_", "-")
 
 
-REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 for quick cases]", "r", type=int)
+REPEAT = Option(
+    "repeat", "Runs of each case, each in a fresh engine.  [default: 3, 6 if they cost little]", "r", type=int
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     # name: group in the help, module in this folder, one line of help
     "measure": ("Measure", "measure.command", "Time every token of answers to prompts of several lengths."),
-    "sweep": ("Measure", "measure.command", "Measure prefill and decode at many lengths in a single run."),
+    "sweep": ("Measure", "measure.command", "Measure both curves, time over length, in one pass (quick)."),
     "ab": ("Measure", "measure.command", "Compare settings or models, measured in turns."),
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),

@@ -118,7 +118,7 @@ def ceilings(
     best = measure(model, types, Path(out), show, watch, warned.append, **asked)
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
-    show(f"{len(best.rates)} kernels are known, measured {best.measured_at}")
+    show(f"The speeds of {len(best.rates)} basic operations (kernels) are known, measured {best.measured_at}")
     return best
 
 

@@ -74,7 +74,7 @@ def parse_variant(text: str) -> dict[str, Any]:
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length; each round loads the model anew.  [default: 3; 6 where that is quick]",
+        help="Runs of each prompt length; each round loads the model anew.  [default: 3, 6 if they cost little]",
     ),
     *UNTIL,
     *SETTINGS,
@@ -137,7 +137,7 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     DRY_RUN,
 )
 def sweep(max_len: int, **asked: Any) -> None:
-    """Measure prefill and decode at many lengths in a single run.
+    """Measure both curves, time over length, in one pass (quick).
 
     \b
       lab sweep
