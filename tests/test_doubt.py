@@ -114,7 +114,7 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
         assert all((shown.DISTURBED in doubts) != is_firm for doubts in rows.doubts)
         assert bool(advice.levers(rows, records[0], best)) == is_firm
         assert is_firm or not advice.experiments(rows, records, best)
-        sentences = " ".join(text_why.verdicts(rows))
+        sentences = " ".join(text_why.verdicts(rows, WIDE))
         assert (" limits " in sentences) == is_firm and ("No verdict" in sentences) != is_firm
 
 
@@ -152,7 +152,7 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
     words = "another process used 1.9 cores"
     loaded = dataclasses.replace(FAST, disturbed=words)
     rows = roofline.explain(timed(1.1), loaded)
-    assert " limits " not in " ".join(text_why.verdicts(rows)) and not advice.levers(rows, timed(1.1)[0], loaded)
+    assert " limits " not in " ".join(text_why.verdicts(rows, WIDE)) and not advice.levers(rows, timed(1.1)[0], loaded)
     assert words in probing.doubt_words(loaded)[0] and "lab ceilings --again" in probing.doubt_words(loaded)[0]
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
     for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):
@@ -169,7 +169,8 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
     rows = roofline.explain([record], best)
-    assert rows.limit.iloc[-1] == roofline.ATTENTION and "Attention (flash" in " ".join(text_why.verdicts(rows))
+    assert rows.limit.iloc[-1] == roofline.ATTENTION
+    assert "Attention (now --flash-attn on" in " ".join(text_why.verdicts(rows, WIDE))
     (lever, *_) = advice.levers(rows, record, best)
     assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
@@ -198,7 +199,7 @@ def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
     probed = [dataclasses.replace(rate(ATTENTION, "Q8_0", n, 20, 0.02), n_positions=4096) for n in (1, 512)]
     (lever, *_), words = limited_by_attention("F16", *probed)
     assert lever.change == "q8_0 KV cache instead of f16" and lever.decode_gain and 1.5 < lever.decode_gain < 2
-    assert f"decode after 20 {lever.decode_gain:.3g}x as fast" in words
+    assert f"decode after 20 tokens is {lever.decode_gain:.3g}x as fast" in words
     slower = [dataclasses.replace(one, times_ns=(10 * one.times_ns[0],)) for one in probed]
     assert not limited_by_attention("F16", *slower)[0]
 

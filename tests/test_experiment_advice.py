@@ -79,12 +79,13 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
+        r"Predicted for 15 of 20 prompt tokens cached \(a system prompt of 8 tokens and one turn\): "
+        r"first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
         sentences["turns"],
     )
     assert sentences["speculate"].startswith(
-        "Predicted for drafts of 1 token: faster if more than 50 % are accepted; at 80 %, 1.20x as fast (without the "
-        "time to draft). Try: lab speculate --draft lookup --draft-len 1 "
+        "Predicted for speculative decoding with drafts of 1 token: faster if more than 50 % are accepted; at 80 %, "
+        "1.20x as fast (without the time to draft). Try: lab speculate --draft lookup --draft-len 1 "
     )
 
 
@@ -110,10 +111,10 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
     asked = "explain", "results/sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path, "--no-plot"
     shown, details = (run_lab(*asked, *more)[1] for more in ((), ("--details",)))
     assert shown.strip().startswith(
-        "The kernel of the quantization limits 4 of the 6 rows below; the change that helps"
+        "In 4 of 6 rows the time goes to multiplying Q4_1 weights: llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "measured" in shown and "ceiling" in shown
+    assert "sampling" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
-    assert len(sentences) == 5 and sentences[-2].startswith("Try: lab ab ") and "more lines" in sentences[-1]
-    assert shown.count("Try: lab") == 1 and details.count("Try: lab") == 5 and "Roof: " in details
+    assert len(sentences) == 5 and "as fast. Try: lab ab " in sentences[-2] and "more lines" in sentences[-1]
+    assert shown.count("Try: lab") == 2 and details.count("Try: lab") == 5 and "Roof: " in details

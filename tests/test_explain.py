@@ -79,11 +79,11 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     low = dataclasses.replace(FAST, rates=tuple(slow))
     records = timed(1.1)
     rows = roofline.explain(records, low)
-    assert "the ceiling was measured too low; measure again: lab ceilings --again" in text_why.verdicts(rows)[-1]
+    assert "the ceiling was measured too low; measure again: lab ceilings --again" in text_why.verdicts(rows, WIDE)[-1]
     shown_rows = text_why.explained("", records, low)
-    at = [name.split()[0] for name in shown_rows.headings].index("layers/attention/")
-    assert {line[at].text for line in shown_rows.lines} == {"-"} and "%" not in " ".join(text_why.verdicts(rows))
-    assert "too low" not in " ".join(text_why.verdicts(roofline.explain(records, FAST)))
+    at = [name.split()[0] for name in shown_rows.headings].index("weights/attention/")
+    assert {line[at].text for line in shown_rows.lines} == {"-"} and "%" not in " ".join(text_why.verdicts(rows, WIDE))
+    assert "too low" not in " ".join(text_why.verdicts(roofline.explain(records, FAST), WIDE))
     assert all(0 < lever.best < 100 for lever in advice.levers(rows, records[0], low))
 
 
@@ -204,7 +204,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert code == 0 and "(today)" in out and "All kernels are measured already." in err and "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path, "--details")
     assert code == 0, err
-    assert "layers/attention/" in out and "Not in these times: sampling" in out
+    assert "weights/attention/" in out and "The times above leave out choosing tokens (" in out
     assert len(list(tmp_path.glob("*-roofline.png"))) == len(list(tmp_path.glob("*-where.svg"))) == 1
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path / "other", "--force", "--no-plot")
     assert code == 0, err

@@ -184,7 +184,11 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     browser.execute_script(f"inputs.device.value = {without_peak}; update()")
     assert [one.is_displayed() for one in shown] == [False, False, True]
     text = browser.find_element("id", "explore-part").text
-    assert "The tokens of the answer take" in text and "prefill is not predicted" in text and "lab ceilings" in text
+    assert (
+        "Predicted: the tokens of the answer take" in text
+        and "prefill is not predicted" in text
+        and "lab ceilings" in text
+    )
 
 
 def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_of_the_first(
@@ -284,11 +288,11 @@ def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width:
     said = browser.find_element("id", "explore-said")
     before, prompt = said.text, browser.find_element("id", "explore-prompt")
     prompt.send_keys("\ue014")  # right
-    assert said.text != before and said.text.startswith("The prompt takes ")
+    assert said.text != before and said.text.startswith("Predicted: the prompt takes ")
     assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
     browser.find_element("id", "explore-users").send_keys("\ue014")
     note = browser.find_element("id", "explore-note")
-    assert said.text.startswith("2 users send at once") and "as wide as for one" in note.text
+    assert said.text.startswith("Predicted: 2 users send at once") and "as wide as for one" in note.text
     browser.find_element("id", "explore-cached").send_keys("\ue014")
     assert "Prefill has no range" in note.text and "(1 %)" in browser.find_element("id", "explore-cached-is").text
     names = browser.execute_script(

@@ -1,6 +1,7 @@
 """Predictions: planted truths, the facts that a first version got wrong, and devices of datasheets."""
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -335,6 +336,24 @@ def test_prefills_share_of_textbook_requests() -> None:
     assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
 
 
+@pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
+def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None:
+    model, device = shapes.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
+    lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
+    rows = [prediction.elsewhere(model, WIDE, device, n, 200) for n in lengths]
+    for times in ("prefill_s", "tpot_s", "e2e_s"):
+        for one, longer in itertools.pairwise(getattr(row, times) for row in rows):
+            assert all(math.isnan(a) or a <= b * (1 + 1e-9) for a, b in zip(one, longer, strict=True)), times
+    before, after = (prediction.elsewhere(model, WIDE, device, n, 200) for n in (3000, 3001))
+    assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
+
+
+def test_the_readme_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
+    rows = prediction.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
+    words = f"ranks the {sum(row.is_known for row in rows)} of {len(rows)} devices"
+    assert words in " ".join(Path("README.md").read_text(encoding="utf-8").split())
+
+
 def test_predicting_elsewhere(tmp_path: Path) -> None:
     code, out, err = run_lab("predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path)
     assert code == 0, err
@@ -345,7 +364,7 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
     start = "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b"
-    assert f"{start}: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7" in basis
+    assert f"{start}: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s, 213 ms to 240 ms" in basis
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q8_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
     assert f"{start}, in other quantizations than Q8_0: Q4_0 prefill of 512 tokens 2,137.5 to" in basis
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]

@@ -55,7 +55,7 @@ def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.C
     Console(width=46).print(grid)
     out = capsys.readouterr().out
     assert "0.123-0.456" not in out and "12.3-45.6" in out
-    assert "Columns left out in a terminal this narrow: TTFT s" in " ".join(out.split())
+    assert "Columns left out (widen the terminal, or --json): TTFT s" in " ".join(out.split())
     Console(width=200).print(grid)
     assert "Columns left out" not in capsys.readouterr().out
 

@@ -119,7 +119,9 @@ def out_option(help: str) -> Callable[..., Any]:
 
 
 DETAILS = click.option(
-    "--details", is_flag=True, help="Show every column, row and sentence.  [default: the most important]"
+    "--details",
+    is_flag=True,
+    help="Show every column that fits, every row and every sentence.  [default: the most important]",
 )
 PLOTS_OUT = click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 NO_PLOT = click.option("--no-plot", is_flag=True, help="Draw no plots.")

@@ -266,7 +266,7 @@ def _facts_of_run(record: Record) -> dict[str, str]:
         f"{settings.n_gpu_layers} layers on GPUs": n_layers,
         f"flash attention {flash}": flash,
         f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
-        f"prompts from {settings.prompt}": settings.prompt,
+        f"prompts from {'the built-in texts' if settings.prompt == 'text' else settings.prompt}": settings.prompt,
         f"seed {settings.seed}": settings.seed,
     }
     return named | {"settings": ", ".join(words for words, value in parts.items() if value is not None)}

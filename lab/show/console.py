@@ -102,7 +102,7 @@ class Grid:
             kept.remove(order.pop(0))
         yield self._table(kept)
         if left_out := [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept]:
-            yield Text(f"Columns left out in a terminal this narrow: {', '.join(left_out)}", style="dim")
+            yield Text(f"Columns left out (widen the terminal, or --json): {', '.join(left_out)}", style="dim")
 
     def _rank(self, index: int) -> tuple[int, int]:
         """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""

@@ -125,7 +125,8 @@ function datasheetPhase(law, shape, phase, length, cached, users) {
   const seconds = parts.map((part, i) => part * known.parts[i]), total = seconds.reduce((a, b) => a + b);
   let variance = (data.published.perLength * Math.max(0, Math.log(length / data.published.longest))) ** 2;
   for (const [deviation, counts] of known.unknown) variance += (deviation * sum(counts, seconds) / total) ** 2;
-  const ends = known.ends[length > data.published.long ? 1 : 0];
+  const [from, to] = data.published.widens, share = Math.min(1, Math.max(0, Math.log(length / from) / Math.log(to / from)));
+  const ends = known.ends.map(([short, long]) => short + share * (long - short));
   const [low, high] = ends.map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance))));
   return {limit: bound, expected, low: Math.max(bound, slower * Math.max(least(parts), one / low)), high: slower * one * high, beyond: true, by};
 }
@@ -332,11 +333,11 @@ function update() {
   rows.push(["memory", `${gigabytes(memory.total)}${device.memory ? ` of ${gigabytes(device.memory)}` : ""}: weights ${gigabytes(memory.weights)}, `
     + `KV cache ${gigabytes(memory.cache)}, compute buffer ${gigabytes(memory.compute)}`]);
   const answer = decode && (chosen.gen - 1) * middleOf(decode), plain = users === 1 && !cached && law.fit;
-  let said = decode ? `The tokens of the answer take ${seconds(answer)}.` : "There is no prediction for this choice.";
+  let said = decode ? `Predicted: the tokens of the answer take ${seconds(answer)}.` : "There is no prediction for this choice.";
   if (prefill) {
     const first = middleOf(prefill), waits = (users - 1) * first, total = first + waits + answer;
-    said = `${users > 1 ? `${users} users send at once: each waits ${seconds(waits)} while the prompts of the others are prefilled. ` : ""}`
-      + `The ${cached ? "rest of the prompt" : "prompt"} takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
+    said = `Predicted: ${users > 1 ? `${users} users send at once; each waits ${seconds(waits)} while the prompts of the others are prefilled, ` : ""}`
+      + `the ${cached ? "rest of the prompt" : "prompt"} takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
     bar(byId("bar"), [[PREFILL, first], ["waiting", waits], [DECODE, answer]], total);
     const most = data.most.prompt, xs = Array.from({length: 61}, (_, i) => cached + Math.round((most - cached) ** (i / 60)));
     curve(byId("prefill"), "Prefill time over prompt length", [...new Set(xs)], n => prefillAt(law, shape, n, cached),

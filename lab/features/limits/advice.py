@@ -67,9 +67,9 @@ class Lever(NamedTuple):
     def words(self) -> str:
         gains = (
             (f"prefill of {self.prefill_at:,} tokens", self.prefill_gain),
-            (f"decode after {self.decode_at:,}", self.decode_gain),
+            (f"decode after {self.decode_at:,} tokens", self.decode_gain),
         )
-        return f"{self.change}: {', '.join(f'{phase} {digits(gain)}x as fast' for phase, gain in gains if gain)}"
+        return f"{self.change}: {', '.join(f'{phase} is {digits(gain)}x as fast' for phase, gain in gains if gain)}"
 
 
 class Experiment(NamedTuple):
@@ -242,11 +242,12 @@ def _cache(rows: pd.DataFrame, record: Record, prediction: StepPrediction) -> Ex
     gain = row.measured_s / (row.measured_s - saved_s)
     if gain < LEAST_GAIN:
         return None
+    n_system = n_cached - n_new - ANSWER
     words = (
-        f"{n_cached:,} of {row.n_prompt:,} prompt tokens cached: first token {digits(gain)}x as fast (saves "
-        f"{seconds(saved_s)} of {seconds(row.measured_s)})"
+        f"{n_cached:,} of {row.n_prompt:,} prompt tokens cached (a system prompt of {n_system:,} tokens and one turn): "
+        f"first token {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(row.measured_s)})"
     )
-    sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
+    sizes = {"--system": n_system, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
     figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": row.measured_s, "saved_s": saved_s, "gain": gain}
     return _experiment("turns", words, record, sizes, figures)
 
@@ -268,8 +269,9 @@ def _speculation(rows: pd.DataFrame, record: Record, prediction: StepPrediction)
     n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
     best = "" if n_best == n_draft else f"drafts of {n_best} are "
     words = (
-        f"drafts of {plural(n_draft, 'token')}: faster if more than {100 * least[n_draft]:.0f} % are accepted; at "
-        f"{100 * ACCEPTANCE:.0f} %, {best}{digits(gains[n_best])}x as fast (without the time to draft)"
+        f"speculative decoding with drafts of {plural(n_draft, 'token')}: faster if more than "
+        f"{100 * least[n_draft]:.0f} % are accepted; at {100 * ACCEPTANCE:.0f} %, "
+        f"{best}{digits(gains[n_best])}x as fast (without the time to draft)"
     )
     asked = ",".join(str(n) for n in sorted({n_draft, n_best}))
     sizes = {"--draft": "lookup", "--draft-len": asked, "--prompt-len": row.n_prompt, "--gen": row.n_gen}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import shown
 from lab.core.lists import join_and
-from lab.core.record import DECODE, PREFILL, Ceilings, Rate, Record
+from lab.core.record import DECODE, PREFILL, Ceilings, Rate, Record, Settings
 from lab.features.limits import advice, probing, roofline, where
 from lab.features.limits.advice import Experiment, Lever
 from lab.features.limits.roofline import ATTENTION, BETWEEN, LAYERS, OUTPUT, Roof, part_s
@@ -30,7 +30,7 @@ FEW = 5
 """The most lengths that a picture or a sentence names each."""
 
 FIRST = MOST_LINES - 1
-"""Sentences of an explanation on a terminal, before one command; --details shows all."""
+"""Verdicts of an explanation on a terminal, before the first advice; --details shows all."""
 
 
 def of_ceilings(ceilings: Ceilings) -> Section:
@@ -108,7 +108,7 @@ EXPLAINED: Columns = (
     ("measured\nms", lambda row: f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
     ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
-    ("layers/attention/\noutput/rest %", _shares),
+    ("weights/attention/\noutput/rest %", _shares),
     ("GFLOP/s", lambda row: digits(row.gflops)),
     ("GB/s", lambda row: digits(row.gbps)),
     ("FLOPs\nper byte", lambda row: digits(row.intensity)),
@@ -119,7 +119,7 @@ EXPLAINED: Columns = (
 LIMITS = {
     roofline.ARITHMETIC: "Arithmetic limits",
     roofline.TRAFFIC: "Memory traffic limits",
-    roofline.ATTENTION: "Attention (flash attention and the type of the KV cache change it) limits",
+    roofline.ATTENTION: "Attention (now --flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
     roofline.KERNEL: "The kernel of the quantization (other kernels here are faster) limits",
     roofline.OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
@@ -137,16 +137,17 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     changes: Advice = [*levers, *tried]
     first, best = records[0], roofline.roof(ceilings, where.layers_of(records[0]))
     lines = list(rows.itertuples())
-    sentences = [*verdicts(rows), *(f"Predicted for {one.words}." for one in changes[1:])]  # the answer has the first
-    commands = [f"Try: {one.command}" for one in changes if one.command]
-    not_included = [
-        f"sampling {_ends(own.choosing_s)} and the lab {_ends(own.harness_s)} per "
-        f"{'token' if phase == DECODE else 'prompt'}"
-        for phase, own in rows.groupby("phase", sort=False)
-    ]
+    limits, advised = verdicts(rows, first.settings), [advice_of(one) for one in changes]
+    choosing, harness = (
+        ", ".join(
+            f"{_ends(own[name])} per {'token' if phase == DECODE else 'prompt'}"
+            for phase, own in rows.groupby("phase", sort=False)
+        )
+        for name in ("choosing_s", "harness_s")
+    )
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
-        f"Not in these times: {'; '.join(not_included)}.",
+        f"The times above leave out choosing tokens ({choosing}) and the lab itself ({harness}).",
         f"Roof: {digits(best.gflops)} GFLOP/s, {digits(best.gbps)} GB/s, ridge at {digits(best.ridge)} FLOPs per byte "
         f"(ceilings of {ceilings.measured_at})",
     ]
@@ -168,24 +169,30 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        answer=answer(rows, changes) if has_advice else "",
+        "measured ms leave out sampling; the ceiling is what this machine's kernels reach alone (lab ceilings)",
+        answer=answer(rows, changes, first.model.quantization or "these") if has_advice else "",
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
-        sentences=[*sentences[:FIRST], *commands[:1], *sentences[FIRST:], *commands[1:], *more],
+        sentences=[*limits[:FIRST], *advised[:1], *limits[FIRST:], *advised[1:], *more],
         pictures=pictures,
         data=lambda: document,
     )
 
 
-def answer(rows: pd.DataFrame, changes: Advice) -> str:
-    """One sentence: what limits most of the time, and the change that is predicted to help most."""
+def answer(rows: pd.DataFrame, changes: Advice, quantization: str) -> str:
+    """What limits most of the time, and the change that is predicted to help most."""
     firm = rows[rows.doubts.map(shown.is_firm)]
     if firm.empty:
         return "What limits these runs cannot be told: they, or the ceilings, were disturbed."
     limits = firm.limit.value_counts()
-    what, _, _ = LIMITS[str(limits.index[0])].partition(" (")
-    change = f"the change that helps most is {changes[0].words} (predicted)" if changes else "no known change helps"
-    return f"{what.removesuffix(' limits')} limits {limits.iloc[0]} of the {len(rows)} rows below; {change}."
+    what = f"{limits.index[0]} limits the speed"
+    if limits.index[0] == roofline.KERNEL:
+        what = (
+            f"the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) for {quantization} is "
+            "slower than memory and arithmetic allow"
+        )
+    change = f"The change that helps most (predicted) is {changes[0].words}." if changes else "No known change helps."
+    return f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
 
 
 def where_it_went(row: Any) -> str:
@@ -214,10 +221,11 @@ def _caveats(record: Record) -> list[str]:
     return [sentence for sentence, is_so in words.items() if is_so]
 
 
-def verdicts(rows: pd.DataFrame) -> list[str]:
+def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
     """Sentences on what limited the phases, with the share of the ceiling that each reached; one for each limit."""
     sentences = []
     firm = rows[rows.doubts.map(shown.is_firm)]
+    now = {"flash": settings.flash_attn_resolved or settings.flash_attn, "k": settings.type_k, "v": settings.type_v}
     for limit, alike in firm.groupby("limit", sort=False):
         phases = []
         for phase, own in alike.groupby("phase", sort=False):
@@ -228,7 +236,7 @@ def verdicts(rows: pd.DataFrame) -> list[str]:
                 shares = f"{100 * own.of_ceiling.min():.0f} to {100 * own.of_ceiling.max():.0f}"
             what = "prefill of" if phase == PREFILL else "decode after"
             phases.append(f"{what} {lengths} tokens ({shares} % of the ceiling)")
-        sentences.append(f"{LIMITS[str(limit)]} {' and '.join(phases)}.")
+        sentences.append(f"{LIMITS[str(limit)].format(**now)} {' and '.join(phases)}.")
     disturbed = rows[rows.doubts.map(lambda doubts: shown.DISTURBED in doubts)]
     if len(disturbed):
         lengths = join_and([f"{n:,}" for n in sorted(set(disturbed.n_prompt))])
@@ -249,7 +257,7 @@ def advice_of(one: Lever | Experiment) -> str:
 # Pictures
 
 HATCHES = ("", "//", "..", "xx", "--")
-ALL_ELSE = "all else"
+ALL_ELSE = "rest"
 
 
 def _on_figure(draw: Any, figure: Any) -> None:
@@ -338,8 +346,8 @@ def bar_parts(row: Any) -> dict[str, float]:
     """
     rest = max(0.0, row.measured_s - row.least_s)
     if not row.is_split:
-        cache = "attention" if row.phase == PREFILL else "KV cache"
-        return {"weights": row.parts[LAYERS] + row.parts[OUTPUT], cache: part_s(row, ATTENTION), ALL_ELSE: rest}
+        parts = {"weights": row.parts[LAYERS], "attention": part_s(row, ATTENTION), "output": row.parts[OUTPUT]}
+        return parts | {ALL_ELSE: rest}
     scale = row.least_s / sum(row.parts.values()) if row.overlaps else 1.0
     made: dict[str, float] = {}
     for name, part in row.parts.items():

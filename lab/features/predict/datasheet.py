@@ -27,10 +27,11 @@ from lab.models.devices import Device, called, devices, find_device, from_entry,
 
 def basis(device: Device) -> str:
     """The figures of a device with their source, in a sentence."""
-    peak = f" and {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else "; no known peak"
-    peak += "" if device.tflops or not device.peak_tflops else f" ({device.architecture}: from its FP32 peak)"
+    peak = "; without a known peak, prefill is not predicted"
+    if device.peak_tflops:
+        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' from its FP32 peak'}"
     checked = f"checked: {device.checked}" if device.checked else "unchecked"
-    return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked})."
+    return f"From the datasheet: {device.gbps:g} GB/s{peak}. Sources: {device.source}; {checked}."
 
 
 __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", "names_of", "recognise"]

@@ -91,7 +91,7 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
             "deviations": learning.DEVIATIONS,
             "kernelShare": datasheet.KERNEL_SHARE,
             "published": {
-                **{"sure": published.SURE, "long": published.LONG, "longest": published.LONGEST},
+                **{"sure": published.SURE, "widens": published.WIDENS, "longest": published.LONGEST},
                 **{"perLength": published.PER_LENGTH, "tile": published.TILE},
             },
             "shares": [roofline.OVERHEAD_SHARE, roofline.ATTENTION_SHARE, roofline.KERNEL_FACTOR],
@@ -181,7 +181,7 @@ def of_datasheet(
 ) -> Numbers:
     """The law of `prediction.elsewhere`; a phase that is not predicted is None.
 
-    Of a phase the coefficients of its parts, the logarithms of both ends of the range (of short and of long prompts),
+    Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
     and what nobody published; or the shares that runs on such a device reached.
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
@@ -190,8 +190,11 @@ def of_datasheet(
         if case is None or case.work.least_s(device, phase) is None:
             law[phase] = None
             continue
-        ends = [found.ends(case, is_long) for is_long in (False, True)]
-        law[phase] = {"parts": found.coefficients(case), "ends": ends, "unknown": found.unknown(case)}
+        law[phase] = {
+            "parts": found.coefficients(case),
+            "ends": found.ends(case),
+            "unknown": found.unknown(case),
+        }
     return law | {"shares": shares} if shares else law
 
 

@@ -22,6 +22,7 @@ from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.errors import LabError
 from lab.features.predict.datasheet import Device
 from lab.models.catalog import data_file
+from lab.show import wording
 
 
 @dataclass(frozen=True)
@@ -260,17 +261,19 @@ class Learned:
         variance = math.fsum(
             (sd * math.fsum(map(operator.mul, counts, seconds)) / total) ** 2 for sd, counts in self.unknown(case)
         )
+        share = math.log(case.n_prompt / WIDENS[0]) / math.log(WIDENS[1] / WIDENS[0])
+        share = min(1.0, max(0.0, share))
         low, high = (
             math.hypot(end, SURE * math.sqrt(variance + (PER_LENGTH * beyond) ** 2))
-            for end in self.ends(case, case.is_long)
+            for end in (short + share * (long - short) for short, long in self.ends(case))
         )
         return math.exp(-low), math.exp(high)
 
-    def ends(self, case: Case, is_long: bool) -> tuple[float, float]:
-        """The logarithms of both ratios for known factors."""
-        long = ", long" if is_long else ""
-        found = self.ranges.get(case.levels["runtime"] + long, self.ranges[f"all{long}"])
-        return math.log(found["fast"]), math.log(found["slow"])
+    def ends(self, case: Case) -> list[tuple[float, float]]:
+        """For the fast and the slow end the logarithms' sizes: of short prompts, and of long ones."""
+        found = [self.ranges.get(case.levels["runtime"] + long, self.ranges[f"all{long}"]) for long in ("", ", long")]
+        sizes = [[abs(math.log(one[end])) for one in found] for end in ("fast", "slow")]
+        return [(short, max(short, long)) for short, long in sizes]
 
     def unknown(self, case: Case) -> list[tuple[float, tuple[int, ...]]]:
         """Of each factor that nobody published: the standard deviation, and 1 for the parts that have it."""
@@ -288,9 +291,13 @@ class Learned:
 SURE = 1.645
 """Standard deviations that 90 % of a normal distribution lie within."""
 
+WIDENS = 1000, 10_000
+"""Between these prompt lengths the logarithms of both ends go from those of short prompts to those of long ones, which
+are never narrower, so that no end falls as prompts grow."""
+
 LONG, LONGEST, PER_LENGTH = 3000, 65_536, 0.2
-"""Prompts above LONG have ranges of their own. Few published ones are above LONGEST: a standard deviation more for each
-factor of e (an assumption)."""
+"""Errors for prompts above LONG make the range of long prompts. Few published ones are above LONGEST: a standard
+deviation more for each factor of e (an assumption)."""
 
 
 @cache
@@ -333,11 +340,11 @@ def basis(device: Device | None = None) -> str:
         at, own = "all", {phase: known.ranges["all"] for phase, known in learned().items()}
     rates = [f"{one['n_rows']:,.0f} {phase} rates" for phase, one in own.items() if one]
     n = max(one["n_devices"] for one in own.values() if one)
-    right = [f"{one['inside']:.0f} of {one['n_rows']:.0f} ({phase})" for phase, one in own.items() if one]
+    right = [f"{one['inside']:.0f} of {one['n_rows']:.0f} {phase} rates" for phase, one in own.items() if one]
     return (
         f"Expected: learned from {' and '.join(rates)} that others published for {plural(round(n), 'device')} "
-        f"({'all backends' if at == 'all' else at}). Predicted without a device's own rows, {' and '.join(right)} "
-        "were inside the range. Without a known peak, prefill is not predicted."
+        f"({'all backends' if at == 'all' else at}). Test: each device was predicted from the other "
+        f"devices only; {' and '.join(right)} fell inside the range."
     )
 
 
@@ -372,8 +379,9 @@ def _cited(own: list[Row]) -> list[str]:
     for (quantization, phase, n_prompt, source, backend, runtime, date, is_doubted), alike in groups.items():
         rates = sorted({round(row.tps, 1) for row in alike})
         figures = f"{rates[0]:,g}" + (f" to {rates[-1]:,g}" if len(rates) > 1 else "")
-        of = f" of {n_prompt:,} tokens" if n_prompt else ""
+        of = "" if phase == DECODE else f" of {n_prompt:,} tokens" if n_prompt else " of unknown length"
+        times = " to ".join(dict.fromkeys(wording.seconds(n_prompt / rates[i]) for i in (-1, 0))) if n_prompt else ""
         doubt = "; faster than this device can read its weights" if is_doubted else ""
         cited = ", ".join(filter(None, [source, f"{backend} in {runtime}", date]))
-        parts.append(f"{quantization} {phase}{of} {figures} tokens/s ({cited}{doubt})")
+        parts.append(f"{quantization} {phase}{of} {figures} tokens/s{times and f', {times}'} ({cited}{doubt})")
     return parts

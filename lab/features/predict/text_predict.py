@@ -40,7 +40,7 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         ("name", lambda row: row.name),
         ("model", lambda row: _model(row) if len(models) > 1 else UNKNOWN),
         ("TTFT\ns", lambda row: _marked(row, row.prefill_s)),
-        ("tokens/s", lambda row: _marked(row, row.tps)),
+        ("decode\ntokens/s", lambda row: _marked(row, row.tps)),
         ("E2E\ns", lambda row: _marked(row, row.e2e_s)),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
         *ASKED,
@@ -60,7 +60,7 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
     if rest:
         n_small, n_known = sum(bool(row.misfit) for row in rest), sum(row.is_known for row in rest)
         parts = {"slower": n_known, "with too little memory": n_small}
-        parts["without a known prefill"] = len(rest) - n_small - n_known
+        parts["without a known peak, so prefill is not predicted"] = len(rest) - n_small - n_known
         words = ", ".join(f"{n} {what}" for what, n in parts.items() if n)
         sentences.append(f"Not shown: {words}. To see them: --all")
     if first.users > 1:
@@ -91,7 +91,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("prefill s\nexpected", time(lambda row: _span(row.prefill_s))),
         ("TPOT ms\nexpected", time(lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1])))),
-        ("tokens/s\nexpected", time(lambda row: _span(row.tps))),
+        ("tokens/s\nin decode", time(lambda row: _span(row.tps))),
         ("E2E s\nexpected", time(lambda row: _span(row.e2e_s))),
         ("prefill s\nlimit", time(lambda row: _known(row.prefill_limit_s))),
         ("TPOT ms\nlimit", time(lambda row: _known(1e3 * row.tpot_limit_s))),
@@ -100,6 +100,8 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
     users = f", {first.users} users at once" if first.users > 1 else ""
+    is_by_kernels = first.name == HERE or "ceilings" in (first.rests_on or "")
+    limit = "the ceilings of its kernels" if is_by_kernels else "the datasheet's peak"
     longest = rows[-1]
     request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
     answer = f"{request} does not fit: {longest.misfit}." if longest.misfit else ""
@@ -108,6 +110,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         answer = f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{users}",
+        f"the limit is by {limit}, which no run can beat",
         words=[answer] if answer else [],
         **tabled(columns, rows),
         sentences=[
