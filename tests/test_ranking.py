@@ -122,7 +122,8 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     assert shown.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
     few = text_predict.ranking(rows, most=2)
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
-    words = "Not shown: 1 slower, 1 with too little memory, 1 without a known prefill. To see them: --all"
+    unknown = "1 without a known peak, so prefill is not predicted"
+    words = f"Not shown: 1 slower, 1 with too little memory, {unknown}. To see them: --all"
     assert words in few.sentences
 
 
