@@ -105,7 +105,7 @@ def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
     assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 3, DISTURBED, DISTURBED]
     # the shortest prefill has too much spread; at 10,000 tokens the host took cores from 2 of 3 runs of one side
     assert compared.rows[0].words == (
-        "unclear, too few runs or too much spread: about 1.82x the time; the runs of the two sides do not overlap"
+        "unclear, the interval contains 1: about 1.82x the time; the runs of the two sides do not overlap"
     )
 
 
@@ -195,7 +195,7 @@ def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
     assert said.startswith(
-        "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows (1.91x the time); 1 show"
+        "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows (1.91 times the time); no"
     )
     (line,) = (line for line in said.splitlines() if "TPOT, ms" in line)
     assert line.split()[-2:] == ["1.91", "slower"] and "other / base, of session medians" in said

@@ -48,7 +48,7 @@ def test_sweep_command(tmp_path: Path) -> None:
         "sweep", "--max-len", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
     )
     assert code == 0
-    assert "at each length" in out and "Prefill law: T(P) = " in out and "Decode law: t(p) = " in out
+    assert "at each length" in out and "Prefill time: T(P) = " in out and "Time per token: t(p) = " in out
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
     rows = table.summary(table.runs(results.read([tmp_path]).records))
     assert rows.n_prompt.tolist() == list(range(32, 257, 32)) and set(rows.repeats) == {2}

@@ -138,7 +138,7 @@ def print_results(
     if rest and not any(record.run.is_timed for record in rest):
         out.print("\nNo run went well.")
     of_experiments = [record for record in rest if record.run.lever is not None]
-    doubts = [*text_results.imported(rest), *distrust(rest), *text_results.disturbed(of_experiments)]
+    doubts = [*text_results.imported(rest), *distrust(rest, has_next=True), *text_results.disturbed(of_experiments)]
     print_marked(doubts, text_results.failures(rest), out)
     if alone and not any(map(request_table.went_well, alone)):
         out.print("\nNo request went well.")
@@ -191,15 +191,24 @@ def command(records: Lines) -> str | None:
     return next((kind.again(records) for kind in kinds() if kind.is_mine(first)), None)
 
 
-def distrust(records: Sequence[Record]) -> list[str]:
-    """A sentence for each session with unreliable figures, with the command to measure it again."""
+def distrust(records: Sequence[Record], has_next: bool = False) -> list[str]:
+    """A sentence for each session with unreliable figures, with the command to measure it again unless that is next."""
     from lab.features.measure import text_results
 
-    return text_results.distrust(records, command)
+    return text_results.distrust(records, (lambda _: None) if has_next else command)
 
 
-def warnings(records: Sequence[Record]) -> list[str]:
+def repeating(records: Sequence[Record], folder: Path) -> list[str]:
+    """The commands that measure unreliable sessions again, into the same folder."""
+    from lab.core import shell
+    from lab.features.measure import text_results
+
+    own = [line for one in text_results.unreliable(records) if (line := command(one))]
+    return [line if folder == Path("results") else f"{line} {shell.join('--out', folder)}" for line in own]
+
+
+def warnings(records: Sequence[Record], has_next: bool = False) -> list[str]:
     """What disturbed runs of the engine, and whether their figures are to be trusted."""
     from lab.features.measure import text_results
 
-    return [*text_results.imported(records), *text_results.disturbed(records), *distrust(records)]
+    return [*text_results.imported(records), *text_results.disturbed(records), *distrust(records, has_next)]

@@ -185,6 +185,7 @@ class Output:
         from lab.features.compare.comparison import AT_LEAST
         from lab.features.limits import probing
         from lab.show import console, request_table
+        from lab.show.kind import is_plain
 
         if made is None:
             made = known.sections(records, context(records, (str(path),)))
@@ -209,10 +210,13 @@ class Output:
             target = page.report(path.with_suffix(".html"), records, ceilings, at_least or AT_LEAST, others)
             say(f"report   {target}")
         plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
-        if any_good(plain):
+        repeating = known.repeating([one for one in runs if is_plain(one)], self.folder)
+        for command in repeating:
+            say(f"next     measure again: {command}")
+        if any_good(plain) and not repeating:
             probe = shell.lab("ceilings", *_of_engine(plain[0]))
             say(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
-        elif any_good([*request_table.alone(records), *request_table.loads_of(records)]):
+        elif not repeating and any_good([*request_table.alone(records), *request_table.loads_of(records)]):
             say(f"next     a page to share: {shell.lab('report', path)}")
         if out:
             return

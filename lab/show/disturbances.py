@@ -230,10 +230,11 @@ def sentences(records: Sequence[Record]) -> list[str]:
             short.append((left, threads))
     if short:
         left, threads = min(short)
-        fewer = max(1, math.floor(left))
-        option = f"use --threads {fewer} or " if fewer < threads else ""
+        fewer, causes = math.floor(left), {cause for amounts in by_run for cause in amounts}
+        advice = ["stop other programs"] if OTHERS in causes or STEAL not in causes else []
+        advice += [f"if that is usual here, use --threads {fewer}"] if 1 <= fewer < threads else []
         free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
-        words.append(f"{free} {in_runs(len(short))} ({option}stop other programs)")
+        words.append(f"{free} {in_runs(len(short))}" + f" ({'; '.join(advice)})" * bool(advice))
     return words
 
 

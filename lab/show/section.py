@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.core.lists import grouped, join_and, plural
-from lab.core.shown import MARK
+from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.show import wording
 from lab.show.console import TEXT_COLUMNS, Grid, Terminal
 
@@ -174,6 +174,8 @@ def print_section(section: Section, out: Console) -> None:
         first, *others = section.lines
         equal = [i for i in columns if section.headings[i] in ONCE and all(first[i] == one[i] for one in others)]
         same = {i: f"{' '.join(section.headings[i].split())} {first[i].text}" for i in equal}
+        for mark, words in ((NOT_TO_BE_TRUSTED, ", half or more disturbed"), (MARK, ", some disturbed")):
+            same = {i: one.replace(mark, f"{words} ({mark})") if one.endswith(mark) else one for i, one in same.items()}
     if about := "; ".join(filter(None, [section.about, ", ".join(same.values())])):
         out.print(Text(section.title, style="bold") + Text(f"{': ' if section.title else ''}{about}"))
     elif section.title:

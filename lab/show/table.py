@@ -77,8 +77,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
     for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
-    range (`_min`, `_max`). `j_per_token` is included if a run has it, unless a row's runs differ in `energy_of`.
-    Requests that are `warm`, or `short` of the requested tokens, have separate rows.
+    range (`_min`, `_max`). Rates are those of these times. `j_per_token` is included if a run has it, unless a row's
+    runs differ in `energy_of`. Requests that are `warm`, or `short` of the requested tokens, have separate rows.
     """
     import pandas as pd
 
@@ -104,6 +104,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             row |= {name: statistics.median(values) if values else nan}
             row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
             row |= {f"{name}_min": min(values, default=nan), f"{name}_max": max(values, default=nan)}
+        for rate, time, per in (("prefill_tps", "prefill_s", row["n_prompt"]), ("decode_tps", "tpot_ms", 1e3)):
+            for end, other in (("", ""), ("_low", "_high"), ("_high", "_low"), ("_min", "_max"), ("_max", "_min")):
+                row[rate + end] = per / value if (value := row[time + other]) else nan
         rows.append(row)
     if not rows:
         return table[:0]

@@ -328,7 +328,8 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
         return FASTER, f"faster, {times(1 / ratio.estimate)} as fast"
     largest = max(ratio.high, 1 / ratio.low) - 1
     if largest > WIDEST:
-        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate)}"
+        where = "contains 1" if ratio.low <= 1 <= ratio.high else "comes close to 1"
+        return TOO_FEW, f"unclear, the interval {where}: {about(ratio.estimate)}"
     if ratio.high < 1 or ratio.low > 1:
         ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
         word, by = SLOWER if ratio.low > 1 else FASTER, " to ".join(percent(end - 1) for end in ends)

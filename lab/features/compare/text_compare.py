@@ -19,6 +19,9 @@ from lab.show import setup_columns
 from lab.show.section import Columns, Section, print_lines, print_sections, tabled
 from lab.show.wording import digits, percent, times
 
+FLAGS = "CPU instructions"
+"""The name of llama.cpp's flags of the CPU that not all groups have."""
+
 MOST_NAMED = 2
 """Rows that a sentence lists."""
 
@@ -29,9 +32,9 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
     for compared in comparisons:
         rows, sentences = compared.rows, [] if compared.rows else ["The two have no length in common."]
         unclear = dict.fromkeys(row.words.partition(":")[0] for row in rows if row.verdict == TOO_FEW)
-        sentences += [words.replace("unclear, ", "Unclear: ") + "." for words in unclear]
+        sentences += [f"U{why[1:].replace(',', ':', 1)}. More runs or sessions may decide." for why in unclear]
         if DISTURBED in {row.verdict for row in rows}:
-            sentences.append("Unclear (disturbed): at least half of the runs were disturbed. Measure again.")
+            sentences.append("Unclear (disturbed): no interval, because at least half of the runs were disturbed.")
         if apart := [row.name for row in rows if row.words.endswith(comparison.NO_OVERLAP)]:
             which = join_and(apart) if len(apart) <= MOST_NAMED else f"{len(apart)} of {len(rows)} rows"
             sentences.append(f"The runs of the two sides do not overlap: {which}.")
@@ -51,7 +54,7 @@ COLUMNS: Columns = (
     ("figure", lambda row: f"{FIGURE_NAMES[row.figure]}, {row.figure.rpartition('_')[2]}"),
     ("base", lambda row: digits(row.base)),
     ("other", lambda row: digits(row.other)),
-    ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
+    ("runs", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
     (
         "time\nratio",
         lambda row: digits(row.estimate) + (f"\n{digits(row.ratio.low)}-{digits(row.ratio.high)}" if row.ratio else ""),
@@ -80,6 +83,13 @@ def print_comparisons(
     out.print(Text("\nBase: ", style="bold") + Text(groups[0].label))
     fields = differences(groups)
     out.print("Differences:" if fields else "Equal setups, measured at different times.")
+    if flags := fields.get(FLAGS):
+        names = [group.rows.machine.iloc[0].partition(",")[0] for group in groups]
+        names = names if len(set(names)) == len(names) else [group.label for group in groups]
+        only = "only " if len(groups) == 2 else ""
+        fields[FLAGS] = [
+            "; ".join(f"{only}{name} has {own}" for name, own in zip(names, flags, strict=True) if own != "no others")
+        ]
     print_lines([Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out)
     notes = how_compared(groups, comparisons, at_least)
     *before, last = sections(comparisons)
@@ -90,11 +100,11 @@ def overall(compared: Comparison) -> str:
     """One sentence on all rows: in how many the other is slower or faster, and by how much."""
     if not compared.rows:
         return f"{compared.other} and {compared.base} have no length in common."
-    rows, words = grouped(compared.rows, lambda row: row.verdict), list[str]()
+    rows, words, n = grouped(compared.rows, lambda row: row.verdict), list[str](), len(compared.rows)
     if set(rows) <= {TOO_FEW, DISTURBED}:
-        why = "runs were disturbed. Measure again while no other program runs"
+        why = "runs were disturbed"
         ratios = sorted(row.estimate for row in compared.rows)
-        reach = " to ".join(dict.fromkeys(map(times, (ratios[0], ratios[-1]))))
+        reach = _reach(ratios)
         why = why if DISTURBED in rows else f"too few runs, or too much spread (by the medians {reach} the time)"
         return f"It is unclear whether {compared.other} or {compared.base} is faster: {why}."
     if set(rows) == {ALIKE}:
@@ -102,13 +112,19 @@ def overall(compared: Comparison) -> str:
     for told in (SLOWER, FASTER):
         ratios = sorted(row.estimate if told == SLOWER else 1 / row.estimate for row in rows.get(told, ()))
         if ratios:
-            reach = " to ".join(dict.fromkeys(map(times, (ratios[0], ratios[-1]))))
-            where = "all rows" if len(rows) == 1 else f"{len(ratios)} of {len(compared.rows)} rows"
+            where = "all rows" if len(rows) == 1 else f"{len(ratios)} of {n} rows"
             than = "" if words else f" than {compared.base}"
-            words.append(f"{told}{than} in {where} ({reach} {'the time' if told == SLOWER else 'as fast'})")
-    rest = [f"{len(rows[ALIKE])} show no clear difference"] if ALIKE in rows else []
-    rest += ["the others cannot be told"] if {TOO_FEW, DISTURBED} & set(rows) else []
-    return "; ".join([f"{compared.other} is {' and '.join(words)}", *rest]) + "."
+            words.append(f"{told}{than} in {where} ({_reach(ratios)} {'the time' if told == SLOWER else 'as fast'})")
+    n_unclear = sum(len(rows.get(verdict, ())) for verdict in (TOO_FEW, DISTURBED))
+    alike = f"no clear difference in {len(rows[ALIKE])} of {n} rows" if ALIKE in rows else ""
+    told = f"{compared.other} is {' and '.join(words)}" if words else f"{compared.other} against {compared.base}"
+    rest = f" The {f'other {n_unclear} are' if n_unclear > 1 else 'other is'} unclear." if n_unclear else ""
+    return f"{told}{('; ' if words else ': ') * bool(alike)}{alike}.{rest}"
+
+
+def _reach(ratios: Sequence[float]) -> str:
+    """The lowest and the highest of sorted ratios, in words."""
+    return f"{' to '.join(dict.fromkeys(times(one).removesuffix('x') for one in (ratios[0], ratios[-1])))} times"
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
@@ -143,10 +159,12 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     if None not in texts:  # llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...": only those that not all have
         flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
         common = set.intersection(*map(set, flags))
-        differ["system_info"] = [", ".join(flag for flag in own if flag not in common) or "no others" for own in flags]
+        own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
+        differ[FLAGS] = [one or "no others" for one in own]
+        del differ["system_info"]
 
     def words(field: str, value: Any) -> str:
-        text = f"{value:g}" if isinstance(value, float) else str(value)
+        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", " with changes")
         most = 12 if field.endswith("sha256") else 60
         return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -200,7 +200,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
     tables = functools.partial(
-        text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records)
+        text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records, has_next=True)
     )
     document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
     output.finish(records, path, tables, document, "compare", at_least=at_least)

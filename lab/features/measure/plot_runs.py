@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.core import phases, request_times
+from lab.core import phases, request_times, shown
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
@@ -94,7 +94,8 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         )
         if is_usual or not any(usual for *_, usual in lines):
             per_token |= {float(value / n): float(n) for n, value in medians.items()}
-        if len(lines) == 1 and 1 < len(medians) <= MOST_GROWTHS:
+        is_firm = own.groupby("n_prompt").disturbed.mean().lt(0.5).all()
+        if len(lines) == 1 and is_firm and 1 < len(medians) <= MOST_GROWTHS:
             for (n, t), (next_n, next_t) in itertools.pairwise(medians.items()):
                 words = f"{times(next_n / n)} the tokens:\n{times(next_t / t)} the time"
                 middle = math.sqrt(n * next_n), math.sqrt(t * next_t)
@@ -117,21 +118,22 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
 
         lab.plot_shares(records)
 
-    A bar is the run with the median time of its length. LabError without a run that decoded.
+    Bars are medians, as in the table. LabError without a run that decoded, and for several setups.
     """
     timed, rows = _timed(records, False)
-    rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()].sort_values("e2e_s")
+    rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()]
     if rows.empty:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    ax = ax or canvas.new_axes()
-    middle = rows.groupby(["n_prompt", "n_gen"]).e2e_s.transform("median")
-    own = rows.assign(off=(rows.e2e_s - middle).abs()).sort_values("off").drop_duplicates(["n_prompt", "n_gen"])
-    own = own.sort_values(["n_prompt", "n_gen"], ascending=False).iloc[:: -(-len(own) // 10)]
+    if len(table.setups(rows)) > 1:
+        raise LabError("The runs are of several setups.", "Draw one of them at a time.")
+    ax, own = ax or canvas.new_axes(), table.summary(rows)[::-1]
+    own = own.iloc[:: -(-len(own) // 10)]
+    marks = own.doubts.map(shown.mark)
     names = [
-        f"{n:,} tokens in, {out:,} out\n{seconds(e2e)}"
-        for n, out, e2e in zip(own.n_prompt, own.n_gen, own.e2e_s, strict=True)
+        f"{n:,} tokens in, {out:,} out\n{seconds(e2e)}{mark}"
+        for n, out, e2e, mark in zip(own.n_prompt, own.n_gen, own.e2e_s, marks, strict=True)
     ]
-    share = 100 * own.prefill_s / own.e2e_s
+    share = 100 * own.prefill_share
     for label, colour, left, width in (
         ("prefill", OF_PREFILL, 0 * share, share),
         ("decode", OF_DECODE, share, 100 - share),
@@ -139,6 +141,8 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
         bars = ax.barh(names, width, left=left, color=colour, label=label)
         words = [f"{label} {one:.0f} %" if one >= 12 else f"{one:.0f} %" if one >= 4 else "" for one in width]
         ax.bar_label(bars, words, label_type="center", color="white", fontsize=11)
+    if marks.any():
+        ax.plot([], [], ls="", label="!: some runs disturbed; !!: half or more")
     ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
     ax.grid(visible=False, axis="y")
     canvas.finish([ax], f"Where the time of a request goes\n{_subject(timed, rows)}")

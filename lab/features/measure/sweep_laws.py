@@ -42,9 +42,9 @@ class PrefillLaw:
         return float(2 * rest / (self.b + (self.b**2 + 4 * self.c * rest) ** 0.5))
 
     def __str__(self) -> str:
-        doubled = f" (doubled after {self.b / (2 * self.c):,.0f})" if self.c else ""
+        doubled = f"; after {self.b / (2 * self.c):,.0f} tokens a token takes twice that" if self.c else ""
         return (
-            f"Prefill law: T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2 (typical fit "
+            f"Prefill time: T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2 (typical fit "
             f"error {percent(self.rms)}). A prompt token takes {seconds(self.b)}, plus {seconds(2e3 * self.c)} per "
             f"1,000 tokens before it{doubled}."
         )
@@ -62,10 +62,10 @@ class DecodeLaw:
         return self.w + self.k * position
 
     def __str__(self) -> str:
-        doubled = f" (doubled after {self.w / self.k:,.0f})" if self.k else ""
+        doubled = f"; after {self.w / self.k:,.0f} tokens a token takes twice that" if self.k else ""
         w, k = self.w / 1e3, self.k / 1e3
         return (
-            f"Decode law: t(p) = {seconds(w)} + {seconds(k)} * p (typical fit error {percent(self.rms)}). A token "
+            f"Time per token: t(p) = {seconds(w)} + {seconds(k)} * p (typical fit error {percent(self.rms)}). A token "
             f"takes {seconds(w)}, plus {seconds(1e3 * k)} per 1,000 tokens before it{doubled}."
         )
 

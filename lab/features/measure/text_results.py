@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from lab.core import lever_figures, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
-from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
+from lab.core.shown import NOT_TO_BE_TRUSTED
 from lab.features.compare.comparison import FIGURE_NAMES
 from lab.features.measure import plot_runs, sweep_laws
-from lab.runner import as_options
+from lab.runner import as_options, machine
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
@@ -215,7 +215,7 @@ def _apart(one: pd.Series, other: pd.Series, name: str, per_one: float, per_othe
 def doubts(records: Sequence[Record]) -> str:
     """A sentence on what disturbed these runs, and whether they are reliable; "" if nothing disturbed them."""
     words = "; ".join(disturbances.sentences(records))
-    doubt = " Unreliable: measure again." if disturbances.is_doubtful(records) else ""
+    doubt = " Unreliable." if disturbances.is_doubtful(records) else ""
     return f"{words}.{doubt}" if words else ""
 
 
@@ -239,15 +239,25 @@ def imported(records: Sequence[Record]) -> list[str]:
     ] * bool(n)
 
 
+def unreliable(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each session with unreliable figures."""
+    watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
+    doubtful = {case[0] for case, alike in _repeats(watched).items() if disturbances.is_doubtful(alike)}
+    return [own for session, own in grouped(records, lambda one: one.session).items() if session in doubtful]
+
+
 def distrust(records: Sequence[Record], again: Callable[[Sequence[Record]], str | None]) -> list[str]:
     """A sentence for each session with unreliable figures, with the command that `again` makes of its records."""
-    watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
-    cases, sentences = _repeats(watched), list[str]()
-    for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
-        command = again([record for record in records if record.session == session])
+    sentences = []
+    for own in unreliable(records):
+        causes, command, where = {cause for one in own for cause in disturbances.disturbances(one)}, again(own), ""
+        when = ["while no other program runs"] if causes != {disturbances.STEAL} else []
+        if disturbances.STEAL in causes:
+            where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
+            when.insert(0, "there, at another time")
         sentences.append(
-            f"{NOT_TO_BE_TRUSTED}: other programs disturbed at least half of the runs, so these figures are unreliable "
-            f"(session {session}). Measure again while no other program runs{f': {command}' if command else '.'}"
+            f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed (session {own[0].session})"
+            f"{where}. Measure again {', '.join(when)}{f': {command}' if command else '.'}"
         )
     return sentences
 
@@ -306,7 +316,7 @@ def finished(record: Record) -> str:
     if not record.run.n_prompt:  # a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"
     variant = f"{run.variant}, " if run.variant else ""
-    mark = f" {MARK}" if disturbances.disturbances(record) else ""
+    mark = " (disturbed)" if disturbances.disturbances(record) else ""
     return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(words or [run.status])}{mark}"
 
 
@@ -316,7 +326,7 @@ OF_RUNS = (
     "with 95 % intervals or, for fewer than 6 runs, ranges. A bar shows prefill's share of the time."
 )
 CAPTIONS = {
-    "shares": "Where the time of a request goes: the run with the median time of each length.",
+    "shares": "Where the time of a request goes: medians of each length.",
     "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their median. The dashed "
     "line shows growth in proportion to the length.",
     "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
