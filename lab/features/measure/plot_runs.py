@@ -130,7 +130,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
     own = own.iloc[:: -(-len(own) // 10)]
     marks = own.doubts.map(shown.mark)
     names = [
-        f"{n:,} tokens in, {out:,} out\n{seconds(e2e)}{mark}"
+        f"{n:,} tokens in, {out:,} out\n{seconds(e2e)} {mark}".strip()
         for n, out, e2e, mark in zip(own.n_prompt, own.n_gen, own.e2e_s, marks, strict=True)
     ]
     share = 100 * own.prefill_share
@@ -142,7 +142,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
         words = [f"{label} {one:.0f} %" if one >= 12 else f"{one:.0f} %" if one >= 4 else "" for one in width]
         ax.bar_label(bars, words, label_type="center", color="white", fontsize=11)
     if marks.any():
-        ax.plot([], [], ls="", label="!: some runs disturbed; !!: half or more")
+        ax.barh(names[:1], 0, alpha=0, label="!: some runs disturbed; !!: half or more")
     ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
     ax.grid(visible=False, axis="y")
     canvas.finish([ax], f"Where the time of a request goes\n{_subject(timed, rows)}")
