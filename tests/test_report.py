@@ -150,7 +150,9 @@ def test_a_page_answers_its_question_first() -> None:
     assert f"{question}It is unclear whether Far, 4 cores or Near, 4 cores is faster: too few runs" in few
     assert "Prefill of 20 tokens: unclear, 2 against 2 runs; an interval needs 3 each: about 2x the time" in few
     sure = Page(page.html([*base, *paces("Far", 0.5, 5, 9)], [])).text
-    assert f"{question}Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast). Prefill of" in sure
+    assert (
+        f"{question}Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast). Prefill of" in sure
+    )
     mixed = Page(page.html([*base, *paces("Far", 0.5, 30, 9)], [])).text
     slower = (
         "slower than Near, 4 cores in 1 of 2 rows (2.82 times the time) and faster in 1 of 2 rows (2 times as fast)"
