@@ -141,12 +141,12 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
     assert status == 0
     assert "smollm2-135m Q4_1" in out and re.search("Prefill of 40 tokens took|No findings from the runs", out)
     assert "repeat 2" in err
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 2
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 3
     shown = run_lab("show", tmp_path)
     assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
     (tmp_path / "plots").mkdir()
     drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
-    assert drawn[0] == 0 and len(drawn[1].splitlines()) == 4
+    assert drawn[0] == 0 and len(drawn[1].splitlines()) == 6
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     status, out, _ = run_lab("measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream")
     document = json.loads(out)
     assert status == 0
-    assert Path(document["results"]).exists() and len(document["plots"]) == 4
+    assert Path(document["results"]).exists() and len(document["plots"]) == 6
     (row,) = document["rows"]
     assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
     assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))

@@ -150,7 +150,7 @@ def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
 def test_samples_come_back_as_they_are(path: Path) -> None:
     lines = path.read_text().splitlines()
     contents = results.read([path])
-    n_read = len(contents.records) + len(contents.ceilings) + len(contents.requests)
+    n_read = sum(map(len, (contents.records, contents.ceilings, contents.requests, contents.traces)))
     assert not contents.skipped and n_read == len(lines)
     for line in lines:
         kept, whole = json.loads(to_json(parse_line(line.encode() + b"\n"))), json.loads(line)

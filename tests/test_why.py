@@ -363,4 +363,4 @@ def test_a_figure_of_another_program_alone_needs_a_model_to_be_measured_here() -
 def test_a_figure_alone_is_measured_here_on_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "REPEATS", 1)
     found = why("| test | t/s |\n| tg8 @ d16 | 9000.0 |", budget="60s", model="smollm2-135m", out=tmp_path)
-    assert found.letters == ("A", "B") and found.slow.source == "lab" and len(list(tmp_path.glob("*.jsonl"))) == 1
+    assert found.letters == ("A", "B") and found.slow.source == "lab" and list(tmp_path.glob("*.jsonl"))

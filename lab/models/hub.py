@@ -156,7 +156,7 @@ def _check(remote: Remote) -> None:
 
 
 def _announced(remote: Remote) -> tuple[str, Any]:
-    """The address of a file, and what the hub says of it."""
+    """The address of a file, and what the hub says about it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
