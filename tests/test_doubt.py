@@ -12,7 +12,7 @@ from lab.core import results, shown
 from lab.core.record import Device, Rate, Record, Steps, Totals
 from lab.core.shape import Matrix
 from lab.errors import LabError
-from lab.features import known, page
+from lab.features import known, page, running
 from lab.features.compare import comparison, text_compare
 from lab.features.limits import advice, probing, roofline, step_kernels, text_why
 from lab.features.limits.advice import Lever
@@ -61,6 +61,24 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     assert any("lab measure --prompt-len 20,40" in sentence for sentence in known.warnings(records)) != is_firm
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs: lab measure" in lead) != is_firm
+    (line,) = running.next_steps(records, Path("kept"), "lab explain")
+    assert line.startswith("next     what limited" if is_firm else "next     measure again: lab measure --prompt-len")
+    assert line.endswith("lab explain" if is_firm else " --out kept")
+
+
+def test_rates_are_those_of_the_median_times() -> None:
+    row = table.summary(table.runs([make_record(make_run(20, 5, i, decode_ms=ms)) for i, ms in enumerate((5, 20))]))
+    assert row.decode_tps.item() == pytest.approx(1e3 / row.tpot_ms.item())
+    assert row.decode_tps_max.item() == pytest.approx(1e3 / row.tpot_ms_min.item())
+
+
+def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
+    record = list(
+        results.read([str(Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl")]).records
+    )
+    (sentence,) = known.distrust(record)
+    assert "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
+    assert "there, at another time: lab measure" in sentence and "program" not in sentence
 
 
 def test_a_clock_that_jumps_is_a_disturbance_and_the_committed_samples_have_none() -> None:
@@ -102,7 +120,7 @@ def test_flags_that_differ_are_named_and_no_others() -> None:
         for i in range(2)
     ]
     differ = text_compare.differences(comparison.groups(records))
-    assert differ[text_compare.FLAGS] == ["AVX512, OPENMP", "OPENMP = 0"]
+    assert differ["CPU instructions"] == ["AVX512, OPENMP", "OPENMP = 0"]
 
 
 def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:

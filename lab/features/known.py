@@ -198,15 +198,6 @@ def distrust(records: Sequence[Record], has_next: bool = False) -> list[str]:
     return text_results.distrust(records, (lambda _: None) if has_next else command)
 
 
-def repeating(records: Sequence[Record], folder: Path) -> list[str]:
-    """The commands that measure unreliable sessions again, into the same folder."""
-    from lab.core import shell
-    from lab.features.measure import text_results
-
-    own = [line for one in text_results.unreliable(records) if (line := command(one))]
-    return [line if folder == Path("results") else f"{line} {shell.join('--out', folder)}" for line in own]
-
-
 def warnings(records: Sequence[Record], has_next: bool = False) -> list[str]:
     """What disturbed runs of the engine, and whether their figures are to be trusted."""
     from lab.features.measure import text_results

@@ -185,7 +185,6 @@ class Output:
         from lab.features.compare.comparison import AT_LEAST
         from lab.features.limits import probing
         from lab.show import console, request_table
-        from lab.show.kind import is_plain
 
         if made is None:
             made = known.sections(records, context(records, (str(path),)))
@@ -210,13 +209,11 @@ class Output:
             target = page.report(path.with_suffix(".html"), records, ceilings, at_least or AT_LEAST, others)
             say(f"report   {target}")
         plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
-        repeating = known.repeating([one for one in runs if is_plain(one)], self.folder)
-        for command in repeating:
-            say(f"next     measure again: {command}")
-        if any_good(plain) and not repeating:
-            probe = shell.lab("ceilings", *_of_engine(plain[0]))
-            say(f"next     what limited each phase: {probe} && {shell.lab('explain', path)}")
-        elif not repeating and any_good([*request_table.alone(records), *request_table.loads_of(records)]):
+        if any_good(runs):
+            probe = shell.lab("ceilings", *_of_engine(plain[0])) if plain else ""
+            for line in next_steps(runs, self.folder, f"{probe} && {shell.lab('explain', path)}"):
+                say(line)
+        elif any_good([*request_table.alone(records), *request_table.loads_of(records)]):
             say(f"next     a page to share: {shell.lab('report', path)}")
         if out:
             return
@@ -284,6 +281,19 @@ def carry_out(
     more: dict[str, Any] = {"still_wide": still_wide, **({"faster_settings": faster} if faster else {})}
     has_failed = bool(text_results.failures(records))
     output.end(records, path, problem, has_failed, sentences=[*still_wide, *faster], **more)
+
+
+def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
+    """What to do next: measure unreliable sessions again, into the same folder, or else explain plain runs."""
+    from lab.features import known
+    from lab.features.measure import text_results
+    from lab.show.kind import is_plain
+
+    out = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
+    unreliable = text_results.unreliable([one for one in records if is_plain(one)])
+    again = [f"next     measure again: {line}{out}" for own in unreliable if (line := known.command(own))]
+    plain = [one for one in records if one.run.lever is None and not one.run.is_apart]
+    return again or [f"next     what limited each phase: {explain}"] * any_good(plain)
 
 
 def runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:

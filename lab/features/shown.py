@@ -35,7 +35,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/ --details
     """
     from lab.show import console
-    from lab.show.kind import is_plain
 
     reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
     records = list(reading.records)
@@ -49,14 +48,8 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     else:
         out = console.console(details=running.hint(details))
         known.print_results(measured, out, made, faster)
-        folder = running.plot_folder(results, None)
-        repeating = known.repeating([one for one in records if is_plain(one)], folder)
-        for command in repeating:
-            out.print(f"next     measure again: {command}")
-        if not repeating and running.any_good(
-            [one for one in records if one.run.lever is None and not one.run.is_apart]
-        ):
-            out.print(f"next     what limited each phase: {shell.lab('explain', *results)}")
+        for line in running.next_steps(records, running.plot_folder(results, None), shell.lab("explain", *results)):
+            out.print(line)
 
 
 PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}

@@ -1,8 +1,8 @@
 """Records as tables: one row per run, one row per step, and a summary over repeats.
 
-Rates are computed here and never stored. A figure of several runs is their median with its interval: a mean with a
-standard deviation says little on machines where another process can halve a rate for seconds. A sweep has one row
-per prompt length. A request to a server is a row like a run (request_table.py).
+Rates are computed here from times (in a summary from their medians). A figure of several runs is their median with its
+interval: a mean with a standard deviation says little on machines where another process can halve a rate for seconds.
+A sweep has one row per prompt length. A request to a server is a row like a run (request_table.py).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
     for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
-    range (`_min`, `_max`). Rates are those of these times. `j_per_token` is included if a run has it, unless a row's
-    runs differ in `energy_of`. Requests that are `warm`, or `short` of the requested tokens, have separate rows.
+    range (`_min`, `_max`). `j_per_token` is included if a run has it, unless a row's runs differ in `energy_of`.
+    Requests that are `warm`, or `short` of the requested tokens, have separate rows.
     """
     import pandas as pd
 

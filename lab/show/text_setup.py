@@ -31,8 +31,8 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     if here.llama_cpp_python:
         devices = machine.accelerators(here.devices)
         offload = ", ".join(f"{machine.describe_device(device)} ({device.name})" for device in devices)
-        commit = (here.llama_cpp_commit or "").replace("-dirty", " with changes")
-        commit = f" (llama.cpp {commit})" if commit else ""
+        commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
+        commit = commit.replace("-dirty", " with changes")
         lib = f", libraries of {here.lib}" if here.lib else ""
         computes_on = offload or "the CPU (this build finds no GPU)"
         texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {computes_on}"

@@ -19,9 +19,6 @@ from lab.show import setup_columns
 from lab.show.section import Columns, Section, print_lines, print_sections, tabled
 from lab.show.wording import digits, percent, times
 
-FLAGS = "CPU instructions"
-"""The name of llama.cpp's flags of the CPU that not all groups have."""
-
 MOST_NAMED = 2
 """Rows that a sentence lists."""
 
@@ -83,13 +80,9 @@ def print_comparisons(
     out.print(Text("\nBase: ", style="bold") + Text(groups[0].label))
     fields = differences(groups)
     out.print("Differences:" if fields else "Equal setups, measured at different times.")
-    if flags := fields.get(FLAGS):
-        names = [group.rows.machine.iloc[0].partition(",")[0] for group in groups]
-        names = names if len(set(names)) == len(names) else [group.label for group in groups]
-        only = "only " if len(groups) == 2 else ""
-        fields[FLAGS] = [
-            "; ".join(f"{only}{name} has {own}" for name, own in zip(names, flags, strict=True) if own != "no others")
-        ]
+    if flags := fields.get("CPU instructions"):
+        only, pairs = "only " * (len(groups) == 2), zip(groups, flags, strict=True)
+        fields["CPU instructions"] = [f"{only}{group.label} has {own}" for group, own in pairs if own != "no others"]
     print_lines([Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out)
     notes = how_compared(groups, comparisons, at_least)
     *before, last = sections(comparisons)
@@ -102,10 +95,8 @@ def overall(compared: Comparison) -> str:
         return f"{compared.other} and {compared.base} have no length in common."
     rows, words, n = grouped(compared.rows, lambda row: row.verdict), list[str](), len(compared.rows)
     if set(rows) <= {TOO_FEW, DISTURBED}:
-        why = "runs were disturbed"
-        ratios = sorted(row.estimate for row in compared.rows)
-        reach = _reach(ratios)
-        why = why if DISTURBED in rows else f"too few runs, or too much spread (by the medians {reach} the time)"
+        reach = _reach(sorted(row.estimate for row in compared.rows))
+        why = "runs were disturbed" if DISTURBED in rows else f"few runs or much spread (medians: {reach} the time)"
         return f"It is unclear whether {compared.other} or {compared.base} is faster: {why}."
     if set(rows) == {ALIKE}:
         return f"There is no clear difference between {compared.other} and {compared.base}."
@@ -160,7 +151,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
         flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
         common = set.intersection(*map(set, flags))
         own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
-        differ[FLAGS] = [one or "no others" for one in own]
+        differ["CPU instructions"] = [one or "no others" for one in own]
         del differ["system_info"]
 
     def words(field: str, value: Any) -> str:

@@ -95,7 +95,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         if is_usual or not any(usual for *_, usual in lines):
             per_token |= {float(value / n): float(n) for n, value in medians.items()}
         is_firm = own.groupby("n_prompt").disturbed.mean().lt(0.5).all()
-        if len(lines) == 1 and is_firm and 1 < len(medians) <= MOST_GROWTHS:
+        if is_firm and len(lines) == 1 < len(medians) <= MOST_GROWTHS:
             for (n, t), (next_n, next_t) in itertools.pairwise(medians.items()):
                 words = f"{times(next_n / n)} the tokens:\n{times(next_t / t)} the time"
                 middle = math.sqrt(n * next_n), math.sqrt(t * next_t)
@@ -122,10 +122,8 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
     """
     timed, rows = _timed(records, False)
     rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()]
-    if rows.empty:
-        raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    if len(table.setups(rows)) > 1:
-        raise LabError("The runs are of several setups.", "Draw one of them at a time.")
+    if rows.empty or len(table.setups(rows)) > 1:
+        raise LabError("This picture needs runs of one setup that decoded.", "Measure one, with --gen 2 or more.")
     ax, own = ax or canvas.new_axes(), table.summary(rows)[::-1]
     own = own.iloc[:: -(-len(own) // 10)]
     marks = own.doubts.map(shown.mark)

@@ -250,14 +250,13 @@ def distrust(records: Sequence[Record], again: Callable[[Sequence[Record]], str 
     """A sentence for each session with unreliable figures, with the command that `again` makes of its records."""
     sentences = []
     for own in unreliable(records):
-        causes, command, where = {cause for one in own for cause in disturbances.disturbances(one)}, again(own), ""
-        when = ["while no other program runs"] if causes != {disturbances.STEAL} else []
-        if disturbances.STEAL in causes:
+        command, where, when = again(own), "", "while no other program runs"
+        if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
-            when.insert(0, "there, at another time")
+            when = "there, at another time"
         sentences.append(
             f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed (session {own[0].session})"
-            f"{where}. Measure again {', '.join(when)}{f': {command}' if command else '.'}"
+            f"{where}. Measure again {when}{f': {command}' if command else '.'}"
         )
     return sentences
 
