@@ -96,7 +96,7 @@ def overall(compared: Comparison) -> str:
     rows, words, n = grouped(compared.rows, lambda row: row.verdict), list[str](), len(compared.rows)
     if set(rows) <= {TOO_FEW, DISTURBED}:
         reach = _reach(sorted(row.estimate for row in compared.rows))
-        why = "runs were disturbed" if DISTURBED in rows else f"few runs or much spread (medians: {reach} the time)"
+        why = "runs were disturbed" if DISTURBED in rows else f"too few runs or much spread (medians: {reach} the time)"
         return f"It is unclear whether {compared.other} or {compared.base} is faster: {why}."
     if set(rows) == {ALIKE}:
         return f"There is no clear difference between {compared.other} and {compared.base}."
