@@ -111,10 +111,10 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
     asked = "explain", "results/sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path, "--no-plot"
     shown, details = (run_lab(*asked, *more)[1] for more in ((), ("--details",)))
     assert shown.strip().startswith(
-        "In 4 of 6 rows the time goes to multiplying Q4_1 weights: llama.cpp's kernel (routine) for Q4_1 is slower than"
+        "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights: llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
     assert "sampling" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
     assert len(sentences) == 5 and "as fast. Try: lab ab " in sentences[-2] and "more lines" in sentences[-1]
-    assert shown.count("Try: lab") == 2 and details.count("Try: lab") == 5 and "Roof: " in details
+    assert shown.count("Try: lab") == 2 and details.count("Try: lab") == 5 and "(the ridge)" in details

@@ -94,7 +94,7 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
     assert used == "other processes used 0.9 cores in 1 of 2 runs"
     assert waited.startswith("only 1.1 cores were free for 2 threads in 1 of 2 runs")
-    assert waited.endswith("(stop other programs; if that is usual here, use --threads 1)")
+    assert waited.endswith("(stop other programs; if that is usual there, use --threads 1)")
     assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
     assert "--threads" not in disturbances.sentences([on(2, 2, 2, 1.7)])[1]  # not one whole core was free
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []

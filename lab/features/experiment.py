@@ -73,7 +73,7 @@ class Option:
 
 
 REPEAT = Option(
-    "repeat", "Runs of each case, each in a fresh engine.  [default: 3, 6 if they cost little]", "r", type=int
+    "repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]", "r", type=int
 )
 
 

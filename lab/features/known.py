@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     # name: group in the help, module in this folder, one line of help
     "measure": ("Measure", "measure.command", "Time every token of answers to prompts of several lengths."),
-    "sweep": ("Measure", "measure.command", "Measure both curves, time over length, in one pass (quick)."),
+    "sweep": ("Measure", "measure.command", "Measure prefill and decode time over length in one pass."),
     "ab": ("Measure", "measure.command", "Compare settings or models, measured in turns."),
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
@@ -44,12 +44,12 @@ COMMANDS = {
     "quant": ("Compare and choose", "quant.command", "Show what quantizations cost in quality and gain in speed."),
     "tune": ("Compare and choose", "tune.command", "Find the fastest settings for your requests, and prove it."),
     "batch": ("Serve many", "batch", "Measure what decoding several answers together gains."),
-    "turns": ("Serve many", "turns.conversation", "Measure a conversation turn by turn, and what is read again."),
+    "turns": ("Serve many", "turns.conversation", "Measure a conversation, and what of it is processed again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
     "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
     "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, slots."),
     "load": ("Servers", "serve.command", "Put load on a server, and measure latencies and rates."),
-    "models": ("Files", "models", "List models; its subcommands get, make or remove one."),
+    "models": ("Files", "models", "List models; subcommands: info, make, pull, remove."),
     "export": ("Files", "compare.command", "Export results as llama-bench's output, or as tables."),
     "import": ("Files", "compare.command", "Import results of llama-bench."),
     "machine": ("Machines", "machine", "Show this machine, the llama.cpp build and its devices."),

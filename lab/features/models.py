@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """List models; its subcommands get, make or remove one.
+    """List models; subcommands: info, make, pull, remove.
 
     \b
     Every command that takes a model (SPEC) accepts

@@ -114,7 +114,7 @@ def _gpu_percent(noise: Noise) -> float | None:
 
 
 OTHERS = Cause("other processes used {}", _cpu_signs("others_ms", spares=True), _cores)
-STEAL = Cause("the host took {} from this virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
+STEAL = Cause("the host took {} from the virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
 MEMORY = Cause("memory was short", _waited("memory_pressure_s"))
 HEAT = Cause(
     "heat or a power limit slowed the CPU or GPU",
@@ -232,7 +232,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
         left, threads = min(short)
         fewer, causes = math.floor(left), {cause for amounts in by_run for cause in amounts}
         advice = ["stop other programs"] if OTHERS in causes or STEAL not in causes else []
-        advice += [f"if that is usual here, use --threads {fewer}"] if 1 <= fewer < threads else []
+        advice += [f"if that is usual there, use --threads {fewer}"] if 1 <= fewer < threads else []
         free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
         words.append(f"{free} {in_runs(len(short))}" + f" ({'; '.join(advice)})" * bool(advice))
     return words

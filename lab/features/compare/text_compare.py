@@ -29,7 +29,10 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
     for compared in comparisons:
         rows, sentences = compared.rows, [] if compared.rows else ["The two have no length in common."]
         unclear = dict.fromkeys(row.words.partition(":")[0] for row in rows if row.verdict == TOO_FEW)
-        sentences += [f"U{why[1:].replace(',', ':', 1)}. More runs or sessions may decide." for why in unclear]
+        sentences += [
+            f"U{why[1:].replace(',', ':', 1)}. Repeat both measurements, or use more runs (--repeat)."
+            for why in unclear
+        ]
         if DISTURBED in {row.verdict for row in rows}:
             sentences.append("Unclear (disturbed): no interval, because at least half of the runs were disturbed.")
         if apart := [row.name for row in rows if row.words.endswith(comparison.NO_OVERLAP)]:

@@ -119,8 +119,8 @@ EXPLAINED: Columns = (
 LIMITS = {
     roofline.ARITHMETIC: "Arithmetic limits",
     roofline.TRAFFIC: "Memory traffic limits",
-    roofline.ATTENTION: "Attention (now --flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
-    roofline.KERNEL: "The kernel of the quantization (other kernels here are faster) limits",
+    roofline.ATTENTION: "Attention (with --flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
+    roofline.KERNEL: "The quantization's kernel (those of others are faster on this machine) limits",
     roofline.OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
 TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
@@ -148,8 +148,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
         f"The times above leave out choosing tokens ({choosing}) and the lab itself ({harness}).",
-        f"Roof: {digits(best.gflops)} GFLOP/s, {digits(best.gbps)} GB/s, ridge at {digits(best.ridge)} FLOPs per byte "
-        f"(ceilings of {ceilings.measured_at})",
+        f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
+        f"FLOPs per byte (the ridge) memory limits, above it arithmetic (ceilings of {ceilings.measured_at}).",
     ]
     caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
     draw = partial(_on_figure, partial(plot_roofline, rows, best, label))
@@ -169,7 +169,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "measured ms leave out sampling; the ceiling is what this machine's kernels reach alone (lab ceilings)",
+        "measured ms leave out sampling; 100 % of ceiling: as fast as the same kernels alone (lab ceilings); "
+        "output: the last layer; rest: time outside the kernels",
         answer=answer(rows, changes, first.model.quantization or "these") if has_advice else "",
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
@@ -188,8 +189,8 @@ def answer(rows: pd.DataFrame, changes: Advice, quantization: str) -> str:
     what = f"{limits.index[0]} limits the speed"
     if limits.index[0] == roofline.KERNEL:
         what = (
-            f"the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) for {quantization} is "
-            "slower than memory and arithmetic allow"
+            f"the largest part of the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) for "
+            f"{quantization} is slower than memory and arithmetic allow"
         )
     change = f"The change that helps most (predicted) is {changes[0].words}." if changes else "No known change helps."
     return f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"

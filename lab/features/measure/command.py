@@ -74,7 +74,7 @@ def parse_variant(text: str) -> dict[str, Any]:
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length; each round loads the model anew.  [default: 3, 6 if they cost little]",
+        help="Runs of each prompt length; each round loads the model anew.  [default: 3; 6 if that adds little time]",
     ),
     *UNTIL,
     *SETTINGS,
@@ -137,7 +137,7 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     DRY_RUN,
 )
 def sweep(max_len: int, **asked: Any) -> None:
-    """Measure both curves, time over length, in one pass (quick).
+    """Measure prefill and decode time over length in one pass.
 
     \b
       lab sweep

@@ -157,9 +157,8 @@ def answer(rows: pd.DataFrame, beyond: Mapping[int, int] | None = None, label: s
         words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
         text = ", ".join(words)
     else:
-        text = (
-            f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
-        )
+        share = 100 * row.prefill_s / row.e2e_s  # of the times shown
+        text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {share:.0f} "
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}."
 

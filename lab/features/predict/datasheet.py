@@ -29,9 +29,9 @@ def basis(device: Device) -> str:
     """The figures of a device with their source, in a sentence."""
     peak = "; without a known peak, prefill is not predicted"
     if device.peak_tflops:
-        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' from its FP32 peak'}"
-    checked = f"checked: {device.checked}" if device.checked else "unchecked"
-    return f"From the datasheet: {device.gbps:g} GB/s{peak}. Sources: {device.source}; {checked}."
+        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
+    checked = f"checked against {device.checked}" if device.checked else "unchecked"
+    return f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
 
 
 __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", "names_of", "recognise"]

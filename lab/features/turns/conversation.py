@@ -425,7 +425,7 @@ def _through_server(context: click.Context, url: str, asked: dict[str, Any]) -> 
 EXPERIMENT = Experiment(
     name="turns",
     chapter="Conversations",
-    about="""Measure a conversation turn by turn, and what is read again.
+    about="""Measure a conversation, and what of it is processed again.
 
     \b
       lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
