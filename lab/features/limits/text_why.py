@@ -189,8 +189,8 @@ def answer(rows: pd.DataFrame, changes: Advice, quantization: str) -> str:
     what = f"{limits.index[0]} limits the speed"
     if limits.index[0] == roofline.KERNEL:
         what = (
-            f"the largest part of the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) for "
-            f"{quantization} is slower than memory and arithmetic allow"
+            f"the largest part of the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) "
+            f"for {quantization} is slower than memory and arithmetic allow"
         )
     change = f"The change that helps most (predicted) is {changes[0].words}." if changes else "No known change helps."
     return f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
