@@ -111,7 +111,8 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
     asked = "explain", "results/sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path, "--no-plot"
     shown, details = (run_lab(*asked, *more)[1] for more in ((), ("--details",)))
     assert shown.strip().startswith(
-        "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights: llama.cpp's kernel (routine) for Q4_1 is slower than"
+        "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
+        " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
     assert "sampling" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
