@@ -188,7 +188,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
     rows = roofline.explain([record], best)
     assert rows.limit.iloc[-1] == roofline.ATTENTION
-    assert "Attention (now --flash-attn on" in " ".join(text_why.verdicts(rows, WIDE))
+    assert "Attention (with --flash-attn on" in " ".join(text_why.verdicts(rows, WIDE))
     (lever, *_) = advice.levers(rows, record, best)
     assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
