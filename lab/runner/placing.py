@@ -1,4 +1,4 @@
-"""Turn the user's choice of devices, splits, servers and builds into settings of llama.cpp.
+"""Where a model lies: devices, splits, servers and builds as settings of llama.cpp, and whether a plan fits there.
 
 Also finds devices that share one memory. An RPC server of a CPU reports the whole memory of its machine, so two servers
 on one machine report it twice. The protocol does not identify devices; the lab compares addresses and sizes.
@@ -6,25 +6,36 @@ on one machine report it twice. The protocol does not identify devices; the lab 
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lab.core import placement
 from lab.core.asked_settings import END, STEP, AskedSettings, parts
+from lab.core.lists import join_and, plural
+from lab.core.memory import Memory
+from lab.core.placement import CPU, Place
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
-from lab.runner import builds, machine
+from lab.runner import builds, limits, machine
+from lab.runner.cases import Case, Plan, with_room
 
 AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
 """Settings that llama.cpp gets unchanged."""
 
 MOST_DEVICES = 16
 """llama_max_devices() of llama.cpp."""
+
+MOST_TOKENS = 2**31
+"""llama.cpp counts positions in 32 bits."""
+
+SAME = 0.01
+"""Memory sizes that differ by at most this share count as the same memory."""
 
 
 def backend(asked: AskedSettings) -> Backend:
@@ -33,34 +44,12 @@ def backend(asked: AskedSettings) -> Backend:
     return Backend(builds.folder_of(asked.lib), servers)
 
 
-def n_layers(asked: AskedSettings, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
-    """The number of layers on devices (the output counts as one, -1: all), and warnings.
-
-    AUTO counts as all until plan_needs.py has computed what fits.
-    """
-    wanted = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else None
-    if asked.is_on_cpu:
-        return 0, []
-    if not machine.accelerators(devices):
-        warning = (
-            f"--n-gpu-layers {wanted} has no effect: this build of llama.cpp finds no GPU. "
-            "INSTALL.md says how to install a build for a GPU."
-        )
-        return 0, [warning] if wanted else []
-    n_all = -1 if model.n_layer is None else model.n_layer + 1
-    return n_all if wanted is None else wanted, []
-
-
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
     """The fields of Settings for a model's placement. LabError for an unknown device or an invalid split."""
-    names = _device_names(asked, devices)
-    usable = machine.by_default(devices)
-    n_used = len(names) if names is not None else len(usable)
-    if asked.main_gpu is not None and n_used and asked.main_gpu >= n_used:
-        raise LabError(
-            f"--main-gpu {asked.main_gpu}: no such device.", f"The first device is 0, the last {n_used - 1}."
-        )
-    buffers = [placement.CPU, *(device.name for device in machine.accelerators(devices))]
+    used, offload = _asked_devices(asked, devices), machine.accelerators(devices)
+    if asked.main_gpu is not None and used and asked.main_gpu >= len(used):
+        raise LabError(f"--main-gpu {asked.main_gpu}: no such device.", f"The first is 0, the last {len(used) - 1}.")
+    buffers = [CPU, *(device.name for device in offload)]
     for text in parts(asked.override_tensor):
         pattern, _, buffer = text.rpartition("=")
         if not pattern:
@@ -76,123 +65,220 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
                 f"--override-tensor {text}: {pattern} is not a valid regular expression ({problem}).",
                 "A dot matches any character, .* any text: ffn_.*_exps=CPU",
             ) from None
+    shares = None
+    if asked.tensor_split:
+        split = asked.tensor_split
+        given = parts(split.replace("/", ",")) if isinstance(split, str) else tuple(map(str, split))
+        try:
+            shares = tuple(float(part) for part in given)
+        except ValueError:
+            shares = ()
+        if not shares or not all(0 <= share < float("inf") for share in shares) or not any(shares):
+            raise LabError(f"--tensor-split {','.join(given)} is not possible.", "Give a share for each device: 3,1")
+        if len(shares) > min(max(len(used), 1), MOST_DEVICES):
+            raise LabError(
+                f"--tensor-split {','.join(given)} has {len(shares)} shares for {len(used)} devices.",
+                "Give one share for each device, in the order of lab machine.",
+            )
     chosen: dict[str, Any] = {
         **{name: getattr(asked, name) for name in AS_ASKED},
-        "devices": names or None,
-        "tensor_split": _split(asked.tensor_split, n_used),
+        "devices": tuple(device.name for device in used) or None if parts(asked.device) else None,
+        "tensor_split": shares,
         "n_cpu_moe": asked.n_cpu_moe or None,
         "override_tensor": parts(asked.override_tensor) or None,
         "rpc": backend(asked).rpc or None,
         "lib": builds.name_of(asked.lib),
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
-    is_pipeline = placement.is_pipeline(model.n_layer, n_gpu_layers, n_used, *kinds)
-    waits_once = is_pipeline or (n_gpu_layers and _is_remote(asked, devices))
+    waits_once = placement.is_pipeline(model.n_layer, n_gpu_layers, len(used), *kinds)
+    waits_once = waits_once or bool(n_gpu_layers and any(map(endpoint_of, used)))
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
     """A sentence for each setting without effect on this model, or on these devices."""
-    moe = f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts."
-    wait = (
-        "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
-        "The time of the whole prompt is valid, those of its steps are not."
-    )
-    is_useless = asked.prefill_wait == STEP and _is_remote(asked, devices)
-    return [moe] * bool(asked.n_cpu_moe and not model.n_expert) + [wait] * is_useless
+    words, n_layers = [], asked.n_gpu_layers
+    if isinstance(n_layers, int) and n_layers and not asked.is_on_cpu and not machine.accelerators(devices):
+        words.append(
+            f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU. "
+            "INSTALL.md says how to install a build for a GPU."
+        )
+    if asked.n_cpu_moe and not model.n_expert:
+        words.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
+    if asked.prefill_wait == STEP and any(map(endpoint_of, _asked_devices(asked, devices))):
+        words.append(
+            "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
+            "The time of the whole prompt is valid, those of its steps are not."
+        )
+    return words
 
 
-def _is_remote(asked: AskedSettings, devices: Sequence[Device]) -> bool:
-    """Whether layers may go to a device of an RPC server."""
-    names = _device_names(asked, devices)
-    used = machine.by_default(devices) if names is None else [one for one in devices if one.name in names]
-    return any(endpoint_of(device) for device in used)
-
-
-def _device_names(asked: AskedSettings, devices: Sequence[Device]) -> tuple[str, ...] | None:
-    """The names of the requested devices; None if none was named."""
+def _asked_devices(asked: AskedSettings, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that layers may go to. LabError for an unknown name, or one that is given twice."""
     names = parts(asked.device)
     if not names:
-        return None
+        return machine.by_default(devices)
     if asked.is_on_cpu:
         return ()
-    known = {device.name.lower(): device.name for device in machine.accelerators(devices)}
+    known = {device.name.lower(): device for device in machine.accelerators(devices)}
     for name in names:
         if name.lower() not in known:
-            offer = f"Layers can go to: {', '.join(known.values())}." if known else "This build finds no GPU."
+            there = ", ".join(device.name for device in known.values())
+            offer = f"Layers can go to: {there}." if known else "This build finds no GPU."
             raise LabError(f"--device {name}: no such device.", f"{offer} For the CPU only: --device none")
     if len({name.lower() for name in names}) < len(names):
         raise LabError(f"--device {','.join(names)} names a device twice.", "Name each device once.")
     return tuple(known[name.lower()] for name in names)
 
 
-def _split(asked: str | Sequence[float] | None, n_devices: int) -> tuple[float, ...] | None:
-    """The shares of the devices in --tensor-split."""
-    if not asked:
-        return None
-    given = parts(asked.replace("/", ",")) if isinstance(asked, str) else tuple(map(str, asked))
-    try:
-        shares = tuple(float(part) for part in given)
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 <= share < float("inf") for share in shares) or not any(shares):
-        raise LabError(f"--tensor-split {','.join(given)} is not possible.", "Give a share for each device: 3,1")
-    if len(shares) > min(max(n_devices, 1), MOST_DEVICES):
-        raise LabError(
-            f"--tensor-split {','.join(given)} has {len(shares)} shares for {n_devices} devices.",
-            "Give one share for each device, in the order of lab machine.",
-        )
-    return shares
-
-
-SAME = 0.01
-"""Memory sizes that differ by at most this share count as the same memory."""
-
-
-@dataclass
-class _Memory:
-    n_bytes: int | None
-    host: str | None = None  # None: this machine
-    names: set[str] = field(default_factory=set)
-    endpoints: set[str] = field(default_factory=set)
-
-
-def shared_memory(
-    devices: Sequence[Device], ram_bytes: int | None, own_addresses: Collection[str] = ()
-) -> list[tuple[frozenset[str], int | None]]:
-    """Groups of devices that share one memory, by name, and the memory's bytes; each device is in one group.
-
-    Devices of two servers on one host count as one memory if their sizes are equal within 1 %. At a loopback address or
-    one of `own_addresses` they count as this machine's memory if their size is `ram_bytes`. So two equal GPUs behind
-    two servers of one host wrongly count once; behind one server they count twice.
-    """
-    own = _Memory(ram_bytes)
-    memories = [own]
-    for device in devices:
-        endpoint = endpoint_of(device)
-        if device.type == "cpu":
-            memory = own
-        elif endpoint is None or device.memory_bytes is None:
-            memory = _Memory(device.memory_bytes)
-            memories.append(memory)
-        else:
-            n_bytes, address = device.memory_bytes, endpoint.rpartition(":")[0]
-            is_here = ipaddress.IPv4Address(address).is_loopback or address in own_addresses
-            host = None if is_here else address
-            for memory in memories:
-                size = memory.n_bytes or 0
-                is_alike = abs(n_bytes - size) <= SAME * max(n_bytes, size)
-                if memory.host == host and is_alike and endpoint not in memory.endpoints:
-                    break
-            else:
-                memory = _Memory(n_bytes, host)
-                memories.append(memory)
-            memory.endpoints.add(endpoint)
-        memory.names.add(device.name)
-    return [(frozenset(memory.names), memory.n_bytes) for memory in memories if memory.names]
-
-
 def endpoint_of(device: Device) -> str | None:
     """HOST:PORT of a device's RPC server; None for a device of this machine."""
     match = re.match(r"RPC server ([\d.]+:\d+)", device.description)
     return match[1] if match else None
+
+
+@dataclass(frozen=True)
+class Room:
+    """Devices that share one memory, and its free bytes; None if unknown."""
+
+    devices: tuple[str, ...]
+    n_bytes: int | None
+
+    def needed(self, where: Sequence[Place]) -> int:
+        """Bytes that this memory must hold."""
+        return sum(place.memory.total_bytes for place in where if place.device in self.devices)
+
+
+def rooms(plan: Plan) -> tuple[Room, ...]:
+    """The memories of the devices with layers and of the CPU, with their free bytes.
+
+    Devices of two servers on one host count as one memory if their sizes are equal within 1 %. At an address of this
+    machine they count as its memory if their size is that of its RAM. So two equal GPUs behind two servers of one host
+    wrongly count once; behind one server they count twice.
+    """
+    ram_bytes, here = plan.machine.ram_bytes, machine.own_addresses()
+    groups: list[tuple[int | None, str | None, set[str], list[str]]] = [(ram_bytes, None, set(), [])]
+    for device in (*machine.used(plan.machine, plan.settings), Device(CPU, "", "cpu", ram_bytes)):
+        endpoint, size = endpoint_of(device), device.memory_bytes
+        if device.type == "cpu":
+            groups[0][3].append(device.name)
+        elif endpoint is None or size is None:
+            groups.append((size, None, set(), [device.name]))
+        else:
+            address = endpoint.rpartition(":")[0]
+            host = None if ipaddress.IPv4Address(address).is_loopback or address in here else address
+            for n_bytes, its_host, endpoints, names in groups:
+                is_alike = abs(size - (n_bytes or 0)) <= SAME * max(size, n_bytes or 0)
+                if its_host == host and is_alike and endpoint not in endpoints:
+                    endpoints.add(endpoint)
+                    names.append(device.name)
+                    break
+            else:
+                groups.append((size, host, {endpoint}, [device.name]))
+    free = _free(plan) | {CPU: limits.memory_available()}
+    return tuple(
+        Room(tuple(names), min((free[name] for name in names if name in free), default=None))
+        for *_, names in groups
+        if names
+    )
+
+
+def _free(plan: Plan) -> dict[str, int]:
+    """Free bytes of each device, or its total bytes if only these are known."""
+    sizes = {device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes}
+    return {**sizes, **plan.free}
+
+
+def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
+    """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
+    room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
+    shares = placement.shares(_free(plan), names, room.tensor_split)
+    own = placement.of(plan.model, room, plan.tensors or placement.alike(plan.model), names, shares)
+    if plan.draft is None or own is None:
+        return own
+    draft = plan.draft.model
+    other = placement.of(draft, room, placement.alike(draft), names, shares)
+    if other is None:
+        return None
+    pairs = zip(own, other, strict=True)
+    return tuple(dataclasses.replace(one, memory=one.memory.beside(two.memory)) for one, two in pairs)
+
+
+def memory(plan: Plan, case: Case) -> Memory:
+    """The memory of a case on all devices together; each device has its own buffers."""
+    whole = plan.memory(case)
+    where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
+    if not where or None in (whole.kv_cache_bytes, whole.compute_bytes):
+        return whole
+    weights = sum(place.memory.weights_bytes for place in where)
+    return Memory(weights, whole.kv_cache_bytes, sum(place.memory.compute_bytes or 0 for place in where))
+
+
+def memory_for(plan: Plan) -> int | None:
+    """Bytes for weights, cache and buffers: those of the devices; unless all layers are there, those of RAM too."""
+    n_layers = plan.settings.n_gpu_layers
+    if n_layers == 0:
+        return limits.memory_available()
+    is_all = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
+    sizes = [room.n_bytes for room in rooms(plan) if not is_all or room.devices != (CPU,)]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan with `refused` cases; for --n-gpu-layers auto with as many layers on devices as fit."""
+    if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
+        plans = (_with_layers(plan, n) for n in range(plan.model.n_layer + 1, 0, -1))
+        fitting = (one for one in plans if not any(_problem(one, case) for case in one.cases))
+        plan = next(fitting, _with_layers(plan, 0))
+    refused = {case: problem for case in plan.cases if (problem := _problem(plan, case))}
+    return dataclasses.replace(plan, refused=refused)
+
+
+def _with_layers(plan: Plan, n: int) -> Plan:
+    """The plan with n layers on devices, and the settings that depend on this."""
+    more = settings(plan.auto, n, plan.machine.devices, plan.model) if plan.auto else {}
+    return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, n_gpu_layers=n, **more))
+
+
+def _problem(plan: Plan, case: Case) -> str | None:
+    """Why a case does not fit, with the largest number of layers that does; None if it fits, or this is unknown.
+
+    Allocating it anyway could bring the machine down.
+    """
+    need, room = plan.memory(case), with_room(plan.settings, [case])
+    several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
+    context = f"A context of {room.n_ctx:,} tokens{several}"
+    total = (
+        f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory "
+        f"(KV cache: {(need.kv_cache_bytes or 0) / 1e9:,.1f} GB)"
+    )
+    where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
+    if where is None:
+        available = memory_for(plan)
+        if room.n_ctx < MOST_TOKENS and (available is None or need.total_bytes <= available):
+            return None
+        return f"{total}; {available / 1e9:,.1f} GB are available." if available is not None else f"{total}."
+    over = _over(plan, where)
+    if over is None:
+        return None if room.n_ctx < MOST_TOKENS else f"{total}."
+
+    def n_layers(where: Sequence[Place]) -> int:
+        return sum(len(place.layers) for place in where if place.device in over.devices)
+
+    has, have = f"{over.needed(where) / 1e9:,.1f} GB for {plural(n_layers(where), 'layer')}", over.n_bytes or 0
+    described = {device.name: f"{device.name} ({device.description})" for device in plan.machine.devices}
+    names = [name if name == CPU else described[name] for name in over.devices]
+    sentence = f"{names[0]} needs {has} and has {have / 1e9:,.1f} GB"
+    if len(names) > 1:
+        sentence = f"{join_and(names)} share one memory: they need {has} and have {have / 1e9:,.1f} GB"
+    for n in range((plan.model.n_layer or 0) + 1, 0, -1):
+        smaller = _with_layers(plan, n)
+        fewer = places(smaller, case)
+        if n != plan.settings.n_gpu_layers and fewer and _over(smaller, fewer) is None:
+            return f"{context}: {sentence}: at most {n_layers(fewer)} fit: --n-gpu-layers {n}"
+    return f"{context}: {sentence}: no number of layers fits."
+
+
+def _over(plan: Plan, where: Sequence[Place]) -> Room | None:
+    """The first memory that is too small."""
+    return next((room for room in rooms(plan) if room.n_bytes is not None and room.needed(where) > room.n_bytes), None)

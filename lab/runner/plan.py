@@ -9,28 +9,29 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
 from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number, in_digits
 from lab.core.lists import join_and
 from lab.core.placement import Tensor
-from lab.core.record import Machine, Model, Settings
+from lab.core.record import Model, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, limits, machine, placing, plan_needs, prompts
+from lab.runner import builds, limits, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
 def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
-    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`."""
-    if not isinstance(asked, str):
-        return tuple(asked)
-    lengths: list[int] = []
-    for part in asked.split(","):
+    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`.
+
+    LabError for anything else, and for prompt lengths that cannot be measured.
+    """
+    lengths = [] if isinstance(asked, str) else list(asked)
+    for part in asked.split(",") if isinstance(asked, str) else ():
         match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))
         if not match:
             raise LabError(
@@ -44,11 +45,8 @@ def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> t
         while first <= last and len(lengths) <= 1000:
             lengths.append(first)
             first = first * step if sign == "*" else first + step
-    return tuple(lengths)
-
-
-def check_lengths(lengths: Sequence[int]) -> None:
-    """LabError for an invalid list of prompt lengths."""
+    if option != "--prompt-len":
+        return tuple(lengths)
     if not lengths:
         raise LabError("There is no prompt length.", "Give one, for example: --prompt-len 10,1000")
     if len(lengths) > 1000:
@@ -58,6 +56,7 @@ def check_lengths(lengths: Sequence[int]) -> None:
             raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
         if times > 1:
             raise LabError(f"Prompt length {n} occurs {times} times.", "Give it once; --repeat measures it more often.")
+    return tuple(lengths)
 
 
 DEFAULT_LENGTHS = "10,100,1000"
@@ -90,7 +89,6 @@ def make_plan(
     worker.use(placing.backend(asked))
     build = builds.of_worker(worker)  # before the child computes anything
     lengths = parse_lengths(prompt_len)
-    check_lengths(lengths)
     check_number("gen", gen, MAX_TOKENS)
     if every is not None:
         check_number("every", every, max(lengths))
@@ -106,9 +104,11 @@ def make_plan(
         if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
             raise LabError(f"{model} has random weights, so it cannot read {asked.prompt}.", "Use --prompt random.")
         source = prompts.source(prompts.RANDOM)
-    here = machine.describe(build, builds.name_of(asked.lib))
-    n_offloaded, unused = placing.n_layers(asked, here.devices, shape)
-    n_threads = asked.threads or limits.default_threads()
+    here, n_threads = machine.describe(build, builds.name_of(asked.lib)), asked.threads or limits.default_threads()
+    n_offloaded = 0
+    if machine.accelerators(here.devices) and not asked.is_on_cpu:  # auto: all, until `checked` knows what fits
+        n_all = -1 if shape.n_layer is None else shape.n_layer + 1
+        n_offloaded = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else n_all
     chosen = Settings(
         n_ctx=max(case.n_prompt + case.n_gen for case in cases),
         n_batch=asked.batch,
@@ -125,6 +125,17 @@ def make_plan(
         kv_unified=asked.is_unified,
         **placing.settings(asked, n_offloaded, here.devices, shape),
     )
+    warnings = [*notes, *placing.warnings(asked, here.devices, shape)]
+    if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
+        warnings.append(
+            f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for each other, and "
+            "every step becomes many times slower."
+        )
+    if beyond := [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]:
+        warnings.append(
+            f"{join(beyond)} prompt tokens and {gen} more exceed the {shape.n_ctx_train:,} tokens that "
+            f"{shape.name} was trained for: timing is valid; text quality is not."
+        )
     plan = Plan(
         file=file,
         model=shape,
@@ -134,7 +145,7 @@ def make_plan(
         cases=cases,
         n_repeat=n_repeat if until is None else min(max(n_repeat, N_PILOT), until.max_repeats),
         refused={},
-        warnings=(*notes, *unused, *_warnings(asked, cases, here, shape)),
+        warnings=tuple(warnings),
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
         backend=worker.backend,
@@ -142,29 +153,7 @@ def make_plan(
         free=worker.free_memory() if n_offloaded else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,
     )
-    return checked(plan)
-
-
-def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:
-    """Warnings about settings that work, but are probably a mistake."""
-    yield from placing.warnings(asked, here.devices, model)
-    if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
-        yield (
-            f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for each other, and "
-            "every step becomes many times slower."
-        )
-    n_train, n_gen = model.n_ctx_train, cases[0].n_gen
-    if beyond := [case.n_prompt for case in cases if n_train and case.n_prompt + n_gen > n_train]:
-        yield (
-            f"{join(beyond)} prompt tokens and {n_gen} more exceed the {n_train:,} tokens that "
-            f"{model.name} was trained for: timing is valid; text quality is not."
-        )
-
-
-def checked(plan: Plan) -> Plan:
-    """The plan with `refused` cases; for --n-gpu-layers auto with as many layers on devices as fit."""
-    plan = plan_needs.with_most_layers(plan)
-    return dataclasses.replace(plan, refused=plan_needs.too_large(plan))
+    return placing.checked(plan)
 
 
 def _model(
@@ -175,11 +164,10 @@ def _model(
     if watch or spec.entry is None or obtain.locate(spec):
         file = obtain.obtain(spec, worker, watch)
         return file, read_header(worker, file), (), []
-    entry = spec.entry
-    quantization = spec.quantization or entry.quantization or shapes.USUAL
+    entry, kind = spec.entry, spec.quantization or spec.entry.quantization or shapes.USUAL
+    note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())
-    note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {quantization}."
-    return file, shapes.model_of(entry, quantization), shapes.tensors(entry, quantization), [note]
+    return file, shapes.model_of(entry, kind), shapes.tensors(entry, kind), [note]
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
@@ -195,7 +183,7 @@ def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
     """The same plan for other cases with their own scripts. LabError for a case that chooses too many tokens."""
     changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
-    changed = checked(changed)
+    changed = placing.checked(changed)
     for case in changed.cases:
         if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
             raise LabError(f"{case.name} would generate {n_chosen:,} tokens.", f"The maximum is {MAX_TOKENS:,}.")

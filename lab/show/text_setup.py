@@ -12,7 +12,7 @@ from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.placement import CPU
 from lab.core.record import Machine, Model
-from lab.runner import machine, plan_needs
+from lab.runner import machine, placing
 from lab.runner.cases import Plan, named
 from lab.show.console import Grid, console, print_json
 from lab.show.wording import digits
@@ -50,7 +50,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
 
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Prints what `--dry-run` shows: cases with their memory, the placement, and the settings."""
-    needs, placed = {case: plan_needs.memory(plan, case) for case in plan.cases}, places(plan)
+    needs, placed = {case: placing.memory(plan, case) for case in plan.cases}, places(plan)
     settings = {name: value for name, value in dataclasses.asdict(plan.settings).items() if value is not None}
     if as_json:
         cases = [
@@ -91,7 +91,7 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
     if not used:
         return None
     case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
-    by_device, rooms = {place.device: place for place in plan_needs.places(plan, case) or ()}, plan_needs.rooms(plan)
+    by_device, rooms = {place.device: place for place in placing.places(plan, case) or ()}, placing.rooms(plan)
     descriptions, planned = {device.name: device.description for device in plan.machine.devices}, []
     for name in (*(device.name for device in used), CPU):
         room, place = next(room for room in rooms if name in room.devices), by_device.get(name)

@@ -36,8 +36,8 @@ from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner import machine
 from lab.runner.cases import Plan
-from lab.runner.plan import check_lengths, make_plan, parse_lengths
-from lab.runner.plan_needs import memory_for
+from lab.runner.placing import memory_for
+from lab.runner.plan import make_plan, parse_lengths
 from lab.show import table
 from lab.show.wording import digits
 
@@ -195,7 +195,6 @@ def predict(
     together. LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
-    check_lengths(lengths)
     if max(lengths) + gen > MOST_TOKENS:
         raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
     if gen < 2:

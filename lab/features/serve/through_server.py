@@ -30,7 +30,7 @@ from lab.features.serve.servers import Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
 from lab.runner.cases import Case, shuffled, utc_now
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
 
@@ -106,7 +106,6 @@ def make_plan(
 ) -> ServerPlan:
     """The plan of a measurement, for any server. LabError for invalid arguments."""
     lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
-    check_lengths(lengths)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
         if not 1 <= value <= most:
