@@ -42,7 +42,7 @@ from lab.models import catalog, synthetic
 from lab.process.rpc import Answer
 from lab.process.wire import Backend, Build, Outcome, Progress, Vocabulary
 from lab.process.worker import WorkerDied
-from lab.runner import energy, noise_watch
+from lab.runner import noise_watch
 from lab.runner.warm_engine import N_SENTINEL
 from lab.show import disturbances
 from tests import miniature
@@ -317,7 +317,7 @@ def died() -> WorkerDied:
 @pytest.fixture(autouse=True)
 def no_counters_of_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests are the same on machines that have some: those that are about energy make their own."""
-    monkeypatch.setattr(energy, "counters", lambda gpus: [])
+    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: [])
 
 
 class QuietWatch:

@@ -1,6 +1,7 @@
 """Joules: counters are read as they are, wraps are added up, and nothing is shown where nothing is known."""
 
 import dataclasses
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -10,15 +11,14 @@ import pytest
 from lab.core.noise import DRAM, GPU, PACKAGE, Noise, NoiseReading
 from lab.core.record import FAILED, Device, Record
 from lab.features.measure import text_results
-from lab.runner import energy, noise_watch
-from lab.runner.energy import Counter, EnergyWatch, describe
-from lab.runner.gpu_watch import GpuWatch
+from lab.runner import noise_watch
+from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import table
 from tests.conftest import MACHINE, make_record, make_run
 
-NO_GPU = cast(GpuWatch, type("NoGpu", (), {"n_gpus": 0}))
+NO_GPU = cast(GpuWatch, types.SimpleNamespace(energy_counters=list))
 WITH_GPU = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("CUDA0", "A GPU", "gpu")))
-READ_COUNTERS = energy.counters
+READ_COUNTERS = noise_watch.energy_counters
 """The real function: other tests have none (conftest.py)."""
 
 
@@ -39,13 +39,13 @@ def test_only_packages_and_their_memory_are_read(tmp_path: Path) -> None:
         (DRAM, 5_000_000, 9_000_000),
         (PACKAGE, 5_000_000, 9_000_000),
     ]
-    assert describe(found) == "package, dram"
+    assert describe_energy(found) == "package, dram"
 
 
 def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path) -> None:
     write_zone(tmp_path, "intel-rapl:0", name="package-0")  # energy_uj cannot be read
-    assert describe(READ_COUNTERS(NO_GPU, tmp_path)).startswith("Only root can read RAPL. To allow all users")
-    assert describe(READ_COUNTERS(NO_GPU, tmp_path / "none")).startswith("no counter that can be read")
+    assert describe_energy(READ_COUNTERS(NO_GPU, tmp_path)).startswith("Only root can read RAPL. To allow all users")
+    assert describe_energy(READ_COUNTERS(NO_GPU, tmp_path / "none")).startswith("no counter that can be read")
 
 
 def reads(*values: int | None) -> Callable[[], int | None]:
@@ -65,14 +65,14 @@ def reads(*values: int | None) -> Callable[[], int | None]:
     ],
 )
 def test_what_was_used_between_readings(monkeypatch: pytest.MonkeyPatch, found: Any, joules: Any) -> None:
-    monkeypatch.setattr(energy, "counters", lambda gpus: found)
+    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: found)
     watch = EnergyWatch(NO_GPU)
     watch.sample()
     assert watch.joules() == joules
 
 
 def test_a_run_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "counters", lambda gpus: [Counter(PACKAGE, reads(0, 40, 100), 0.5)])
+    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: [Counter(PACKAGE, reads(0, 40, 100), 0.5)])
     watch = noise_watch.NoiseWatch(1)
     watch.sample()
     monkeypatch.setattr(watch, "sample", lambda: None)  # `finish` reads the last value once

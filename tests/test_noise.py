@@ -12,7 +12,7 @@ import pytest
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
 from lab.core.record import Record, Run
 from lab.runner import noise_watch
-from lab.runner.gpu_watch import GpuWatch
+from lab.runner.noise_watch import GpuWatch
 from lab.show import disturbances
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 

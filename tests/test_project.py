@@ -25,7 +25,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "httpx2": {"features/serve"},
     "h11": {"features/serve"},
     "psutil": {"features/doctor", "runner/machine", "runner/limits", "runner/noise_watch"},
-    "pynvml": {"runner/gpu_watch"},
+    "pynvml": {"runner/noise_watch"},
     "scipy": {"core/stats", "features"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},

@@ -26,16 +26,15 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     """
     from lab.core.asked_settings import AskedSettings
     from lab.process.worker import Worker
-    from lab.runner import builds, energy, placing
+    from lab.runner import builds, noise_watch, placing
     from lab.runner import machine as this_machine
-    from lab.runner.gpu_watch import GpuWatch
     from lab.show import console, text_setup
 
     with Worker() as worker:
         worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
         build, servers = builds.of_worker(worker), worker.servers
     here = this_machine.describe(build, builds.name_of(lib))
-    counters = energy.describe(energy.counters(GpuWatch([])))
+    counters = noise_watch.describe_energy(noise_watch.energy_counters(noise_watch.GpuWatch([])))
     if as_json:
         of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
         console.print_json({**dataclasses.asdict(here), "energy": counters, **of_servers})

@@ -1,23 +1,30 @@
 """Record what else the machine does during a run: counters of the operating system, read ten times a second.
 
-A counter that the system does not have is None.
+A counter that the system does not have is None. The energy counters:
+
+- RAPL: Linux shows the counters of Intel and AMD CPUs as zones in /sys/class/powercap/intel-rapl:*. The lab reads the
+  packages and their memory (dram), if it is a separate zone. The other zones would count twice: core and uncore are
+  parts of a package, psys contains it, and intel-rapl-mmio:* is another interface to it. The unit is microjoules; the
+  counter wraps at max_energy_range_uj, and since Linux 5.10 only root can read it (docs.kernel.org, power/powercap).
+- NVML (nvidia-ml-py, if it finds a GPU): millijoules of a whole graphics card since its driver was loaded; Volta and
+  newer (NVIDIA's NVML API reference, nvmlDeviceGetTotalEnergyConsumption).
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lab.core.noise import Noise, NoiseReading, NoiseSamples
-from lab.runner.energy import EnergyWatch
-from lab.runner.gpu_watch import GpuWatch
-from lab.runner.limits import memory_available, own_cores, system_text, throttled_s
+from lab.core.noise import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
+from lab.runner.limits import ROOT, memory_available, own_cores, system_number, system_text, throttled_s
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -34,7 +41,7 @@ class NoiseWatch:
 
         self._own = [psutil.Process()]
         for own in (*servers, pid):
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 self._own.append(psutil.Process(own))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
@@ -54,9 +61,8 @@ class NoiseWatch:
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         known = (None if None in column else tuple(b - a for a, b in itertools.pairwise(column)) for column in columns)
-        samples = NoiseSamples(at[1:], *known)
-        joules = self._energy.joules()
-        return Noise(self._before, read_noise(self._own, self._gpus), samples, joules=joules)
+        after = read_noise(self._own, self._gpus)
+        return Noise(self._before, after, NoiseSamples(at[1:], *known), joules=self._energy.joules())
 
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
         """CPU time of others, steal and pressure in ms, and how often the engine was preempted."""
@@ -73,7 +79,7 @@ def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
 
     busy, steal = _cpu_times()
     (own_cpu_s, switches), frequency = _of_own(own), None
-    with contextlib.suppress(OSError, RuntimeError):
+    with suppress(OSError, RuntimeError):
         frequency = psutil.cpu_freq()
     throttles = [
         system_text(str(path)) for path in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")
@@ -114,9 +120,9 @@ def _of_own(own: Sequence[Process]) -> tuple[float | None, int | None]:
     import psutil
 
     cpu_s = switches = None
-    with contextlib.suppress(psutil.Error):  # the engine has died
+    with suppress(psutil.Error):  # the engine has died
         cpu_s = round(sum(sum(process.cpu_times()[:2]) for process in own), 2)
-    with contextlib.suppress(psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
+    with suppress(psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
         switches = int(own[-1].num_ctx_switches().involuntary) if len(own) > 1 else None
     return cpu_s, switches
 
@@ -125,3 +131,159 @@ def _pressure_s(resource: str) -> float | None:
     """Seconds since boot in which some task waited for `resource` (cpu or memory)."""
     match = re.search(r"^some .*total=(\d+)", system_text(f"/proc/pressure/{resource}"), re.MULTILINE)
     return int(match[1]) / 1e6 if match else None
+
+
+SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+"""The bits of NVML's clock throttle reasons (nvml.h) that indicate a problem."""
+
+EVERY_S = 1.0
+"""Interval of asking the driver who uses a GPU. The driver samples a few times a second, and a query takes time."""
+
+
+class GpuWatch:
+    """Reads NVIDIA GPUs, and their use by other processes. `own` are the process ids of the measurement itself."""
+
+    def __init__(self, own: Collection[int]) -> None:
+        self._own = frozenset(own)
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+                self._nvml = pynvml
+        self._since = time.time_ns() // 1000  # like the driver's stamps: microseconds of the system clock
+        self._most: list[int | None] = [None] * len(self._handles)
+        self._sampled = time.monotonic()
+
+    def sample(self, at_most_every_s: float = EVERY_S) -> None:
+        """Note the highest percentage of each GPU's time that others used in the driver's last sample."""
+        if time.monotonic() - self._sampled < at_most_every_s:
+            return
+        self._sampled = time.monotonic()
+        for i, handle in enumerate(self._handles):
+            if self._others(handle) is None:
+                continue
+            try:
+                samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._since)
+            except AttributeError:
+                continue
+            except self._nvml.NVMLError as problem:  # "not found" means that nobody used the GPU
+                if getattr(problem, "value", None) != self._nvml.NVML_ERROR_NOT_FOUND:
+                    continue
+                samples = []
+            latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+            percent = int(min(100, sum(one.smUtil for pid, one in latest.items() if pid not in self._own)))
+            self._most[i] = max(percent, self._most[i] or 0)
+
+    def read(self) -> tuple[Gpu, ...] | None:
+        """The current state of the GPUs. None without NVML, or without a GPU."""
+        if self._nvml is None:
+            return None
+        self.sample(at_most_every_s=0)
+        found = []
+        for handle, most in zip(self._handles, self._most, strict=True):
+            power = self._ask("nvmlDeviceGetPowerUsage", handle)
+            slowed = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+            name, others = self._ask("nvmlDeviceGetName", handle), self._others(handle)
+            gpu = Gpu(
+                name=name.decode() if isinstance(name, bytes) else str(name),
+                clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, self._nvml.NVML_CLOCK_SM),
+                temperature_c=self._ask("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+                power_w=None if power is None else power / 1e3,
+                slowed=", ".join(words for bit, words in SLOWED_BY.items() if slowed & bit) or None,
+                n_others=None if others is None else len(others),
+                others_percent=most,
+            )
+            found.append(gpu)
+        return tuple(found)
+
+    def energy_counters(self) -> list[Callable[[], int | None]]:
+        """For each GPU a function that reads the millijoules since its driver was loaded; None before Volta."""
+        return [functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption", handle) for handle in self._handles]
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """NVML's answer; None if this driver or GPU does not support the function."""
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+    def _others(self, handle: Any) -> set[int] | None:
+        """The other processes that compute on a GPU.
+
+        None if NVML does not list the engine: it does not use this GPU, or the ids belong to another namespace (a
+        container's host).
+        """
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        ids = {process.pid for process in processes or ()}
+        return ids - self._own if ids & self._own else None
+
+
+LOCKED = (
+    "Only root can read RAPL. To allow all users until the next boot: "
+    "sudo chmod a+r /sys/class/powercap/intel-rapl:*/{energy_uj,max_energy_range_uj}"
+)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """An energy counter: what it covers, a function that reads it (None: it cannot be read), and its unit."""
+
+    covers: str  # PACKAGE, DRAM or GPU
+    read: Callable[[], int | None]
+    unit_j: float
+    wraps_at: int = 0  # units at which it starts from 0 again; 0: it does not
+
+
+def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[Counter]:
+    """The counters of this machine, also those that this user cannot read. `root` replaces `/`."""
+    found = []
+    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+        name = system_text(zone / "name").strip()
+        if name == "dram" or re.fullmatch(r"package-\d+(-die-\d+)?", name):
+            read = functools.partial(system_number, zone / "energy_uj")
+            wraps_at = system_number(zone / "max_energy_range_uj") or 0
+            found.append(Counter(DRAM if name == "dram" else PACKAGE, read, 1e-6, wraps_at))
+    return [*found, *(Counter(GPU, read, 1e-3) for read in gpus.energy_counters())]
+
+
+def describe_energy(found: list[Counter]) -> str:
+    """What the counters of a machine cover, and how to make locked ones readable."""
+    locked = {counter.covers for counter in found if counter.read() is None}
+    known = [kind for kind in (PACKAGE, DRAM, GPU) if kind in {one.covers for one in found} - locked]
+    words = [*([", ".join(known)] if known else []), *([LOCKED] if locked - {GPU} else [])]
+    return "; ".join(words) or "no counter that can be read (RAPL on Linux, NVML of NVIDIA GPUs since Volta)"
+
+
+class EnergyWatch:
+    """Adds up what the counters count from one call of `sample` to the next, as a counter may wrap during a run."""
+
+    def __init__(self, gpus: GpuWatch) -> None:
+        self._counters = energy_counters(gpus)
+        self._last = [counter.read() for counter in self._counters]
+        self._used: list[int | None] = [0] * len(self._last)
+
+    def sample(self) -> None:
+        """Read all counters."""
+        for index, counter in enumerate(self._counters):
+            last, used, now = self._last[index], self._used[index], counter.read()
+            step = None if now is None or last is None else now - last if now >= last else now - last + counter.wraps_at
+            self._used[index] = None if used is None or step is None or step < 0 else used + step
+            self._last[index] = now
+
+    def joules(self) -> dict[str, float] | None:
+        """By kind, since the beginning. None without a kind whose counters could all be read all the time.
+
+        If one of two packages could not be read, the sum would be too small.
+        """
+        self.sample()
+        pairs = list(zip(self._counters, self._used, strict=True))
+        broken = {counter.covers for counter, used in pairs if used is None}
+        total: dict[str, float] = {}
+        for counter, used in pairs:
+            if counter.covers not in broken:
+                total[counter.covers] = total.get(counter.covers, 0) + (used or 0) * counter.unit_j
+        return {kind: round(joules, 3) for kind, joules in total.items()} or None
