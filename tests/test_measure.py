@@ -16,8 +16,7 @@ from lab.runner import warm_engine
 from lab.runner.cases import Plan, Until
 from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
-from lab.runner.rounds import wide_rows
-from lab.runner.session import execute, new_results_file
+from lab.runner.session import execute, new_results_file, wide_figures
 from lab.show import table
 from tests.conftest import MS, FakeWorker, died, run_lab
 
@@ -228,7 +227,7 @@ def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
     shaky(worker, [0, 0, 0, 3, 0, 2, 1])
     runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
     assert max(run.repeat for run in runs) == 8
-    assert {(row.n_prompt, row.figure) for row in wide_rows(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
+    assert {(n_prompt, name) for n_prompt, name, _ in wide_figures(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
 
 
 def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorker) -> None:

@@ -4,30 +4,38 @@ Runs of different prompt lengths are interleaved in rounds and shuffled within e
 Every round starts a new engine: where a process's memory was allocated makes it some percent faster or slower until it
 ends, so only runs of different processes are independent. Each engine first makes warm-up runs, which do not count,
 because llama.cpp repacks weights and touches memory on first use.
+
+By default there are three rounds, and more for quick lengths. With `--until` a fixed number of pilot rounds gives the
+spread, from which the lab computes once how many rounds each length needs. It does not stop as soon as an interval is
+narrow: that would prefer intervals that are narrow by chance, which contain the true value too rarely. Two stages:
+Stein, "A two-sample test for a linear hypothesis" (1945).
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lab.core import results
+from lab.core import phases, results, stats
 from lab.core.record import Record, Run, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, progress, rounds
+from lab.runner import machine, progress
 from lab.runner.cases import Case, Plan, failed_run
-from lab.runner.diagnosis import Diagnosed
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.rounds import extra_runs
-from lab.runner.warm_engine import WarmEngine
+from lab.runner.warm_engine import Diagnosed, WarmEngine
+
+EXTRA_SHARE = 0.25
+"""Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
 
 
 def carry_out(
@@ -89,43 +97,54 @@ class _Loop:
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
-            if self.engine.warm and self.engine.round != self.todo[0][0]:
-                if self.is_out_of_time():
+            if not self.engine.warm:
+                yield from self._warm_up()
+                continue
+            if self.engine.round != self.todo[0][0]:
+                if self._is_out_of_time():
                     break
                 self.engine.renew()
-            yield from self._next() if self.engine.warm else self._warm_up()
+                continue
+            repeat, case = self.todo.pop(0)
+            try:
+                run = self.engine.run(case, repeat)
+            except LabError as problem:
+                settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
+                if run.warmup:  # the engine found a setting that works: try again
+                    self.todo.insert(0, (repeat, case))
+                yield settings, run
+                if isinstance(problem, WorkerDied):  # after other failures the engine can continue
+                    self.engine.renew()
+            else:
+                self.done.append((case, run))
+                yield self.engine.settings, run
 
-    def is_out_of_time(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         """Whether `--max-minutes` forbids a new round."""
         minutes = self.plan.until.max_minutes if self.plan.until else None
         return minutes is not None and time.monotonic() - self.started >= 60 * minutes
 
     def _extend(self) -> bool:
         """Add the rounds after the planned ones to the list, once, if any are needed and there is time."""
-        done = [(case, run) for case, run in self.done if case not in self.given_up]
-        more: list[tuple[int, Case]] = []
-        if not self.is_decided and done and not self.is_out_of_time():
-            self.is_decided = True
-            targets = rounds.runs_needed(self.plan, done, time.monotonic() - self.started)
-            for n in range(1 + max(run.repeat for _, run in done), max(targets.values(), default=0)):
-                more += self.plan.round(n, [case for case in targets if n < targets[case]])
-        self.todo += more
-        self.engine.reporter.expect(len(more))
-        return bool(more)
-
-    def _next(self) -> Iterator[tuple[Settings, Run]]:
-        repeat, case = self.todo.pop(0)
-        try:
-            run = self.engine.run(case, repeat)
-            self.done.append((case, run))
-            yield self.engine.settings, run
-        except LabError as problem:
-            settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-            if run.warmup:  # the engine found a setting that works: try again
-                self.todo.insert(0, (repeat, case))
-            yield settings, run
-            if isinstance(problem, WorkerDied):  # after other failures the engine can continue
-                self.engine.renew()
+        plan, done = self.plan, [(case, run) for case, run in self.done if case not in self.given_up]
+        if self.is_decided or not done or self._is_out_of_time():
+            return False
+        self.is_decided = True
+        runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
+        targets = {}
+        if until := plan.until:  # for intervals within the share; in a sweep the worst length counts
+            for case, own in runs.items():
+                needed = [stats.repeats_needed(values, until.share) for values in _figures(own).values()]
+                targets[case] = min(until.max_repeats, max(needed, default=0))
+        else:
+            times = {case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None] for case, own in runs.items()}
+            cost_s = {case: statistics.median(own) / 1e9 if own else math.inf for case, own in times.items()}
+            extra = extra_runs(plan, cost_s, time.monotonic() - self.started)
+            targets = {case: plan.n_repeat + n for case, n in extra.items()}
+        for n in range(1 + max(run.repeat for _, run in done), max(targets.values(), default=0)):
+            self.todo += plan.round(n, [case for case in targets if n < targets[case]])
+        self.engine.reporter.expect(len(self.todo))
+        return bool(self.todo)
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
         """Load, make a context and warm up. A failure is recorded for the largest case, which sets the context's size.
@@ -161,3 +180,40 @@ class _Loop:
             self.todo[:] = [(repeat, its_case) for repeat, its_case in self.todo if its_case != case]
         run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
         return settings, dataclasses.replace(run, error=words or run.error)
+
+
+def extra_runs(plan: Plan, cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:
+    """How many extra runs the quickest cases get, where a run takes `cost_s` and all planned rounds `planned_s`."""
+    left_s, n_more = EXTRA_SHARE * planned_s, stats.fewest_for_interval() - plan.n_repeat
+    extra = dict[Case, int]()
+    for case in sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ():
+        left_s -= cost_s[case] * n_more
+        if left_s < 0:
+            break
+        extra[case] = n_more
+    return extra
+
+
+def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:
+    """The figures (prompt length and name) whose interval exceeds +- `share` of the median.
+
+    With the relative distance of the interval's farther end from the median; None without an interval.
+    """
+    wide = []
+    for (n_prompt, name), values in sorted(_figures(runs).items()):
+        interval, middle = stats.median_interval(values), statistics.median(values)
+        width = None if interval is None else max(interval.high - middle, middle - interval.low) / middle
+        if width is None or width > share:
+            wide.append((n_prompt, name, width))
+    return wide
+
+
+def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
+    """Prefill times and TPOTs in ns of the successful timed runs, by prompt length and name."""
+    figures: dict[tuple[int, str], list[float]] = {}
+    timed = (run for run in runs if run.is_timed)
+    for leg in (leg for run in timed for leg in phases.by_length(run)):
+        for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
+            if value:
+                figures.setdefault((leg.n_prompt, name), []).append(value)
+    return figures

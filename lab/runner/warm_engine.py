@@ -2,6 +2,10 @@
 
 Before and after every timed run it reads the state of the system and times a sentinel (a short decode that is always
 the same). During the run it samples other processes' CPU use and energy counters ten times a second.
+
+A signal says that llama.cpp crashed, not why. So after the first crash the lab repeats a small job (load the model,
+make a context, read and generate a few tokens), first unchanged, then with one setting changed. It names a cause only
+if the job runs with the change and then crashes again without it. Each trial runs in a new process.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import functools
 import statistics
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from lab.core import phases, record
 from lab.core import script as scripts
@@ -21,11 +26,11 @@ from lab.core.record import Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.wire import Outcome, Progress
+from lab.process.wire import MUL_MAT, Outcome, Probe, Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import diagnosis, machine, noise_watch, prompts
+from lab.runner import machine, noise_watch, prompts
+from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
-from lab.runner.diagnosis import Diagnosed
 from lab.runner.progress import Reporter
 
 N_WARMUP_TOKENS = 4
@@ -50,6 +55,36 @@ MAX_CRASHES = 2
 
 STATUS_S = 0.5
 """Interval of showing the progress; drawing it needs a core."""
+
+
+SECONDS, TRIAL_S = 30.0, 10.0
+"""Time limits of a diagnosis, and of each of its trials."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that avoids a part of llama.cpp: the option, the fields of Settings, and the part in words."""
+
+    option: str
+    fields: dict[str, object]
+    avoids: str
+
+    def of(self, settings: Settings) -> Settings:
+        return dataclasses.replace(settings, **self.fields)  # type: ignore[arg-type]
+
+
+class Diagnosed(WorkerDied):
+    """A crash in native code with its diagnosis.
+
+    `change` makes the small job run; None if none was found. `is_lasting`: the unchanged job crashed again, so that
+    further runs will crash too.
+    """
+
+    def __init__(
+        self, death: WorkerDied, found: str, hint: str, is_lasting: bool, change: Change | None = None
+    ) -> None:
+        super().__init__(f"{death.what} {found}", hint, death.status)
+        self.is_lasting, self.change = is_lasting, change
 
 
 class WarmEngine:
@@ -214,8 +249,8 @@ class WarmEngine:
         except WorkerDied as death:
             if self.diagnosed or not death.is_crash:
                 raise
-            self.reporter.report_status(f"{death.what} Looking for the cause (at most {diagnosis.SECONDS:.0f} s)")
-            found = diagnosis.of_job(self.worker, self.plan, n_prompt, death)
+            self.reporter.report_status(f"{death.what} Looking for the cause (at most {SECONDS:.0f} s)")
+            found = diagnose(self.worker, self.plan, n_prompt, death)
             self.diagnosed = found if isinstance(found, Diagnosed) else None
             raise found from None
 
@@ -228,7 +263,7 @@ class WarmEngine:
         """Change to the setting that a diagnosis found, and announce it. Returns the message; "" without a change."""
         if not isinstance(problem, Diagnosed) or problem.change is None:
             return ""
-        self.plan = dataclasses.replace(self.plan, settings=diagnosis.changed(self.plan.settings, problem.change))
+        self.plan = dataclasses.replace(self.plan, settings=problem.change.of(self.plan.settings))
         self.settings = self.plan.settings
         words = f"{problem.what} The session continues with {problem.change.option}, which you did not ask for."
         self.reporter.announce(words)
@@ -258,3 +293,79 @@ class WarmEngine:
         if source.text is None:
             return None
         return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)
+
+
+def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> WorkerDied:
+    """Why the engine crashed with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
+
+    Returns `death` unchanged if it was not a crash, or with RPC servers, whose end also ends the engine. Leaves the
+    worker without a model.
+    """
+    if not death.is_crash or worker.backend.rpc:
+        return death
+    until = time.monotonic() + SECONDS
+
+    def runs(settings: Settings | None = plan.settings) -> bool | None:
+        """Whether the small job (None: a plain product) runs in a new process; None if it did not end, or failed."""
+        if (seconds := min(TRIAL_S, until - time.monotonic())) <= 0:
+            return None
+        worker.restart()
+        try:
+            with worker.ended_after(seconds):
+                if settings:
+                    small_job(worker, plan, settings, min(n_prompt, plan.settings.n_ubatch))
+                else:  # with weights of the model's most common type, without repacking
+                    kind = max(plan.model.tensor_bytes, key=lambda kind: plan.model.tensor_bytes[kind])
+                    worker.probe(Probe(MUL_MAT, kind, 64, 256, None, 32, 1, 1, None, 0.0, repack=False))
+        except WorkerDied as end:
+            return False if end.is_crash else None
+        except LabError:
+            return None
+        return True
+
+    if (again := runs()) is not False:
+        found = f"The cause was not found: a small job of the same kind did not end within {TRIAL_S:.0f} s."
+        if again:
+            found = "A small job of the same kind ran afterwards: the crash did not repeat."
+        hint = f"Measure again. If it crashes again, build llama.cpp here: {BUILD_HERE}"
+        return Diagnosed(death, found, hint, False)
+    hint = f"Build llama.cpp here: {BUILD_HERE}"
+    if runs(None) is False:
+        found = "A plain matrix product on the CPU with one thread crashes too: this build does not run on this CPU."
+        return Diagnosed(death, found, hint, True)
+    known = changes(plan.settings)
+    for change in known:
+        if runs(change.of(plan.settings)) and runs() is False:
+            found = (
+                f"The cause is {change.avoids}: a small job runs with {change.option}, and crashed in the same way "
+                "before and after that without it."
+            )
+            return Diagnosed(death, found, f"Add {change.option}, or build llama.cpp here: {BUILD_HERE}", True, change)
+    tried = ", ".join(change.option for change in known)
+    found = f"A small job crashes in the same way, also with each of {tried}."
+    if time.monotonic() > until:
+        found = f"A small job crashes in the same way. The cause was not found within {SECONDS:.0f} s."
+    return Diagnosed(death, found, hint, True)
+
+
+def changes(settings: Settings) -> list[Change]:
+    """The changes that differ from these settings, that of the device first."""
+    none = dict.fromkeys(("devices", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "prefill_wait"))
+    known = [
+        Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device of the layers"),
+        Change("--no-repack", {"repack": False}, "the repacked layouts of weights (AMX, CPU_REPACK)"),
+        Change("--flash-attn off", {"flash_attn": "off"}, "flash attention"),
+        Change("--threads 1", {"n_threads": 1, "n_threads_batch": 1}, "several threads"),
+        Change("--no-mmap", {"mmap": False}, "memory mapping of the model's file"),
+    ]
+    if settings.type_v not in ("f16", "bf16", "f32"):  # other V caches need flash attention
+        del known[2]
+    return [change for change in known[not settings.n_gpu_layers :] if change.of(settings) != settings]
+
+
+def small_job(worker: Worker, plan: Plan, settings: Settings, n_prompt: int) -> None:
+    """Load the model, make a context, read `n_prompt` tokens in one step and generate a few."""
+    vocabulary = worker.load(plan.file.path, settings, plan.draft.file.path if plan.draft else None)
+    worker.new_context(dataclasses.replace(settings, n_ctx=n_prompt + N_WARMUP_TOKENS, n_seq_max=1))
+    tokens = prompts.random_ids(n_prompt, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
+    worker.run(scripts.run(tokens, N_WARMUP_TOKENS, n_prompt), lambda progress: None)

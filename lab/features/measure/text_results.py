@@ -15,7 +15,7 @@ from lab.features.measure import plot_runs, sweep_laws
 from lab.runner import as_options, machine
 from lab.runner.cases import Plan
 from lab.runner.plan import join
-from lab.runner.rounds import wide_rows
+from lab.runner.session import wide_figures
 from lab.show import disturbances, table
 from lab.show.kind import Context, Kind, is_plain
 from lab.show.section import SMALL, TALL, WIDE, Cell, Picture, Section, tabled
@@ -271,11 +271,10 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     runs = [record.run for record in records if record.run.is_timed]
     if plan.until is None or not runs:
         return []
-    within, wide = percent(plan.until.share), wide_rows(runs, plan.until.share)
+    within, wide = percent(plan.until.share), wide_figures(runs, plan.until.share)
     if not wide:
         return [f"All intervals are within {within} of their medians."]
-    widths = [f" ({percent(row.width)})" if row.width else "" for row in wide]
-    names = [f"{row.figure} at {row.n_prompt:,}{width}" for row, width in zip(wide, widths, strict=True)]
+    names = [f"{name} at {n:,}{f' ({percent(width)})' if width else ''}" for n, name, width in wide]
     return [f"Intervals still wider than {within}: {', '.join(names)}."]
 
 
