@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lab.features.claims.session import claims as claims
     from lab.features.compare.comparison import compare as compare
     from lab.features.compare.side_by_side import ab as ab
+    from lab.features.limits.explanation import explain as explain
+    from lab.features.limits.explanation import plot_roofline as plot_roofline
+    from lab.features.limits.explanation import plot_where as plot_where
     from lab.features.limits.probing import ceilings as ceilings
-    from lab.features.limits.roofline import explain as explain
-    from lab.features.limits.text_why import plot_roofline as plot_roofline
-    from lab.features.limits.text_why import plot_where as plot_where
     from lab.features.measure.measuring import measure as measure
     from lab.features.measure.measuring import sweep as sweep
     from lab.features.measure.plot_runs import plot_decode as plot_decode
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from lab.features.measure.plot_runs import plot_shares as plot_shares
     from lab.features.measure.plot_runs import plot_sweep as plot_sweep
     from lab.features.page import report as report
+    from lab.features.predict.prediction import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
-    from lab.features.predict.text_predict import plot_requests as plot_requests
     from lab.features.quant.comparing import quant as quant
     from lab.features.quant.figures import quant_table as quant_table
     from lab.features.serve.load_figures import arms as arms

@@ -18,9 +18,9 @@ from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features import known
 from lab.features.compare import comparison
-from lab.features.limits import roofline
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.limits import step_kernels
 from lab.features.predict import learning
+from lab.features.predict.learning import StepPrediction
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -127,7 +127,7 @@ def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
 def test_at_the_ridge_arithmetic_takes_as_long_as_traffic(is_unified: bool) -> None:
     settings = dataclasses.replace(SETTINGS, kv_unified=is_unified)
     prediction = StepPrediction(dataclasses.replace(MODEL, n_params=None), settings, KERNELS, learning.fit([]), 0)
-    best, over = roofline.roof(KERNELS), list[float]()
+    best, over = step_kernels.roof(KERNELS), list[float]()
     for n in range(1, 9):  # what arithmetic takes beyond the traffic: a parabola of n
         step = cost.step(MODEL, 1, 402, n, others=[(1, 402)] * (n - 1), is_unified=is_unified)
         assert step

@@ -14,9 +14,9 @@ from lab.core.shape import Matrix
 from lab.errors import LabError
 from lab.features import known, page, running
 from lab.features.compare import comparison, text_compare
-from lab.features.limits import advice, probing, roofline, step_kernels, text_why
-from lab.features.limits.advice import Lever
-from lab.features.limits.where import Where
+from lab.features.limits import explanation, probing, step_kernels
+from lab.features.limits.explanation import Lever
+from lab.features.limits.probing import Where
 from lab.features.measure import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
 from lab.show import disturbances, table
@@ -128,11 +128,11 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
     fewer = tuple(dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
     best = dataclasses.replace(FAST, rates=(*FAST.rates, *fewer))
     for records, is_firm in ((quiet, True), ([doubt.neighbour(one) for one in quiet], False)):
-        rows = roofline.explain(records, best)
+        rows = explanation.explain(records, best)
         assert all((shown.DISTURBED in doubts) != is_firm for doubts in rows.doubts)
-        assert bool(advice.levers(rows, records[0], best)) == is_firm
-        assert is_firm or not advice.experiments(rows, records, best)
-        sentences = " ".join(text_why.verdicts(rows, WIDE))
+        assert bool(explanation.levers(rows, records[0], best)) == is_firm
+        assert is_firm or not explanation.experiments(rows, records, best)
+        sentences = " ".join(explanation.verdicts(rows, WIDE))
         assert (" limits " in sentences) == is_firm and ("No verdict" in sentences) != is_firm
 
 
@@ -169,8 +169,10 @@ def test_a_session_that_was_interrupted_says_what_it_lacks_until_that_is_measure
 def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_again() -> None:
     words = "another process used 1.9 cores"
     loaded = dataclasses.replace(FAST, disturbed=words)
-    rows = roofline.explain(timed(1.1), loaded)
-    assert " limits " not in " ".join(text_why.verdicts(rows, WIDE)) and not advice.levers(rows, timed(1.1)[0], loaded)
+    rows = explanation.explain(timed(1.1), loaded)
+    assert " limits " not in " ".join(explanation.verdicts(rows, WIDE)) and not explanation.levers(
+        rows, timed(1.1)[0], loaded
+    )
     assert words in probing.doubt_words(loaded)[0] and "lab ceilings --again" in probing.doubt_words(loaded)[0]
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
     for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):
@@ -186,10 +188,10 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
-    rows = roofline.explain([record], best)
-    assert rows.limit.iloc[-1] == roofline.ATTENTION
-    assert "Attention (with --flash-attn on" in " ".join(text_why.verdicts(rows, WIDE))
-    (lever, *_) = advice.levers(rows, record, best)
+    rows = explanation.explain([record], best)
+    assert rows.limit.iloc[-1] == explanation.ATTENTION
+    assert "Attention (with --flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
+    (lever, *_) = explanation.levers(rows, record, best)
     assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
     off = dataclasses.replace(WIDE, flash_attn_resolved="off")
@@ -206,10 +208,10 @@ def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list
     assert kernels
     run = make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50)
     record = make_record(run, model=BIG, settings=settings)
-    rows = roofline.explain([record], best)
-    assert rows.limit.iloc[-1] == roofline.ATTENTION
-    levers, tried = advice.levers(rows, record, best), advice.experiments(rows, [record], best)
-    return levers, " ".join([*map(text_why.advice_of, levers), *map(text_why.advice_of, tried)])
+    rows = explanation.explain([record], best)
+    assert rows.limit.iloc[-1] == explanation.ATTENTION
+    levers, tried = explanation.levers(rows, record, best), explanation.experiments(rows, [record], best)
+    return levers, " ".join([*map(explanation.advice_of, levers), *map(explanation.advice_of, tried)])
 
 
 def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
@@ -224,18 +226,18 @@ def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
 
 def test_the_limit_is_the_largest_part_of_the_kernels() -> None:
     """Of 62.6 s, attention 43 % and the weights 33 %, with a slow kernel: attention is the limit, not the kernel."""
-    for share, limit in ((0.43, roofline.ATTENTION), (0.33, roofline.KERNEL)):
-        parts = {roofline.ATTENTION: share * 62.6}
+    for share, limit in ((0.43, explanation.ATTENTION), (0.33, explanation.KERNEL)):
+        parts = {explanation.ATTENTION: share * 62.6}
         row = SimpleNamespace(measured_s=62.6, least_s=0.77 * 62.6, parts=parts, arithmetic_s=10, traffic_s=0.1)
-        assert roofline.limit_of(row) == limit
+        assert explanation.limit_of(row) == limit
 
 
 def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     records = [make_record(make_run(20, 5, i, decode_ms=10 * 9**i), model=BIG, settings=WIDE) for i in range(3)]
     (share,) = table.summary(table.runs(records)).prefill_share
-    rows = roofline.explain(records, FAST)
+    rows = explanation.explain(records, FAST)
     assert rows.of_request.tolist() == pytest.approx([share, 1 - share])
-    bars: list[Any] = text_why.plot_where(rows, "it").containers
+    bars: list[Any] = explanation.plot_where(rows, "it").containers
     heights = [bar.patches[0].get_height() for bar in bars if bar.get_label().startswith("prefill")]
     assert sum(heights) == pytest.approx(100 * share)
 

@@ -12,7 +12,7 @@ import pytest
 
 from lab import main
 from lab.core.record import Ceilings, Record
-from lab.features.limits import advice, roofline, step_kernels, text_why
+from lab.features.limits import explanation, step_kernels
 from lab.process.wire import ATTENTION, MUL_MAT
 from tests.conftest import MACHINE, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
@@ -35,8 +35,8 @@ def tried(best: Ceilings, record: Record | None = None, ram_bytes: int = 10**12,
     given = record or timed(1.1)[0]
     machine = dataclasses.replace(MACHINE, cpu="Other CPU", ram_bytes=ram_bytes)
     records = [dataclasses.replace(given, machine=machine, **changes)]
-    rows = roofline.explain([given], best)
-    found = advice.experiments(rows, records, best)
+    rows = explanation.explain([given], best)
+    found = explanation.experiments(rows, records, best)
     return {one.experiment: SimpleNamespace(**one.figures, command=one.command, words=one.words) for one in found}
 
 
@@ -44,7 +44,7 @@ def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> N
     levers = tried(SHARED)
     batch, cache, guessing = levers["batch"], levers["turns"], levers["speculate"]
     assert batch.n_seq == 16 and (batch.total_gain, batch.user_share) == pytest.approx((16, 1), rel=1e-6)
-    (row,) = [row for row in roofline.explain(timed(1.1), SHARED).itertuples() if row.phase == "prefill"]
+    (row,) = [row for row in explanation.explain(timed(1.1), SHARED).itertuples() if row.phase == "prefill"]
     first, rest = (step_kernels.total(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1)))
     assert first and rest
     saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s)
@@ -73,7 +73,7 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     assert batch.user_share == pytest.approx(1 / 1.5)
     assert (guessing.n_draft, guessing.best_n_draft) == (1, 1)
     assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
-    sentences = {name: text_why.advice_of(lever) for name, lever in levers.items()}
+    sentences = {name: explanation.advice_of(lever) for name, lever in levers.items()}
     assert sentences["batch"].startswith(
         "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, after prompts of 20 "
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "

@@ -16,8 +16,8 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
-from lab.features.limits import advice, probing, roofline, step_kernels, text_why, where
-from lab.features.limits.where import Where
+from lab.features.limits import explanation, probing, step_kernels
+from lab.features.limits.probing import Where
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
@@ -52,7 +52,7 @@ FAST = Ceilings(
 
 
 def test_the_roof_is_the_best_of_all_kernels() -> None:
-    roof = roofline.roof(FAST)
+    roof = step_kernels.roof(FAST)
     assert [roof.gflops, roof.gbps] == pytest.approx([400, 40])
     assert roof.ridge == pytest.approx(10)
 
@@ -60,7 +60,7 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
 def test_ceilings_without_repacking_are_apart() -> None:
     plain = dataclasses.replace(FAST, repack=False, rates=(rate(MUL_MAT, "Q8_0", 1, 200, 400),))
     of_plain = dataclasses.replace(SETTINGS, repack=False)
-    here, there = (where.of(MACHINE, BIG, settings) for settings in (SETTINGS, of_plain))
+    here, there = (probing.place_of(MACHINE, BIG, settings) for settings in (SETTINGS, of_plain))
     packed, unpacked = (probing.known([FAST, plain], place) for place in (here, there))
     assert packed and packed.rates == FAST.rates
     assert unpacked and unpacked.rates == plain.rates and unpacked.repack is False
@@ -78,13 +78,17 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     slow = (dataclasses.replace(rate, times_ns=(100 * rate.times_ns[1],)) for rate in FAST.rates)
     low = dataclasses.replace(FAST, rates=tuple(slow))
     records = timed(1.1)
-    rows = roofline.explain(records, low)
-    assert "the ceiling was measured too low; measure again: lab ceilings --again" in text_why.verdicts(rows, WIDE)[-1]
-    shown_rows = text_why.explained("", records, low)
+    rows = explanation.explain(records, low)
+    assert (
+        "the ceiling was measured too low; measure again: lab ceilings --again" in explanation.verdicts(rows, WIDE)[-1]
+    )
+    shown_rows = explanation.explained("", records, low)
     at = [name.split()[0] for name in shown_rows.headings].index("weights/attention/")
-    assert {line[at].text for line in shown_rows.lines} == {"-"} and "%" not in " ".join(text_why.verdicts(rows, WIDE))
-    assert "too low" not in " ".join(text_why.verdicts(roofline.explain(records, FAST), WIDE))
-    assert all(0 < lever.best < 100 for lever in advice.levers(rows, records[0], low))
+    assert {line[at].text for line in shown_rows.lines} == {"-"} and "%" not in " ".join(
+        explanation.verdicts(rows, WIDE)
+    )
+    assert "too low" not in " ".join(explanation.verdicts(explanation.explain(records, FAST), WIDE))
+    assert all(0 < lever.best < 100 for lever in explanation.levers(rows, records[0], low))
 
 
 def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
@@ -117,20 +121,20 @@ def timed(decode_factor: float) -> list[Record]:
     return [make_record(run, model=BIG, settings=WIDE)]
 
 
-@pytest.mark.parametrize(("factor", "limit"), [(1.1, roofline.KERNEL), (3, roofline.OVERHEAD)])
+@pytest.mark.parametrize(("factor", "limit"), [(1.1, explanation.KERNEL), (3, explanation.OVERHEAD)])
 def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
-    (decode,) = [row for row in roofline.explain(timed(factor), FAST).itertuples() if row.phase == "decode"]
+    (decode,) = [row for row in explanation.explain(timed(factor), FAST).itertuples() if row.phase == "decode"]
     assert decode.limit == limit  # Q8_0 reads at 20 where 40 are possible: its kernel is the limit
     assert decode.of_ceiling == pytest.approx(1 / factor, rel=0.01)
 
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
     better = dataclasses.replace(FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probing.READ))
-    rows = roofline.explain(timed(1.0), better)
-    assert rows[rows.phase == "decode"].limit.tolist() == [roofline.TRAFFIC]
+    rows = explanation.explain(timed(1.0), better)
+    assert rows[rows.phase == "decode"].limit.tolist() == [explanation.TRAFFIC]
     long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
-    (prefill,) = [row for row in roofline.explain([long], FAST).itertuples() if row.phase == "prefill"]
-    assert prefill.limit == roofline.ARITHMETIC and prefill.arithmetic_s > prefill.traffic_s
+    (prefill,) = [row for row in explanation.explain([long], FAST).itertuples() if row.phase == "prefill"]
+    assert prefill.limit == explanation.ARITHMETIC and prefill.arithmetic_s > prefill.traffic_s
 
 
 # The real kernels
@@ -334,13 +338,13 @@ def test_nothing_that_can_be_asked_for_ends_the_engine(worker: Worker, changes: 
 
 
 def test_a_levers_command_measures_what_it_promised() -> None:
-    rows = roofline.explain(timed(1.1), FAST)
+    rows = explanation.explain(timed(1.1), FAST)
     fewer = dataclasses.replace(FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates)))
     quick = tuple(
         dataclasses.replace(probed, times_ns=(1,)) if probed.n_threads == 1 else probed for probed in fewer.rates
     )
     record = dataclasses.replace(timed(1.1)[0], settings=dataclasses.replace(WIDE, n_ubatch=64))
-    (lever, *_) = advice.levers(rows, record, dataclasses.replace(fewer, rates=quick))
+    (lever, *_) = explanation.levers(rows, record, dataclasses.replace(fewer, rates=quick))
     assert lever.command and lever.command.startswith("lab ab '--threads 2' '--threads 1' --prompt-len 20 --gen 5 ")
     assert "--threads-batch" not in lever.command
     assert lever.command.endswith("--ubatch 64")

@@ -14,9 +14,9 @@ from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.features import page
-from lab.features.limits import roofline, where
-from lab.features.limits.step_prediction import StepPrediction
-from lab.features.predict import datasheet, laws, learning, prediction, published
+from lab.features.limits import probing, step_kernels
+from lab.features.predict import datasheet, laws, learning, prediction
+from lab.features.predict.learning import StepPrediction
 from lab.models import catalog, shapes
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
@@ -51,7 +51,7 @@ def html() -> str:
 def with_ceilings(runs: list[Record]) -> str:
     """A page of runs on a machine whose ceilings are known, but not for their kernels."""
     other = dataclasses.replace(FAST, machine=runs[0].machine, rates=tuple(r for r in FAST.rates if r.type == "Q8_0"))
-    names = where.of_record(runs[0]).devices
+    names = probing.place_of_record(runs[0]).devices
     return page.html(runs, [dataclasses.replace(other, on_gpu=bool(one), device=one) for one in names])
 
 
@@ -117,7 +117,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
     opened(browser, tmp_path / "page.html", html())
     model, settings, learned = records[0].model, records[0].settings, learning.learn(records, best)
     steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
-    roof, alone = roofline.roof(best), prediction.here(model, settings, best, learned, 1000, 200)
+    roof, alone = step_kernels.roof(best), prediction.here(model, settings, best, learned, 1000, 200)
     asked = [{**ONE, "users": n, "cached": cached} for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         others = [(1, 1099)] * (one["users"] - 1)
@@ -145,10 +145,10 @@ def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(br
     place = [one["name"] for one in known["devices"]].index(device.name)
     asked = [{**ONE, "device": place, "prompt": 2000, "cached": cached} for cached in (0, 1, 700, 1999)]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
-        case, n = published.case_for(model, settings, device, PREFILL, 2000), one["cached"]
-        rest = published.work_of(model, PREFILL, 2000 - n, settings.n_ubatch, ("f16", "f16"), n)
+        case, n = datasheet.case_for(model, settings, device, PREFILL, 2000), one["cached"]
+        rest = datasheet.work_of(model, PREFILL, 2000 - n, settings.n_ubatch, ("f16", "f16"), n)
         assert case and rest
-        expected = published.learned()[PREFILL].expected_s(dataclasses.replace(case, work=rest))
+        expected = datasheet.learned()[PREFILL].expected_s(dataclasses.replace(case, work=rest))
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(n)
 
@@ -205,7 +205,7 @@ def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_
         run=dataclasses.replace(record.run, placement=placement),
     )
     runs = [record]
-    assert {where.of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
+    assert {probing.place_of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
     found = opened(browser, tmp_path / "page.html", with_ceilings(runs))
     assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]
     assert browser.execute_script("return data.laws[+inputs.device.value][0].peak") > 0  # it starts with a prediction

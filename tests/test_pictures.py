@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from lab.core.record import Record
 from lab.features import known
 from lab.features.compare import comparison, plot_trial
-from lab.features.limits import roofline, text_why
+from lab.features.limits import explanation, step_kernels
 from lab.features.measure import plot_runs
 from lab.features.tune import result
 from lab.show import canvas
@@ -59,8 +59,8 @@ def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
 
 
 def roof(records: list[Record]) -> Callable[[Figure], Any]:
-    rows = roofline.explain(records, FAST)
-    return lambda figure: text_why.plot_roofline(rows, roofline.roof(FAST), "tiny Q4_0", figure.subplots())
+    rows = explanation.explain(records, FAST)
+    return lambda figure: explanation.plot_roofline(rows, step_kernels.roof(FAST), "tiny Q4_0", figure.subplots())
 
 
 def stalled() -> list[Record]:

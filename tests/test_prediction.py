@@ -16,8 +16,8 @@ from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
-from lab.features.limits.where import Where
-from lab.features.predict import datasheet, learning, prediction, text_predict
+from lab.features.limits.probing import Where
+from lab.features.predict import datasheet, learning, prediction
 from lab.features.predict.learning import Case, Costs, Point
 from lab.models import catalog, shapes
 from lab.show import disturbances
@@ -453,7 +453,7 @@ def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
     assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())
-    table = text_predict.ranking(lab.predict("512", 6, "llama-3.2-1b:Q8_0", "geforce,laptop-ddr5", results=tmp_path))
+    table = prediction.ranking(lab.predict("512", 6, "llama-3.2-1b:Q8_0", "geforce,laptop-ddr5", results=tmp_path))
     notes = {row[0]: row[-1] for row in table.cells if row[-1]}
     assert notes == {"rtx-4090": "from its runs", "laptop-ddr5": "memory size unknown"}
     (tmp_path / "none").mkdir()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lab.core.record import DECODE, PREFILL
-from lab.features.predict import datasheet, published
-from lab.features.predict.published import Case, Row
+from lab.features.predict import datasheet
+from lab.features.predict.datasheet import Case, Row
 from lab.models import catalog, shapes
 from tests.bench import clean_published, learn_published
 from tests.conftest import SETTINGS
@@ -77,7 +77,7 @@ def test_a_row_that_breaks_a_rule_is_kept_and_marked(changes: dict[str, str], ma
 def test_the_file_is_what_the_rules_make_of_it() -> None:
     path = Path(__file__).parent.parent / "models" / "published.csv"
     assert path.stat().st_size < 500_000
-    rows = published.rows()
+    rows = datasheet.rows()
     assert len(rows) == 1926 and sum(not row.marks for row in rows) > 1200
     for row in rows:
         assert set(clean_published.marks_of(row)) <= {
@@ -90,8 +90,8 @@ def test_the_file_is_what_the_rules_make_of_it() -> None:
 
 @pytest.mark.parametrize("phase", [DECODE, PREFILL])
 def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
-    known = published.learned()[phase]
-    own = [row for row in learn_published.clean(published.rows()) if row.phase == phase]
+    known = datasheet.learned()[phase]
+    own = [row for row in learn_published.clean(datasheet.rows()) if row.phase == phase]
     again = learn_published.fit(own, phase)
     for part, value in again.parts.items():
         assert known.parts[part] == pytest.approx(value, rel=1e-3), part
@@ -110,15 +110,15 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
             limits = datasheet.limits(model, settings, device, 512, 128)
             assert limits is not None
             least = {PREFILL: limits[0], DECODE: limits[1]}
-            found = published.times(model, settings, device, 512, 128)
+            found = datasheet.times(model, settings, device, 512, 128)
             assert set(found) == {phase for phase, limit in least.items() if limit is not None}
             for phase, (expected, fast, slow) in found.items():
                 assert 0.999 * (least[phase] or 0) <= fast <= expected <= slow, (device.name, phase)
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
-    known = published.learned()[DECODE]
-    row = next(row for row in published.rows() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
+    known = datasheet.learned()[DECODE]
+    row = next(row for row in datasheet.rows() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
     case = learn_published.case_of(row)
     low, high = known.range(case)
     tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
@@ -130,20 +130,20 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     model, device = shapes.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
-    plain, packed = (published.times(model, own, device, 8000, 100)[DECODE][0] for own in (SETTINGS, small))
+    plain, packed = (datasheet.times(model, own, device, 8000, 100)[DECODE][0] for own in (SETTINGS, small))
     assert packed < 0.85 * plain
 
 
 def test_a_published_row_faster_than_the_weights_can_be_read_is_cited_with_its_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [row for row in published.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
+    rows = [row for row in datasheet.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
     doubted = [dataclasses.replace(row, marks=("above-bandwidth",)) for row in rows]
     left_out = [dataclasses.replace(row, marks=("does-not-fit",)) for row in rows]
     device, model = datasheet.find_device("rtx-3060"), shapes.model_of(catalog.find("llama-2-7b"), "Q4_0")
     for given, words in ((rows, "Measured by"), (doubted, "faster than this device can read"), (left_out, "")):
-        monkeypatch.setattr(published, "rows", lambda given=given: tuple(given))
-        cited = published.measured(device, model)
+        monkeypatch.setattr(datasheet, "rows", lambda given=given: tuple(given))
+        cited = datasheet.measured(device, model)
         assert words in cited and bool(cited) == bool(words)
         assert ("faster than" in cited) == (given is doubted)
 
@@ -156,7 +156,7 @@ def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
     """Rows of a world in which a time is what `seconds` says: short and long ones, with and without flash attention."""
     rows = []
     for device, (model, kind), depth in itertools.product(DEVICES, MODELS, (0, 4096, 16384)):
-        backend = published.backend_of(datasheet.find_device(device))
+        backend = datasheet.backend_of(datasheet.find_device(device))
         n_prompt, n_depth = (512, depth) if phase == PREFILL else (max(64, depth), 0)
         for is_flash in (True, False):
             what = f"of {device}", device, 1.0, backend, model, kind, phase, n_prompt, is_flash
@@ -189,8 +189,8 @@ def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
 
 def test_the_range_of_a_long_prompt_is_wider_where_no_long_one_was_published() -> None:
     model, settings = shapes.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), dataclasses.replace(SETTINGS, n_ubatch=512)
-    known, device = published.learned()[PREFILL], datasheet.find_device("rtx-4090")
-    case = published.case_for(model, settings, device, PREFILL, 32_768)
+    known, device = datasheet.learned()[PREFILL], datasheet.find_device("rtx-4090")
+    case = datasheet.case_for(model, settings, device, PREFILL, 32_768)
     assert case is not None
     (low, high), unknown = known.range(case), known.range(dataclasses.replace(case, backend="CANN"))
     assert unknown[1] / unknown[0] > 1.5 * high / low
@@ -208,5 +208,5 @@ def test_long_prompts_take_what_others_measured(
     device: str, name: str, kind: str, n_prompt: int, seconds: float
 ) -> None:
     model, settings = shapes.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
-    expected, fast, slow = published.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
+    expected, fast, slow = datasheet.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
     assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5

@@ -13,7 +13,7 @@ import lab
 from lab.core.request import Slo
 from lab.core.results import read, save
 from lab.errors import LabError
-from lab.features.predict import datasheet, prediction, text_predict
+from lab.features.predict import datasheet, prediction
 from lab.features.predict.prediction import HERE, Prediction
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
@@ -114,13 +114,13 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
         row("full", misfit="needs 9 GB of 8"),
         row(HERE, misfit="needs 9 GB of 7"),
     ]
-    shown = text_predict.ranking(rows, Slo(ttft_s=1.0))
+    shown = prediction.ranking(rows, Slo(ttft_s=1.0))
     table = dict(zip(shown.headings, zip(*shown.cells, strict=True), strict=True))
     assert table["keeps\nlimits"][:3] == ("yes", "50 %", "no") and table["price"][:2] == ("500", "-")
     assert table["note"][4] == "needs 9 GB of 8" and len(shown.cells) == 6
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in shown.sentences
     assert shown.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
-    few = text_predict.ranking(rows, most=2)
+    few = prediction.ranking(rows, most=2)
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
     unknown = "1 without a known peak, so prefill is not predicted"
     words = f"Not shown: 1 slower, 1 with too little memory, {unknown}. To see them: --all"

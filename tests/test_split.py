@@ -12,7 +12,7 @@ from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
-from lab.features.limits import probing, roofline, step_kernels, text_why, where
+from lab.features.limits import explanation, probing, step_kernels
 from lab.features.predict import learning
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker
@@ -79,8 +79,8 @@ def record_of(placement: Placement | None, settings: Any, decode_s: float, n_pro
 
 
 def explained(record: Record, phase: str) -> Any:
-    ceilings = probing.need(KNOWN, where.of_record(record), "this")
-    (row,) = [row for row in roofline.explain([record], ceilings).itertuples() if row.phase == phase]
+    ceilings = probing.need(KNOWN, probing.place_of_record(record), "this")
+    (row,) = [row for row in explanation.explain([record], ceilings).itertuples() if row.phase == phase]
     return row
 
 
@@ -99,9 +99,9 @@ def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     record = record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, sum(truth.values()) + between_s + rest_s)
     row = explained(record, "decode")
     assert {name: of(row, name) for name in truth} == pytest.approx(truth, rel=1e-3)
-    assert row.parts[roofline.BETWEEN] == pytest.approx(between_s)
+    assert row.parts[explanation.BETWEEN] == pytest.approx(between_s)
     assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3) and not row.overlaps
-    sentence = text_why.where_it_went(row)
+    sentence = explanation.where_it_went(row)
     for name in ("CPU layers", "CUDA0 layers", "CUDA0 output", "CUDA0 attention", "between devices", "rest"):
         assert f"{name} " in sentence
     assert "CPU output" not in sentence
@@ -120,7 +120,7 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
     assert row.parts["CPU output"] == 0 and row.parts["CUDA0 output"] > 0
     on_gpu = step.layer_flops - 4 * of_layer
     assert row.parts["CUDA0 layers"] == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
-    assert row.parts[roofline.BETWEEN] == pytest.approx(hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0))
+    assert row.parts[explanation.BETWEEN] == pytest.approx(hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0))
 
 
 def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
@@ -131,7 +131,7 @@ def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
     assert moved.parts["CPU layers"] == 0
     assert moved.parts["CPU attention"] > 0  # its cache stays
     weights_s = 4 * LAYER_BYTES / LINK_GBPS / 1e9 + LATENCY_S
-    assert moved.parts[roofline.BETWEEN] == pytest.approx(kept.parts[roofline.BETWEEN] + weights_s, rel=1e-3)
+    assert moved.parts[explanation.BETWEEN] == pytest.approx(kept.parts[explanation.BETWEEN] + weights_s, rel=1e-3)
     on_server = explained(record_of(placed(("CPU", 4), ("RPC0", 13)), settings, 0.01), "prefill")
     assert on_server.parts["CPU layers"] > 0
 
@@ -142,21 +142,21 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     placement = placed(("RPC0", 8), ("CUDA0", 9))
     record = record_of(placement, settings, 0.05, 4 * 512)
     row = explained(record, "prefill")
-    ceilings = probing.need(KNOWN, where.of_record(record), "this")
+    ceilings = probing.need(KNOWN, probing.place_of_record(record), "this")
     shapes = [(512, 512 * i, int(i == 3)) for i in range(4)]
-    parts = [step_kernels.parts(BIG, settings, ceilings, *one, layers=where.layers_of(record)) for one in shapes]
+    parts = [step_kernels.parts(BIG, settings, ceilings, *one, layers=probing.layers_of(record)) for one in shapes]
     assert None not in parts
     first, *others = [part for part in parts if part]
     assert row.overlaps
     slowest = [part.by_device["RPC0"].total_s for part in others]
     assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < sum(row.parts.values())
-    assert "at the same time" in text_why.where_it_went(row)
+    assert "at the same time" in explanation.where_it_went(row)
     assert not explained(record, "decode").overlaps
     waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None, rpc=None))
     assert explained(waited, "prefill").least_s == pytest.approx(sum(row.parts.values()))
-    seconds = text_why.bar_parts(row)
+    seconds = explanation.bar_parts(row)
     assert sum(seconds.values()) == pytest.approx(max(row.measured_s, row.least_s))
-    assert [*seconds] == ["RPC0", "CUDA0", roofline.BETWEEN, text_why.ALL_ELSE]
+    assert [*seconds] == ["RPC0", "CUDA0", explanation.BETWEEN, explanation.ALL_ELSE]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_without_a_placement_layers_lie_by_llama_cpps_rule(
     changes: dict[str, Any], expected: dict[str | None, int]
 ) -> None:
     settings = dataclasses.replace(WIDE, **changes)
-    layers = where.layers(BOTH, BIG, settings)
+    layers = probing.layers(BOTH, BIG, settings)
     assert len(layers) == N_LAYER + 1
     assert {name: layers.count(name) for name in dict.fromkeys(layers)} == expected
     assert list(dict.fromkeys(layers)) == [*expected]
@@ -184,7 +184,7 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
     seconds = {}
     for name, unified in itertools.product(("CUDA0", None), (False, True)):
         settings = dataclasses.replace(WIDE, n_gpu_layers=17 if name else 0, kv_unified=unified)
-        place = where.Where(BOTH, (name,))
+        place = probing.Where(BOTH, (name,))
         known = probing.need(KNOWN, place, "this")
         parts = step_kernels.parts(BIG, settings, known, 1, 511, 3, [(1, 511)] * 2)
         seconds[name, unified] = parts.total.attention_s
@@ -218,7 +218,7 @@ def test_sums_teach_where_single_steps_do_not() -> None:
         for record in (even, once)
     ]
     assert points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
-    rows = [next(roofline.explain([record], KNOWN[0]).itertuples()) for record in (even, once)]
+    rows = [next(explanation.explain([record], KNOWN[0]).itertuples()) for record in (even, once)]
     assert rows[0].measured_s == pytest.approx(rows[1].measured_s) and rows[0].least_s == rows[1].least_s
 
 

@@ -17,8 +17,8 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import stall as stalls
 from lab.features.limits import step_kernels
-from lab.features.limits.step_prediction import StepPrediction, pieces
 from lab.features.predict import learning
+from lab.features.predict.learning import StepPrediction, pieces
 from lab.process.worker import Worker
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE

@@ -20,8 +20,8 @@ from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestReco
 from lab.errors import LabError
 from lab.features import known
 from lab.features.common import as_rows, first_difference
-from lab.features.limits.step_prediction import StepPrediction
 from lab.features.predict import learning
+from lab.features.predict.learning import StepPrediction
 from lab.features.turns import conversation as conversations
 from lab.features.turns import served as served_turns
 from lab.features.turns import views

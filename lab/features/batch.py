@@ -34,8 +34,8 @@ from lab.features.common import (
     sentence,
 )
 from lab.features.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
-from lab.features.limits import roofline
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.limits import step_kernels
+from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -190,7 +190,7 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     )
     if one is None or two is None or unified is None:
         return None
-    best = roofline.roof(prediction.ceilings)
+    best = step_kernels.roof(prediction.ceilings)
     arithmetic_s, more_traffic_s = (two.flops - one.flops) / best.gflops, (two.n_bytes - one.n_bytes) / best.gbps
     weights_s, each_s = one.n_bytes / best.gbps - more_traffic_s, arithmetic_s - more_traffic_s
     if not settings.kv_unified:

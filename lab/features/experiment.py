@@ -25,7 +25,7 @@ from lab.core.levers import Lever
 from lab.core.lists import grouped
 from lab.core.record import Record, Run
 from lab.core.shown import MARK
-from lab.features.limits.step_prediction import StepPrediction, prediction_for
+from lab.features.predict.learning import StepPrediction, prediction_for
 from lab.features.running import carry_out
 from lab.process.worker import Worker
 from lab.runner import as_options, session

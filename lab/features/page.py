@@ -24,7 +24,7 @@ from lab.features import known
 from lab.features.compare import comparison, text_compare
 from lab.features.compare.comparison import Group
 from lab.features.compare.spread import Spread, known_spreads
-from lab.features.limits import probing, text_why, where
+from lab.features.limits import explanation, probing
 from lab.features.measure import text_results
 from lab.features.predict import laws
 from lab.features.serve import text_requests
@@ -100,7 +100,7 @@ def html(
     chapters += [Section("What failed", name="failed", warnings=failed)] if failed else []
     chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
     firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()
-    used = [best for first in firsts if (best := probing.known(ceilings, where.of_record(first)))]
+    used = [best for first in firsts if (best := probing.known(ceilings, probing.place_of_record(first)))]
     sliders = None
     if explore and used:
         with suppress(LabError):  # no plain run of a known model
@@ -229,8 +229,8 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
         own = [plain[i] for i in dict.fromkeys(rows.run)]
         for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
             try:
-                best = probing.need(known, where.of_record(alike[0]), label)
-                part = text_why.explained(f"{label}, {n_gen:,} tokens generated", alike, best)
+                best = probing.need(known, probing.place_of_record(alike[0]), label)
+                part = explanation.explained(f"{label}, {n_gen:,} tokens generated", alike, best)
                 parts.append(dataclasses.replace(part, words=[part.answer]))
             except LabError as problem:
                 problems.append(f"{problem.what} {problem.hint}")

@@ -39,7 +39,7 @@ from lab.features.common import (
     sentence,
 )
 from lab.features.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text

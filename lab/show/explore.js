@@ -45,7 +45,7 @@ function attentionSeconds(law, shape, n, past, users) {
   return seconds;
 }
 
-// A phase from kernels and a fit (prediction.here; steps of several users as step_prediction.py has them).
+// A phase from kernels and a fit (prediction.here; steps of several users as StepPrediction has them).
 function measuredPhase(law, shape, phase, length, steps, users, cached) {
   let kernels = 0, attention = 0, limit = 0, arithmetic = 0, traffic = 0, tokens = 0;
   for (const [n, past, outputs] of steps) {
@@ -85,7 +85,7 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
   return arithmetic > traffic ? "arithmetic" : "memory traffic";
 }
 
-// A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted. A cached part is not
+// A phase from a datasheet (prediction.elsewhere, datasheet.py); null where it is not predicted. A cached part is not
 // computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (prediction.for_users).
 function datasheetPhase(law, shape, phase, length, cached, users) {
   const bandwidth = law.gbps * 1e9, over = flops => law.peak ? flops / law.peak / 1e12 : 0;

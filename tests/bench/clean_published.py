@@ -17,8 +17,8 @@ from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
-from lab.features.predict import datasheet, published
-from lab.features.predict.published import Row
+from lab.features.predict import datasheet
+from lab.features.predict.datasheet import Row
 from lab.models import catalog, shapes
 from tests.bench.learn_published import seconds, work
 
@@ -146,7 +146,7 @@ def backend_of(line: dict[str, str], device: datasheet.Device | None) -> str:
     """As published, else what the runtime uses on such a device. llamafile has kernels of its own on AMD."""
     if line["backend"]:
         return line["backend"]
-    backend = published.backend_of(device) if device else ""
+    backend = datasheet.backend_of(device) if device else ""
     return "tinyBLAS" if backend == "ROCm" and line["source"] == "localscore" else backend
 
 
@@ -170,7 +170,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "as_published": line["as_published"] if "n_gen" in line else name,
         "marks": "",
     }
-    marks = list(marks_of(published.row_of(row)))
+    marks = list(marks_of(datasheet.row_of(row)))
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
     marks += [mark for mark, words in NOTES.items() if words.search(note)]

@@ -29,7 +29,7 @@ from lab.core import results
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import OK, Ceilings, Record
 from lab.features.limits import probing
-from lab.features.predict import learning, prediction, text_predict
+from lab.features.predict import learning, prediction
 from lab.process.wire import ATTENTION
 from lab.show import console
 from lab.show.section import print_section
@@ -145,7 +145,7 @@ def predicted(lines: Lines) -> str:
     basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
-        print_section(text_predict.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out)
+        print_section(prediction.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out)
     return printed.get()
 
 

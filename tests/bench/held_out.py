@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.features.limits import probing, where
+from lab.features.limits import probing
 from lab.features.predict import learning, prediction
 from lab.features.predict.learning import Case, Point
 
@@ -105,9 +105,9 @@ def evaluate(folder: Path) -> list[Outcome]:
     contents = results.read(sorted(folder.rglob("*.jsonl")))
     outcomes: list[Outcome] = []
     for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
-        best = probing.known(contents.ceilings, where.Where(here))
+        best = probing.known(contents.ceilings, probing.Where(here))
         assert best is not None
-        records = [record for record in contents.records if where.same(record.machine, here)]
+        records = [record for record in contents.records if probing.same_machine(record.machine, here)]
         if records:
             outcomes += evaluate_machine(records, best)
     return outcomes

@@ -19,7 +19,7 @@ from lab.core import results
 from lab.core.record import OK
 from lab.features.compare import comparison
 from lab.features.limits import probing
-from lab.features.limits.where import Where
+from lab.features.limits.probing import Where
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from tests.conftest import run_process

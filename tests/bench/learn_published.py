@@ -1,6 +1,6 @@
 """Learn models/learned.toml from models/published.csv: python -m tests.bench.learn_published
 
-Fits, for decode and for prefill, the factors of predict/published.py by partial pooling: each factor (as logarithm) is
+Fits, for decode and for prefill, the factors of predict/datasheet.py by partial pooling: each factor (as logarithm) is
 drawn to 0 as strongly as the levels of its kind differ little; those variances come from the rows too, starting from
 PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then leaves out each device in turn.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
-from lab.features.predict import datasheet, published
-from lab.features.predict.published import FACTORS, PARTS, Case, Learned, Row, Work
+from lab.features.predict import datasheet
+from lab.features.predict.datasheet import FACTORS, PARTS, Case, Learned, Row, Work
 from lab.models import catalog, shapes
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
@@ -102,7 +102,7 @@ def work(row: Row) -> Work | None:
     model = model_of(row.model, row.quantization)
     n_prompt = row.n_prompt or USUAL_LENGTH
     kinds = "f16", "f16"
-    return None if model is None else published.work_of(model, row.phase, n_prompt, row.n_ubatch, kinds, row.n_depth)
+    return None if model is None else datasheet.work_of(model, row.phase, n_prompt, row.n_ubatch, kinds, row.n_depth)
 
 
 @cache
@@ -259,9 +259,9 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
 
 
 def main() -> None:
-    text = "# Made by python -m tests.bench.learn_published; lab/features/predict/published.py explains the figures.\n"
+    text = "# Made by python -m tests.bench.learn_published; lab/features/predict/datasheet.py explains the figures.\n"
     for phase in PHASES:
-        known, _ = learn(published.rows(), phase)
+        known, _ = learn(datasheet.rows(), phase)
         text += f"\n[{phase}]\n"
         text += _table(f"{phase}.parts", known.parts)
         text += _table(f"{phase}.spread", known.spread)

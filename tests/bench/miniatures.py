@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from lab.core import results
-from lab.features.limits import probing, roofline
-from lab.features.limits.where import Where
+from lab.features.limits import explanation, probing
+from lab.features.limits.probing import Where
 from lab.models import catalog, synthetic
 from lab.models.catalog import Shape
 from lab.process.worker import Worker
@@ -72,7 +72,7 @@ def main() -> None:
             assert code == 0, err
             best = probing.known(probing.kept(folder), Where(plan.machine))
             assert best is not None
-            for row in roofline.explain(results.read([folder]).records, best).itertuples():
+            for row in explanation.explain(results.read([folder]).records, best).itertuples():
                 n_all, n_inside = n_all + 1, n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])
                 cells = f"{row.n_prompt} | {1e3 * row.measured_s:.3g} | {row.of_ceiling:.0%}"
                 print(f"{arch} | {quantization} | {row.phase} | {cells}", flush=True)

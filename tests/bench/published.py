@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.core.record import DECODE
-from lab.features.predict import published
-from lab.features.predict.published import Learned, Row
+from lab.features.predict import datasheet
+from lab.features.predict.datasheet import Learned, Row
 from tests.bench.clean_published import marks_of
 from tests.bench.learn_published import PHASES, Errors, case_of, clean, error, fit, is_inside, left_out, ranges
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--source", default="")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    every = [row for row in clean(published.rows()) if asked.source in row.source]
+    every = [row for row in clean(datasheet.rows()) if asked.source in row.source]
     if asked.shuffle is not None:
         every = shuffled(every, asked.shuffle)
     print("| left out | rows | median error | inside the 90 % range | width of the range (times) |")
@@ -100,8 +100,8 @@ def main() -> None:
     for phase in PHASES:
         rows = [row for row in every if row.phase == phase]
         if asked.rows:
-            others = [row for row in clean(published.read(asked.rows)) if row.phase == phase]
-            compare(phase, [_tried(published.learned()[phase], row) for row in others])
+            others = [row for row in clean(datasheet.read(asked.rows)) if row.phase == phase]
+            compare(phase, [_tried(datasheet.learned()[phase], row) for row in others])
             continue
         errors = left_out(rows, phase, KEYS["device"])
         for name, key in KEYS.items():
@@ -118,7 +118,7 @@ def compare(name: str, found: Tried, by_length: bool = True) -> None:
     groups: dict[str, Tried] = {}
     for one in found:
         case = case_of(one[0])
-        length = 1 + sum(case.n_prompt > end for end in (published.LONG, 36_000))
+        length = 1 + sum(case.n_prompt > end for end in (datasheet.LONG, 36_000))
         names = [f"{length}. {LENGTHS[length - 1]}", f"{length}. {LENGTHS[length - 1]}, {case.levels['runtime']}"]
         for group in names if by_length else [one[0].model]:
             groups.setdefault(group, []).append(one)

@@ -18,7 +18,7 @@ import lab
 from lab.core import results
 from lab.core.record import OK, Record
 from lab.features import stall as stalls
-from lab.features.limits import step_prediction
+from lab.features.predict import learning
 
 FOLDER = Path("results")
 DEFAULTS = ("4096", "64,256,1024", "1,4", "3")
@@ -32,7 +32,7 @@ def main(prompt_len: str, chunks: str, streams: str, repeat: str, *models: str) 
         lab.measure(sorted({128, min(1024, int(prompt_len)), int(prompt_len)}), 16, 2, model, out=FOLDER)
         records = timed(stalls.stall(prompt_len, chunks, streams, int(repeat), model, out=FOLDER))
         known = results.read([FOLDER])
-        prediction = step_prediction.prediction_for(records[0], known.ceilings, known.records)
+        prediction = learning.prediction_for(records[0], known.ceilings, known.records)
         print(f"{model}: {prediction.basis if prediction else 'nothing is predicted'}")
         print("streams    chunk  longest gap (ms): measured (range), predicted     newcomer (ms): measured, predicted")
         for row in stalls.rows(records, prediction):

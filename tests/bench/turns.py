@@ -20,7 +20,8 @@ from pathlib import Path
 
 import lab
 from lab.core import results
-from lab.features.limits import probing, step_prediction
+from lab.features.limits import probing
+from lab.features.predict import learning
 from lab.features.serve.servers import connect
 from lab.features.turns import conversation
 from lab.features.turns import served as turns_served
@@ -50,7 +51,7 @@ def main(folder: str, *models: str) -> None:
                 lab.turns(**asked, keep="memory", repeat=2, model=model, out=own)  # type: ignore[arg-type]
         records = list(results.read([own]).records)
         timed = [one for one in records if one.run.turns and one.run.is_timed]
-        prediction = step_prediction.prediction_for(timed[0], probing.kept(own), records)
+        prediction = learning.prediction_for(timed[0], probing.kept(own), records)
         print(f"{model}: {prediction.basis if prediction else 'nothing is predicted'}")
         for row in conversation.rows(timed, prediction):
             if row.expected_ttft_s is not None:

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 from lab.core.record import PREFILL
 from lab.errors import LabError
-from lab.features.predict import datasheet, published
-from lab.features.predict.published import Case, Row
+from lab.features.predict import datasheet
+from lab.features.predict.datasheet import Case, Row
 from lab.models import catalog, shapes
 
 
 def ratios() -> Iterator[tuple[Row, float, bool]]:
     """Each row with measured time / predicted time, and whether it is inside the 90 % range."""
-    for row in published.rows():
+    for row in datasheet.rows():
         if row.marks != ("unknown-model",) or row.model not in catalog.entries():
             continue
         try:
@@ -30,11 +30,11 @@ def ratios() -> Iterator[tuple[Row, float, bool]]:
         device, n_prompt = datasheet.find_device(row.device), row.n_prompt or 64
         is_prefill = row.phase == PREFILL
         depth = row.n_depth if is_prefill else 0
-        work = published.work_of(model, row.phase, n_prompt, row.n_ubatch, ("f16", "f16"), depth)
+        work = datasheet.work_of(model, row.phase, n_prompt, row.n_ubatch, ("f16", "f16"), depth)
         assert work is not None
         setup = device, row.gpu_share, row.backend, row.runtime, row.model, row.quantization, row.flash_attn
         case = Case(row.phase, *setup, work, n_prompt + depth, bool(model.n_expert))
-        learned = published.learned()[row.phase]
+        learned = datasheet.learned()[row.phase]
         expected = learned.expected_s(case)
         if expected is not None:
             fast, slow = learned.range(case)

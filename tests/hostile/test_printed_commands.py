@@ -20,7 +20,7 @@ from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.features import known
 from lab.features.exchange import other_tools
-from lab.features.limits import advice, roofline, step_kernels
+from lab.features.limits import explanation, step_kernels
 from lab.features.serve import servers
 from lab.models import obtain
 from lab.models.catalog import HUB, Spec
@@ -107,9 +107,9 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     faster = (dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
     others = (dataclasses.replace(one, type="Q4_0", times_ns=(1,)) for one in FAST.rates)
     best = dataclasses.replace(FAST, rates=(*FAST.rates, *faster, *others))
-    rows = roofline.explain([dataclasses.replace(one, model=record.model) for one in timed(1.1)], best)
-    levers = [lever.command for lever in advice.levers(rows, record, best)]
-    levers += [one.command for one in advice.experiments(rows, [record], best)]
+    rows = explanation.explain([dataclasses.replace(one, model=record.model) for one in timed(1.1)], best)
+    levers = [lever.command for lever in explanation.levers(rows, record, best)]
+    levers += [one.command for one in explanation.experiments(rows, [record], best)]
     again = [known.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})]
     again += known.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
     again += known.commands([poisoned(make_request_record())])

@@ -19,9 +19,9 @@ from lab.core.record import PREFILL
 from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features.claims.judging import Claim, Condition, Evidence, Figure, figure
-from lab.features.limits import roofline
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.limits import explanation, step_kernels
 from lab.features.predict import learning
+from lab.features.predict.learning import StepPrediction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,8 +82,8 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
     runs = table(evidence, "lengths")
     n_prompt = LONGEST if phase == "prefill" else runs.n_prompt.min()
     own = runs[runs.n_prompt == n_prompt]
-    row = next(row for row in roofline.explain(list(own.record), evidence.best).itertuples() if row.phase == phase)
-    least_ns = {"kernels": 1e9 * row.least_s, "reading": row.n_bytes / roofline.roof(evidence.best).gbps}[best]
+    row = next(row for row in explanation.explain(list(own.record), evidence.best).itertuples() if row.phase == phase)
+    least_ns = {"kernels": 1e9 * row.least_s, "reading": row.n_bytes / step_kernels.roof(evidence.best).gbps}[best]
     shares = least_ns / own["prefill" if phase == "prefill" else "compute"]
     return [figure(f"share of the best ({best}) at {n_prompt:,} tokens", shares, "%", 100)]
 
@@ -205,7 +205,7 @@ def smaller_formats(evidence: Evidence) -> Figures:
 
 def of_limit(evidence: Evidence) -> Figures:
     """The share of bandwidth / bytes that decode reaches, at each length and quantization."""
-    gbps, made = roofline.roof(evidence.best).gbps, Figures()
+    gbps, made = step_kernels.roof(evidence.best).gbps, Figures()
     for (kind, n_prompt), own in table(evidence, "lengths", "quantizations").groupby(["format", "n_prompt"]):
         first = own.record.iloc[0]
         middle = n_prompt + max(0, first.run.n_gen - 2) // 2

@@ -19,7 +19,7 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.features.compare import spread
-from lab.features.limits import probing, roofline, where
+from lab.features.limits import probing, step_kernels
 from lab.show import disturbances
 from lab.show.wording import digits
 
@@ -81,7 +81,7 @@ class Evidence:
         """Why a part cannot be judged; "" if it can."""
         if part == CEILINGS:
             rates = self.ceilings.rates if self.ceilings else ()
-            is_read = any(rate.n_tokens == 1 and rate.op in roofline.READERS for rate in rates)
+            is_read = any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates)
             return "" if is_read else "The ceilings of this machine are not measured. Run: lab ceilings"
         if self.of(part):
             return ""
@@ -176,7 +176,7 @@ class Verdicts:
 def of_sessions(claims: Sequence[Claim], records: Iterable[Record], known: Sequence[Ceilings]) -> Iterator[Verdicts]:
     """The verdicts of each session of claims among the records; claims that lack a part are left out."""
     for session, own in grouped((one for one in records if one.run.part), lambda one: one.session).items():
-        evidence = Evidence(own, probing.known(known, where.of_record(own[0])))
+        evidence = Evidence(own, probing.known(known, probing.place_of_record(own[0])))
         tried = {CEILINGS, *(record.run.part for record in own)}
         judged = tuple(judge(one, evidence) for one in claims if tried.issuperset(one.parts))
         yield Verdicts(session, judged, tuple(own))

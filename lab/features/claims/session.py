@@ -28,7 +28,7 @@ from lab.features.claims.figures import CLAIMS, LONGEST
 from lab.features.claims.judging import CEILINGS, Claim, Verdicts
 from lab.features.common import numbers
 from lab.features.compare import side_by_side
-from lab.features.limits import probing, where
+from lab.features.limits import probing
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
 from lab.process.wire import DEFAULT_BACKEND, Probe
@@ -144,7 +144,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
             problems[part] = problem
     todo = list[Probe]()
     if CEILINGS in needed:
-        here = where.of(base.machine, base.model, base.settings)
+        here = probing.place_of(base.machine, base.model, base.settings)
         with contextlib.suppress(LabError):  # the cost of some models is unknown
             todo = probing.unknown(base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None))
     return Session(tuple(chosen), base, planned, problems, tuple(todo))
@@ -195,7 +195,7 @@ def execute(
     `announce` is called with a line when a part begins. LabError only if the results cannot be written.
     """
     base, n_starts = planned.base, 1
-    here = where.of(base.machine, base.model, base.settings)
+    here = probing.place_of(base.machine, base.model, base.settings)
 
     def failed(part: str, problem: LabError) -> Record:
         run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=part)

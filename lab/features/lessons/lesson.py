@@ -31,11 +31,11 @@ from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison as comparing
 from lab.features.compare import text_compare
-from lab.features.limits import advice, probing, roofline, step_kernels, text_why, where
-from lab.features.limits.roofline import Roof
+from lab.features.limits import explanation, probing, step_kernels
+from lab.features.limits.step_kernels import Roof
 from lab.features.measure import sweep_laws, text_results
 from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
-from lab.features.predict import datasheet, text_predict
+from lab.features.predict import datasheet, prediction
 from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
 from lab.features.serve import load_views, own_server, text_endpoint
@@ -131,22 +131,22 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
     label = setup_columns.model_label(timed[0])
-    print_sections([text_why.explained(label, timed, ceilings, has_advice=False)], console.console())
-    return roofline.explain(timed, ceilings)
+    print_sections([explanation.explained(label, timed, ceilings, has_advice=False)], console.console())
+    return explanation.explain(timed, ceilings)
 
 
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
-    for lever in advice.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
-        print(text_why.advice_of(lever))
+    for lever in explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings):
+        print(explanation.advice_of(lever))
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
     timed = _timed(records)
-    for one in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
-        print(text_why.advice_of(one))
+    for one in explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings):
+        print(explanation.advice_of(one))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
@@ -196,13 +196,13 @@ def block(kind: str) -> tuple[int, int]:
 
 def roof(ceilings: Ceilings) -> Roof:
     """The machine's best rates over all kernels: `gflops`, `gbps`, and the `ridge` between them."""
-    return roofline.roof(ceilings)
+    return step_kernels.roof(ceilings)
 
 
 def ceilings_of(contents: Contents) -> Ceilings:
     """The ceilings in a results file for the machine of its first record. LabError without any."""
     first = contents.records[0]
-    return probing.need(contents.ceilings, where.of_record(first), "this file")
+    return probing.need(contents.ceilings, probing.place_of_record(first), "this file")
 
 
 def machine_name(record: Record) -> str:
@@ -230,7 +230,7 @@ def kv_bytes(model: Model, kind: str = "f16") -> float:
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
     """Print the table of `lab.predict` on several devices, as the command does."""
-    print_sections([text_predict.ranking(predictions)], console.console())
+    print_sections([prediction.ranking(predictions)], console.console())
 
 
 def device(name: str) -> Device:

@@ -49,7 +49,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     Measures every device that the settings use (--device, --rpc, --n-gpu-layers), each in its own memory, the CPU
     if some layers stay there, and copies to and from each device.
     """
-    from lab.features.limits import probing, text_why
+    from lab.features.limits import explanation, probing
     from lab.show import console
     from lab.show.section import print_sections
 
@@ -68,7 +68,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     if as_json:
         console.print_json(dataclasses.asdict(measured))
         return
-    print_sections([text_why.of_ceilings(measured)], console.console())
+    print_sections([explanation.of_ceilings(measured)], console.console())
 
 
 @click.command(cls=Command)
@@ -95,7 +95,7 @@ def explain(
     """
     from lab.core.record import OK
     from lab.features import known
-    from lab.features.limits import probing, text_why, where
+    from lab.features.limits import explanation, probing
     from lab.show import console, table
     from lab.show.section import print_marked, print_sections
 
@@ -109,8 +109,8 @@ def explain(
     for number, (label, setup) in enumerate(setups):
         stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
-        best = probing.need(given, where.of_record(chosen[0]), label, force)
-        section, warnings = text_why.explained(label, chosen, best), known.warnings(chosen)
+        best = probing.need(given, probing.place_of_record(chosen[0]), label, force)
+        section, warnings = explanation.explained(label, chosen, best), known.warnings(chosen)
         plots = known.draw([section], target, stem) if target else []
         more = {"plots": [str(plot) for plot in plots], "warnings": [*section.warnings, *warnings]}
         documents.append({**section.data(), **more})

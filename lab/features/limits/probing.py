@@ -18,7 +18,9 @@ import platform
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,11 +28,11 @@ from typing import Any, Unpack
 from lab.core import cost, results, shape, shown
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
-from lab.core.record import Ceilings, Model, Rate, Settings
+from lab.core.placement import layers as rule
+from lab.core.placement import shares
+from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError
-from lab.features.limits import where as places
-from lab.features.limits.where import Where
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -40,6 +42,121 @@ from lab.runner.limits import sysctl, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.show import disturbances
+
+CPU = "CPU"
+"""What llama.cpp calls the device whose name is None here."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What ceilings are measured of and looked for: a machine with its build, and devices of it by name.
+
+    `repack` is that of Settings: whether the CPU has its weights in layouts of its own kernels.
+    """
+
+    machine: Machine
+    devices: tuple[str | None, ...] = (None,)
+    repack: bool | None = None
+
+
+def place_of(here: Machine, model: Model, settings: Settings, placement: Placement | None = None) -> Where:
+    """Where some settings run a model: all devices whose kernels its steps need, that of most layers first."""
+    counts = Counter(layers(here, model, settings, placement))
+    ordered = [name for name, _ in counts.most_common()]
+    if (settings.kv_offload is False or settings.n_cpu_moe) and None not in ordered:
+        ordered.append(None)
+    return Where(here, tuple(ordered), settings.repack)
+
+
+def place_of_record(record: Record) -> Where:
+    """Where a run was made."""
+    return place_of(record.machine, record.model, record.settings, record.run.placement)
+
+
+def layers(
+    here: Machine, model: Model, settings: Settings, placement: Placement | None = None
+) -> tuple[str | None, ...]:
+    """The device of each layer, the output last; None is the CPU."""
+    n_layer = model.n_layer or 0
+    if placement is not None and len(placement.layers) == n_layer + 1:
+        return tuple(None if name == CPU else name for name in placement.layers)
+    devices = machine.used(here, settings)
+    if not devices:
+        return (None,) * (n_layer + 1)
+    sizes = {one.name: one.memory_bytes for one in devices if one.memory_bytes}
+    names = tuple(one.name for one in devices)
+    split = shares(sizes, names, settings.tensor_split)
+    return tuple(None if i is None else names[i] for i in rule(n_layer, settings.n_gpu_layers, split))
+
+
+def layers_of(record: Record) -> tuple[str | None, ...]:
+    """`layers`, of a run."""
+    return layers(record.machine, record.model, record.settings, record.run.placement)
+
+
+def label(name: str | None) -> str:
+    """A device's name as llama.cpp has it."""
+    return CPU if name is None else name
+
+
+def device_of(here: Machine, name: str | None) -> Device | None:
+    """The description of a device; None for the CPU, and for one that the machine does not have."""
+    return next((one for one in machine.accelerators(here.devices) if one.name == name), None)
+
+
+def device_label(here: Machine, name: str | None) -> str:
+    """The device that ceilings are of, in words."""
+    known = device_of(here, name)
+    return machine.named(here, () if known is None else (known,))
+
+
+def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
+    """The ceilings of the first device, then those of the others."""
+    return ceilings, *(ceilings.others or ())
+
+
+def is_remote(one: Device) -> bool:
+    """Whether an RPC server has the device."""
+    return one.description.startswith("RPC server ")
+
+
+def repacks_alike(ceilings: Ceilings, repack: bool | None) -> bool:
+    """Whether ceilings hold for weights that are repacked, or not; of any other device than the CPU they always do."""
+    return ceilings.on_gpu or (ceilings.repack is False) == (repack is False)
+
+
+def identity(here: Machine, name: str | None) -> tuple[object, ...]:
+    """What two names of devices share that are of one kind: ceilings of one then hold for the other.
+
+    Of an RPC server that is its host, without the port, and how much memory its device has: what else the device is,
+    the protocol does not say.
+    """
+    known = device_of(here, name)
+    if known is None:
+        return (name,)
+    if is_remote(known):
+        return re.sub(r"^(RPC server [^\s,]+):\d+", r"\1", known.description), known.memory_bytes
+    return (known.description,)
+
+
+def same_machine(one: Machine, other: Machine) -> bool:
+    """Whether two descriptions are of the same machine with the same build: ceilings then hold for both.
+
+    Servers that it was connected to are not of the machine.
+    """
+    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
+    gpus = [
+        [device.description for device in machine.accelerators(described.devices) if not is_remote(device)]
+        for described in (one, other)
+    ]
+    return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+def same_devices(one: Where, other: Where) -> bool:
+    """Whether both use the same kinds of devices."""
+    kinds = [{identity(where.machine, name) for name in where.devices} for where in (one, other)]
+    return kinds[0] == kinds[1]
+
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
@@ -143,7 +260,7 @@ def measure(
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
         for line in text_setup.describe(plan.machine, shape):
             say(line)
-        where = places.of(plan.machine, shape, plan.settings)
+        where = place_of(plan.machine, shape, plan.settings)
         todo = unknown(shape, plan.settings, types, where, [] if again else kept(folder, warn))
         say(announcement(worker, todo))
         try:
@@ -370,7 +487,7 @@ def unknown(
     todo: list[Probe] = []
     kinds: set[tuple[object, ...]] = set()
     for name in where.devices:
-        kind = places.identity(where.machine, name)
+        kind = identity(where.machine, name)
         if kind not in kinds:  # two devices of a kind are measured once
             of_device = known(given, dataclasses.replace(where, devices=(name,)))
             todo += missing(probes(model, settings, types, name), of_device)
@@ -467,8 +584,8 @@ def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
 
 def save(ceilings: Ceilings, folder: Path) -> Path:
     """Append to this machine's file of ceilings in `folder`."""
-    label = places.device_label(ceilings.machine, ceilings.device).partition(",")[0]
-    path = folder / f"ceilings-{machine.slug(label)}.jsonl"
+    named = device_label(ceilings.machine, ceilings.device).partition(",")[0]
+    path = folder / f"ceilings-{machine.slug(named)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         results.append(path, ceilings)
@@ -525,7 +642,7 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
     """The doubts of everything that is made of ceilings (core/shown.py)."""
-    every = places.each_device(ceilings)
+    every = each_device(ceilings)
     loaded = (shown.LOADED,) if any(one.disturbed for one in every) else ()
     return loaded + ((shown.INCOMPLETE,) if any(one.missing for one in every) else ())
 
@@ -533,26 +650,26 @@ def doubts(ceilings: Ceilings) -> tuple[str, ...]:
 def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
     sentences = []
-    for one in places.each_device(ceilings):
-        label, n = places.label(one.device), len(one.missing or ())
+    for one in each_device(ceilings):
+        named, n = label(one.device), len(one.missing or ())
         if one.disturbed:
             sentences.append(
-                f"While the ceilings of {label} were measured, {one.disturbed}. Some can be too low, so the lab names "
+                f"While the ceilings of {named} were measured, {one.disturbed}. Some can be too low, so the lab names "
                 "no limits or gains. Measure again while no other program runs: lab ceilings --again"
             )
         if n:
             sentences.append(
-                f"The ceilings of {label} are incomplete: {n} of {n + len(one.rates)} probes are missing. Measure the "
+                f"The ceilings of {named} are incomplete: {n} of {n + len(one.rates)} probes are missing. Measure the "
                 "rest: lab ceilings"
             )
     return sentences
 
 
 def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
-    own = places.identity(ceilings.machine, ceilings.device)
-    is_same = places.same(ceilings.machine, where.machine)
-    alike = is_same and places.repacks_alike(ceilings, where.repack)
-    return alike and own == places.identity(where.machine, name)
+    own = identity(ceilings.machine, ceilings.device)
+    is_same = same_machine(ceilings.machine, where.machine)
+    alike = is_same and repacks_alike(ceilings, where.repack)
+    return alike and own == identity(where.machine, name)
 
 
 def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None = None) -> Ceilings:
@@ -563,15 +680,15 @@ def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None 
     lacking = next(name for name in where.devices if _known(given, where, name, bool(force)) is None)
     others = [old for old in given if old.on_gpu == (lacking is not None)]
     if len(where.devices) > 1:
-        what = f"{places.label(lacking)} ({places.device_label(where.machine, lacking)}), for {what}"
+        what = f"{label(lacking)} ({device_label(where.machine, lacking)}), for {what}"
     hint = "Measure them there, with the settings of the runs: lab ceilings" if lacking else HINT
     if lacking is None and where.repack is False:
         raise LabError(f"The ceilings of {what} without repacking have not been measured.", f"{HINT} --no-repack")
     if others:
         other = others[-1]
-        label = places.device_label(other.machine, other.device)
+        named = device_label(other.machine, other.device)
         raise LabError(
-            f"The known ceilings are of another machine or build ({label}, "
+            f"The known ceilings are of another machine or build ({named}, "
             f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
             hint if force is None else f"{hint}. Or use these anyway: --force",
         )
@@ -582,7 +699,7 @@ def lines(ceilings: Ceilings | None) -> list[Ceilings]:
     """Ceilings as lines of a file, one for each device."""
     if ceilings is None:
         return []
-    return [dataclasses.replace(one, others=None) for one in places.each_device(ceilings)]
+    return [dataclasses.replace(one, others=None) for one in each_device(ceilings)]
 
 
 def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:

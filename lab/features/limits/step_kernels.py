@@ -22,7 +22,7 @@ from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.core.shape import ATTENTION as IN_ATTENTION
 from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
-from lab.features.limits import where
+from lab.features.limits import probing
 from lab.features.limits.probing import used_types
 from lab.models import catalog
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
@@ -107,7 +107,7 @@ def parts(
 ) -> Parts:
     """Least time of a step on each device; `others` are further sequences in it, whose attention is each its own.
 
-    `layers` says where the layers lie; without it the rule of `where.layers` does. With the ceilings of one device
+    `layers` says where the layers lie; without it the rule of `layers` does. With the ceilings of one device
     alone all of them lie there. LabError where the model's cost is not known, and for a missing probe.
     """
     spans = Counter([(n_tokens, n_past), *others])
@@ -115,12 +115,12 @@ def parts(
     work = cost.products(model, n_all, n_outputs)
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         raise not_known(model)
-    by_device = {one.device: one for one in where.each_device(ceilings)}
+    by_device = {one.device: one for one in probing.each_device(ceilings)}
     is_split, n_threads = len(by_device) > 1, settings.n_threads if n_all == 1 else settings.n_threads_batch
     if not is_split:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
-        layers = where.layers(ceilings.machine, model, settings)
+        layers = probing.layers(ceilings.machine, model, settings)
     gpu = next((name for name, one in by_device.items() if name is not None and not _is_remote(one)), None)
     seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device)) if name in by_device}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
@@ -132,7 +132,7 @@ def parts(
             target = name
             if name is None and product.n_tokens >= LEAST_COPIED and settings.op_offload is not False:
                 kept = [rate for rate in _of(by_device, None).rates if rate.type == product.matrix.type]
-                if all(rate.buffer == where.CPU for rate in kept):  # only the CPU can read its repacked weights
+                if all(rate.buffer == probing.CPU for rate in kept):  # only the CPU can read its repacked weights
                     target = gpu
             n_bytes = n / len(lies) * product.n_bytes
             uploaded += n_bytes if target != name else 0.0
@@ -174,15 +174,15 @@ def _devices_of(
 def _of(by_device: Mapping[str | None, Ceilings], name: str | None) -> Ceilings:
     if name not in by_device:
         raise LabError(
-            f"The ceilings of {where.label(name)} have not been measured.",
+            f"The ceilings of {probing.label(name)} have not been measured.",
             "Measure them with the settings of the runs: lab ceilings",
         )
     return by_device[name]
 
 
 def _is_remote(ceilings: Ceilings) -> bool:
-    device = where.device(ceilings.machine, ceilings.device)
-    return device is not None and where.is_remote(device)
+    device = probing.device_of(ceilings.machine, ceilings.device)
+    return device is not None and probing.is_remote(device)
 
 
 def _between_s(
@@ -280,7 +280,7 @@ def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tok
 
 
 def _rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
-    """The rates of a kernel and type; on the CPU those measured with n_threads threads."""
+    """The rates of a kernel and type; on the the CPU those measured with n_threads threads."""
     rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
     return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
 
@@ -299,7 +299,7 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
 
 
 def _on(ceilings: Ceilings, n_threads: int) -> str:
-    return f"on {where.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+    return f"on {probing.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
 
 
 def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
@@ -340,3 +340,34 @@ def _interpolated(points: dict[int, float], n: int) -> float:
         return points[below if n >= below else above]
     share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
     return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
+
+
+READERS = (MUL_MAT, MUL_MAT_ID, probing.READ)
+"""Probes that read all of their bytes from the device's own memory."""
+
+
+class Roof(NamedTuple):
+    """The machine's best, over all kernels: FLOP/s and bytes/s (both in 10^9)."""
+
+    gflops: float
+    gbps: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte above which arithmetic is the limit."""
+        return self.gflops / self.gbps
+
+
+def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
+    """The best of all probes. With `layers` on several devices, weighted by their shares of the layers."""
+    best = {
+        one.device: Roof(
+            gflops=max(map(probing.gflops, one.rates)),
+            gbps=max(probing.gbps(rate) for rate in one.rates if rate.n_tokens == 1 and rate.op in READERS),
+        )
+        for one in probing.each_device(ceilings)
+    }
+    if len(best) == 1 or not layers or not set(layers) <= set(best):
+        return best[ceilings.device]
+    seconds = (sum(n / best[name][i] for name, n in Counter(layers).items()) for i in (0, 1))
+    return Roof(*(len(layers) / one for one in seconds))

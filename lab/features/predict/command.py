@@ -66,7 +66,7 @@ def predict(
     in --results replace that.
     """
     from lab.core.request import parse_slo
-    from lab.features.predict import prediction, text_predict
+    from lab.features.predict import prediction
     from lab.features.quant import views as quant_views
     from lab.show import console
     from lab.show.section import print_sections
@@ -95,7 +95,7 @@ def predict(
     if as_json:
         console.print_json({"rows": list(map(_as_json, rows))})
         return
-    print_sections(text_predict.sections(rows, limits, is_ranking, shows_all), console.console())
+    print_sections(prediction.sections(rows, limits, is_ranking, shows_all), console.console())
     for line in quant_views.known_lines(Path(results), [row.model for row in rows]):
         click.echo(line)
     if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):

@@ -2,7 +2,7 @@
 
 A prediction is a sum over steps. The time of a step's weights depends only on its number of tokens: a table has them
 all. Attention depends on the positions too: its probed points are kept, and interpolated as step_kernels.py does. The
-other numbers are the coefficients of the fit (learning.py) or of the published rates (published.py), the errors, and
+other numbers are the coefficients of the fit (learning.py) or of the published rates (datasheet.py), the errors, and
 the FLOPs and bytes of a model (lab/core/cost.py). lab/show/explore.js computes with them.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 from lab.core import cost, memory, shape
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.features.limits import probing, roofline, step_kernels, where
-from lab.features.predict import datasheet, learning, published
+from lab.features.limits import explanation, probing, step_kernels
+from lab.features.predict import datasheet, learning
 from lab.features.predict.learning import Learned
 from lab.models import catalog, shapes
 from lab.runner import machine
@@ -91,10 +91,10 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
             "deviations": learning.DEVIATIONS,
             "kernelShare": datasheet.KERNEL_SHARE,
             "published": {
-                **{"sure": published.SURE, "widens": published.WIDENS, "longest": published.LONGEST},
-                **{"perLength": published.PER_LENGTH, "tile": published.TILE},
+                **{"sure": datasheet.SURE, "widens": datasheet.WIDENS, "longest": datasheet.LONGEST},
+                **{"perLength": datasheet.PER_LENGTH, "tile": datasheet.TILE},
             },
-            "shares": [roofline.OVERHEAD_SHARE, roofline.ATTENTION_SHARE, roofline.KERNEL_FACTOR],
+            "shares": [explanation.OVERHEAD_SHARE, explanation.ATTENTION_SHARE, explanation.KERNEL_FACTOR],
         }
     )
     return found
@@ -146,7 +146,7 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
     """
     if ceilings.others:
         raise LabError("A page does not explore a model on several devices.", "Predict single lengths: lab predict")
-    best, n_ubatch = roofline.roof(ceilings), max(1, settings.n_ubatch)
+    best, n_ubatch = step_kernels.roof(ceilings), max(1, settings.n_ubatch)
 
     def weights_s(n_tokens: int, n_outputs: int) -> float:
         kernels = step_kernels.total(model, settings, ceilings, n_tokens, 0, n_outputs)
@@ -186,7 +186,7 @@ def of_datasheet(
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
     for phase in (PREFILL, DECODE):
-        case, found = published.case_for(model, settings, device, phase, 1), published.learned()[phase]
+        case, found = datasheet.case_for(model, settings, device, phase, 1), datasheet.learned()[phase]
         if case is None or case.work.least_s(device, phase) is None:
             law[phase] = None
             continue
@@ -250,14 +250,14 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
     places: dict[object, Place] = {}
     names: dict[str, int] = {}
     for one in plain:
-        on, settings = where.of_record(one), one.settings
+        on, settings = probing.place_of_record(one), one.settings
         key = machine.label(one.machine, settings), learning.case_of(PREFILL, 1.0, one.model, settings).settings
         if key in places:
             continue
         name = f"{key[0]}, {settings.n_threads} threads" if None in on.devices else key[0]
         names[name] = names.get(name, 0) + 1
         name += f", setup {names[name]}" if names[name] > 1 else ""
-        device = where.device(one.machine, on.devices[0])
+        device = probing.device_of(one.machine, on.devices[0])
         size = one.machine.ram_bytes if on.devices[0] is None else device.memory_bytes if device else None
         size = size if len(on.devices) == 1 else None  # of several: each has its share, not known here
         places[key] = Place(name, MEASURED, size, settings, _law_here(one, known, runs))
@@ -266,7 +266,9 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
 
 def _law_here(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> Callable[[Model], Numbers]:
     def law(model: Model) -> Numbers:
-        place = dataclasses.replace(where.of(record.machine, model, record.settings), repack=record.settings.repack)
+        place = dataclasses.replace(
+            probing.place_of(record.machine, model, record.settings), repack=record.settings.repack
+        )
         ceilings = probing.need(known, place, "this machine")
         learned = learning.learn(runs, ceilings, learning.offload_of(model, record.settings))
         return of_place(model, record.settings, ceilings, learned)

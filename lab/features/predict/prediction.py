@@ -3,7 +3,7 @@
 On this machine the expected time is fitted to earlier runs (learning.py). The range around it comes from the
 errors of predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the
 theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from
-what others published (published.py).
+what others published (datasheet.py).
 
 Several users decode together in one step, which reads the weights once and each user's cache: its time is that of a
 single user's step times the ratio of their predicted times (by steps where the kernels were measured, elsewhere by the
@@ -19,27 +19,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, memory, shown
 from lab.core import results as results_files
-from lab.core.lists import plural
+from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.request import Slo
 from lab.errors import LabError
-from lab.features.limits import probing, roofline, step_kernels, where
-from lab.features.limits.step_prediction import StepPrediction
-from lab.features.predict import datasheet, learning, published
+from lab.features.limits import probing, step_kernels
+from lab.features.predict import datasheet, learning
 from lab.features.predict.datasheet import KERNEL_SHARE, Device, Own, Shares
-from lab.features.predict.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Uncertainty
+from lab.features.predict.learning import (
+    LONGER,
+    MODEL,
+    QUANTIZATION,
+    SETTINGS,
+    SHORTER,
+    Case,
+    Learned,
+    StepPrediction,
+    Uncertainty,
+)
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.placing import memory_for
 from lab.runner.plan import make_plan, parse_lengths
-from lab.show import table
+from lab.show import canvas, table, wording
+from lab.show.canvas import COLOURS, INK
+from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HERE = "this machine"
 MOST_TOKENS = 10_000_000
@@ -80,7 +94,7 @@ def basis_here(learned: Learned) -> str:
 def basis_of(device: Device, own: Own | None) -> str:
     """The basis of a prediction for a device of the datasheets, in sentences."""
     if own is None:
-        return f"{datasheet.basis(device)} {published.basis(device)}"
+        return f"{datasheet.datasheet_basis(device)} {datasheet.basis(device)}"
     if own.learned is not None:
         return basis_here(own.learned).replace("on this machine", "on such a device")
     if own.shares is None:
@@ -236,7 +250,7 @@ def ranks(device: str | None) -> bool:
 def _on(device: Device, plan: Plan, lengths: Sequence[int], n_gen: int, users: int, known: Kept) -> list[Prediction]:
     """The rows of a device of the datasheets."""
     own = datasheet.find(device, *known, plan.model, plan.settings)
-    basis = " ".join(filter(None, [basis_of(device, own), published.measured(device, plan.model)]))
+    basis = " ".join(filter(None, [basis_of(device, own), datasheet.measured(device, plan.model)]))
     rows = []
     for n in lengths:
         row = for_users(on_device(plan.model, plan.settings, device, own, n, n_gen), plan.settings, users, device, own)
@@ -255,7 +269,7 @@ def _on_this(
     if not missing:
         return rows
     try:
-        ceilings = probing.need(known, where.of(plan.machine, plan.model, plan.settings), HERE)
+        ceilings = probing.need(known, probing.place_of(plan.machine, plan.model, plan.settings), HERE)
         learned = learning.learn(records, ceilings, learning.offload_of(plan.model, plan.settings))
         predicted = [here(plan.model, plan.settings, ceilings, learned, n, n_gen) for n in missing]
     except LabError:
@@ -315,7 +329,7 @@ def for_users(
     else:
         assert device is not None
         works = [
-            published.Work(
+            datasheet.Work(
                 each.flops if device.peak_tflops else 0.0,
                 each.weight_bytes,
                 0.0,
@@ -326,9 +340,9 @@ def for_users(
         ]
         one, many = (work.least_s(device, DECODE) for work in works)
         limit_s = many or math.nan
-        case = published.case_for(model, settings, device, DECODE, past)
+        case = datasheet.case_for(model, settings, device, DECODE, past)
         if row.tpot_expected_s is not None and case is not None:  # not from shares of the limit, which runs gave
-            known = published.learned()[DECODE]
+            known = datasheet.learned()[DECODE]
             one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
     slower = many / one if one and many else math.nan
     return dataclasses.replace(
@@ -480,7 +494,7 @@ def elsewhere(
     if least is None:
         raise step_kernels.not_known(model)
     learned: dict[str, tuple[float | None, float, float]] = {PREFILL: (None, math.nan, math.nan)}
-    learned |= published.times(model, settings, device, n_prompt, n_gen)
+    learned |= datasheet.times(model, settings, device, n_prompt, n_gen)
     for phase, limit in zip((PREFILL, DECODE), least, strict=True):
         if shares and limit and phase in shares:
             slow, fast = shares[phase]
@@ -502,7 +516,7 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
 
 def _roof(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[cost.StepCost | None], float]:
     """The least seconds of a step by these ceilings. LabError for a step of unknown cost."""
-    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
+    best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
 
     def least_s(step: cost.StepCost | None) -> float:
         if step is None:
@@ -510,3 +524,176 @@ def _roof(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[cos
         return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
 
     return least_s
+
+
+MOST_ROWS = 15
+"""Devices of a ranking that are shown, with this machine."""
+
+CERTAIN = 0.95
+
+
+def sections(rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool) -> list[Section]:
+    """A ranking for each prompt length, or an explanation of each model on each device."""
+    if is_ranking:
+        by_length = grouped(rows, lambda row: row.n_prompt).values()
+        return [ranking(own, slo, None if shows_all else MOST_ROWS) for own in by_length]
+    return [explanation(own, slo) for own in grouped(rows, lambda row: (row.name, _model(row))).values()]
+
+
+def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None) -> Section:
+    """The fastest `most` rows and this machine in a table, and what is not shown."""
+    models, first = list(dict.fromkeys(map(_model, rows))), rows[0]
+    kept = [row for i, row in enumerate(rows) if most is None or i < most or row.name == HERE]
+    columns: Columns = (
+        ("name", lambda row: row.name),
+        ("model", lambda row: _model(row) if len(models) > 1 else UNKNOWN),
+        ("TTFT\ns", lambda row: _marked(row, row.prefill_s)),
+        ("decode\ntokens/s", lambda row: _marked(row, row.tps)),
+        ("E2E\ns", lambda row: _marked(row, row.e2e_s)),
+        ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
+        *ASKED,
+        ("note", _note),
+    )
+    known = [row for row in rows if row.is_known]
+    answer, sentences = "No device here can run this.", []
+    if known:
+        best = known[0]
+        name = f"{best.name} with {_model(best)}" if len(models) > 1 else best.name
+        answer = f"The fastest is {name}: {_times(best)} for the whole request."
+    if slo is not None:
+        n = sum((row.chance or 0.0) >= CERTAIN for row in known)
+        sentences.append(f"{n} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
+    shown_rows = set(map(id, kept))
+    rest = [row for row in rows if id(row) not in shown_rows]
+    if rest:
+        n_small, n_known = sum(bool(row.misfit) for row in rest), sum(row.is_known for row in rest)
+        parts = {"slower": n_known, "with too little memory": n_small}
+        parts["without a known peak, so prefill is not predicted"] = len(rest) - n_small - n_known
+        words = ", ".join(f"{n} {what}" for what, n in parts.items() if n)
+        sentences.append(f"Not shown: {words}. To see them: --all")
+    if first.users > 1:
+        sentences.append(
+            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. Without ceilings of a device it "
+            "assumes that a step of several users reaches the same share of the datasheet's figures as that of one."
+        )
+    if not all(row.is_measured for row in rows):
+        sentences.append(datasheet.basis())
+    users = f", {first.users} users at once" if first.users > 1 else ""
+    return Section(
+        models[0] if len(models) == 1 else "Several models",
+        f"{first.n_prompt:,} tokens in, {first.n_gen:,} out{users}",
+        words=[answer],
+        **tabled(columns, kept),
+        sentences=sentences,
+    )
+
+
+def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
+    """For each prompt length the limits, the expected ranges and the memory; then their basis."""
+
+    def time(show: Callable[[Any], str]) -> Callable[[Any], str]:
+        return lambda row: UNKNOWN if row.misfit else show(row)
+
+    first = rows[0]
+    columns: Columns = (
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("prefill s\nexpected", time(lambda row: _span(row.prefill_s))),
+        ("TPOT ms\nexpected", time(lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1])))),
+        ("tokens/s\nin decode", time(lambda row: _span(row.tps))),
+        ("E2E s\nexpected", time(lambda row: _span(row.e2e_s))),
+        ("prefill s\nlimit", time(lambda row: _known(row.prefill_limit_s))),
+        ("TPOT ms\nlimit", time(lambda row: _known(1e3 * row.tpot_limit_s))),
+        ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
+        *(column for column in ASKED if any(column[1](row) != UNKNOWN for row in rows)),
+        ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
+    )
+    users = f", {first.users} users at once" if first.users > 1 else ""
+    is_by_kernels = first.name == HERE or "ceilings" in (first.rests_on or "")
+    limit = "the ceilings of its kernels" if is_by_kernels else "the datasheet's peak"
+    longest = rows[-1]
+    request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
+    answer = f"{request} does not fit: {longest.misfit}." if longest.misfit else ""
+    if longest.is_known:
+        share = longest.prefill_s[0] * longest.prefill_s[1] / (longest.e2e_s[0] * longest.e2e_s[1])
+        answer = f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
+    return Section(
+        f"{first.model.name} {first.model.quantization or ''} on {first.about}{users}",
+        f"limit: the time at {limit}; no run can be faster",
+        words=[answer] if answer else [],
+        **tabled(columns, rows),
+        sentences=[
+            *(f"{row.n_prompt:,} tokens: {sentence}." for row in rows for sentence in row.beyond),
+            *([f"keeps limits: the probability of {slo.label}."] if slo else []),
+            first.basis,
+        ],
+    )
+
+
+def _keeps(row: Prediction) -> str:
+    if row.chance is None or row.chance != row.chance:
+        return UNKNOWN
+    if row.chance >= CERTAIN:
+        return "yes"
+    return "no" if row.chance <= 1 - CERTAIN else f"{100 * row.chance:.0f} %"
+
+
+ASKED: Columns = (
+    ("keeps\nlimits", _keeps),
+    ("price", lambda row: UNKNOWN if row.price is None else f"{row.price:,.0f}"),
+)
+"""The columns of what was asked for; empty without limits and prices."""
+
+
+def _model(row: Prediction) -> str:
+    return f"{row.model.name} {row.model.quantization or ''}".strip()
+
+
+def _known(value: float | None) -> str:
+    return UNKNOWN if value is None else wording.digits(value)
+
+
+def _times(row: Prediction) -> str:
+    """The time of the whole request in words."""
+    return " to ".join(dict.fromkeys(map(wording.seconds, row.e2e_s)))
+
+
+def _span(ends: Span) -> str:
+    return UNKNOWN if ends[0] != ends[0] else f"{wording.digits(ends[0])}-{wording.digits(ends[1])}"
+
+
+def _marked(row: Prediction, ends: Span) -> str:
+    if row.misfit or ends[0] != ends[0]:
+        return UNKNOWN
+    return "-".join(dict.fromkeys(map(wording.digits, ends))) + shown.mark(row.doubts)
+
+
+def _note(row: Prediction) -> str:
+    if row.misfit or row.is_measured:
+        return row.misfit or "measured"
+    unknown = "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
+    return "; ".join(filter(None, [unknown, row.rests_on and f"from {row.rests_on}"]))
+
+
+def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
+    """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole.
+
+    lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
+    """
+    ax = ax or canvas.new_axes()
+    figure, first = canvas.figure_of(ax), rows[0]
+    several = len(set(map(_model, rows))) > 1
+    names = [f"{row.name}, {_model(row)}" if several else row.name for row in rows][::-1]
+    rows = rows[::-1]
+    prefill = [math.sqrt(row.prefill_s[0] * row.prefill_s[1]) for row in rows]
+    decode = [(row.n_gen - 1) * math.sqrt(row.tpot_s[0] * row.tpot_s[1]) for row in rows]
+    ax.barh(names, prefill, color=COLOURS[0], label="prefill")
+    ax.barh(names, decode, left=prefill, color=COLOURS[1], hatch="//", edgecolor="white", label="decode")
+    for name, row in zip(names, rows, strict=True):
+        ax.plot(row.e2e_s, [name, name], ls="-" if row.is_measured else "--", color=INK, lw=1.2)
+    ax.plot([], [], color=INK, ls="--", label="90 % range, predicted")
+    if any(row.is_measured for row in rows):
+        ax.plot([], [], color=INK, ls="-", label="range, measured")
+    ax.set_xlabel("time of the request (s)")
+    figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
+    canvas.finish([ax], f"{_model(first)}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
+    return ax

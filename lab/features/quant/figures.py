@@ -19,7 +19,7 @@ from lab.core.quality import Divergence, Quality
 from lab.core.record import Ceilings, Model, Record
 from lab.errors import LabError
 from lab.features.compare import comparison
-from lab.features.limits import probing, roofline, where
+from lab.features.limits import probing, step_kernels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,7 +235,7 @@ def _of_file(record: Record | None, ceilings: Sequence[Ceilings]) -> dict[str, A
         row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in placed.buffers))
     n_past = record.run.n_prompt + record.run.n_gen // 2
     if step := cost.step(model, 1, n_past, 1, settings.type_k, settings.type_v):
-        best = probing.known(ceilings, where.of_record(record))
+        best = probing.known(ceilings, probing.place_of_record(record))
         row["bytes_per_token"] = step.n_bytes
-        row["ceiling_tps"] = 1e9 * roofline.roof(best).gbps / step.n_bytes if best else NAN
+        row["ceiling_tps"] = 1e9 * step_kernels.roof(best).gbps / step.n_bytes if best else NAN
     return row

@@ -13,7 +13,7 @@ from lab.core.levers import LOOKUP
 from lab.core.lists import grouped, plural
 from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
 from lab.features.common import as_rows, first_difference, off_by
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict.learning import StepPrediction
 from lab.show.wording import digits
 
 if TYPE_CHECKING:

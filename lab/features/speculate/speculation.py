@@ -28,7 +28,7 @@ from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.features.common import as_lengths, cell, listed, need_every_position, numbers
 from lab.features.experiment import Experiment, Keywords, Option, Table, for_plan, public
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict.learning import StepPrediction
 from lab.features.speculate import rows as speculation_rows
 from lab.models import catalog, obtain
 from lab.process.worker import Worker

@@ -26,7 +26,6 @@ from lab.core.results import save, unless_empty
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
-from lab.features.limits import where as places
 from lab.features.trace import nodes
 from lab.features.trace.nodes import Node, StepTrace
 from lab.models import catalog, obtain
@@ -94,7 +93,7 @@ def trace(
             tokens = prompts.cut(ids, prompt_len, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
         chosen = worker.new_context(asked)
         placed = worker.placement()
-        where = places.of(plan.machine, plan.model, chosen, placed)
+        where = probing.place_of(plan.machine, plan.model, chosen, placed)
         traced = nodes.trace(worker, tokens, gen, repeat)
     known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
     prefill, decode = (
@@ -131,7 +130,7 @@ def phase(
     by_place = grouped(empty, itemgetter(0))
     stops_ns = {device: statistics.median(ns for _, ns in alike) for device, alike in by_place.items()}
     usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
-    by_device = {places.label(one.device): one for one in places.each_device(ceilings)} if ceilings else {}
+    by_device = {probing.label(one.device): one for one in probing.each_device(ceilings)} if ceilings else {}
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
     parts, copied, layer = list[Part](), set[str](), None
     for node, ns in zip(steps.nodes, times, strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
-from lab.features.limits.text_why import TOO_LOW
+from lab.features.limits.explanation import TOO_LOW
 from lab.features.trace import attention, token_trace
 from lab.runner import as_options
 from lab.show import setup_columns

@@ -31,7 +31,7 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
 from lab.features.common import as_rows, need_every_position
 from lab.features.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
-from lab.features.limits.step_prediction import StepPrediction
+from lab.features.predict.learning import StepPrediction
 from lab.features.serve import loads
 from lab.features.turns import views
 from lab.models import catalog

@@ -21,7 +21,7 @@ from lab.core.asked_settings import table
 from lab.core.lists import plural
 from lab.core.record import DECODE, Machine, Record
 from lab.errors import LabError, printable
-from lab.features.limits import where
+from lab.features.limits import probing
 from lab.features.predict import prediction
 from lab.features.why import pasted
 from lab.features.why.pasted import Setup
@@ -343,7 +343,7 @@ def _device(one: Setup, here: Machine) -> str | None:
     first = one.records[0]
     if all(getattr(first.machine, key) == getattr(here, key) for key in ("cpu", "n_cores_usable", "ram_bytes")):
         return "here"
-    used = where.device(first.machine, where.of_record(first).devices[0])
+    used = probing.device_of(first.machine, probing.place_of_record(first).devices[0])
     known = devices.recognise(used.description, used.memory_bytes) if used else None
     return known.name if known else None
 

@@ -20,7 +20,7 @@ from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.compare import comparison, spread
-from lab.features.limits import advice, probing, roofline, where
+from lab.features.limits import explanation, probing
 from lab.features.running import ceilings_of, read, without_tuning
 from lab.features.serve import access
 from lab.features.tune.tuning import seconds_of
@@ -187,8 +187,8 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     if not one.records:
         raise LabError(f"{one.label} has no steps to explain.", "Give a second figure, or measure here: lab measure")
     first, phase = one.records[0], "prefill" if one.is_prefill else "decode"
-    known = probing.need(ceilings_of(results.read([name]), folder), where.of_record(first), one.label)
-    rows = roofline.explain(one.records, known).query(f"n_prompt == {one.n_prompt}")
+    known = probing.need(ceilings_of(results.read([name]), folder), probing.place_of_record(first), one.label)
+    rows = explanation.explain(one.records, known).query(f"n_prompt == {one.n_prompt}")
     row = next((row for row in rows.itertuples() if row.phase == phase and row.n_gen == one.n_gen), None)
     if row is None:
         raise LabError(f"{one.label} has no steps of {phase} to explain.", "Measure here: lab measure")
@@ -199,9 +199,9 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     how = f"from ceilings: {parts.NO_RANGE}"
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     best_s, command = row.least_s, shell.lab("explain", name)
-    for lever in advice.levers(rows, first, known):
+    for lever in explanation.levers(rows, first, known):
         gain = (lever.prefill_gain if one.is_prefill else lever.decode_gain) or 0.0
-        changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= advice.LEAST_GAIN else best_s
+        changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= explanation.LEAST_GAIN else best_s
         if 0 < changed_s < best_s:
             best_s, command, words = changed_s, lever.command or command, f"{lever.change}: {times(gain)} in all"
     if best_s < row.least_s:
