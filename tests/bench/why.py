@@ -5,9 +5,9 @@
     python -m tests.bench.why planted threads      # the planted cases whose name holds a word
 
 A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and compares the
-causes with what was planted. The truth of their factors is the ratio that the trial of `lab ab` measured. A sleep in
-the loop is added to the times of the steps: it must stay in the part that is not explained. Throttling is added to half
-of B's runs, with the readings that a throttled CPU leaves. Equal pairs are two sessions of `lab measure`.
+causes with what was planted. The truth of their factors is the ratio that the trial of `lab ab` measured. The other
+cases are two sessions of `lab measure`. A sleep in the loop is added to the times of the steps: it must stay in the
+part that is not explained. Throttling is added to most of B's runs, with the readings that a throttled CPU leaves.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ import lab
 from lab.core import phases, results
 from lab.core.record import DECODE, Record
 
-DEEP, LONG, N_EQUAL, BLOCKS = "450", "1500", 20, 3
+DEEP, LONG, N_EQUAL, BLOCKS, QUIET, DISTURBED = "450", "1500", 20, 3, 4, 6
 CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what is to be named, the budget in seconds
     "threads": ({"threads": 1}, {"threads"}, 30),
     "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 120),
-    "depth": ({"prompt_len": DEEP}, {"depth"}, 60),
+    "depth": ({"prompt_len": DEEP}, {"depth"}, 90),
     "cache type": ({"cache_type_k": "q8_0"}, {"cache type"}, 120),
-    "ubatch, of prefill": ({"ubatch": 16}, {"ubatch"}, 30),
-    "quantization": ({"model": "smollm2-135m:Q8_0"}, {"quantization"}, 30),
+    "ubatch, of prefill": ({"ubatch": 2}, {"ubatch"}, 30),
+    "quantization": ({"model": "smollm2-135m:F16"}, {"quantization"}, 45),
     "a busy core": ({}, {"machine state"}, 0),
     "a throttled engine": ({}, {"machine state"}, 0),
     "prompt counted into the rate": ({}, {"what is counted"}, 0),
-    "two causes": ({"prompt_len": DEEP, "cache_type_k": "q8_0"}, {"depth", "cache type"}, 120),
+    "two causes": ({"prompt_len": DEEP, "threads": 1}, {"depth", "threads"}, 150),
     "three causes": (
-        {"prompt_len": DEEP, "cache_type_k": "q8_0", "threads": 1},
-        {"depth", "cache type", "threads"},
-        170,
+        {"prompt_len": DEEP, "threads": 1, "model": "smollm2-135m:F16"},
+        {"depth", "threads", "quantization"},
+        240,
     ),
     "a sleep in the loop": ({}, {"not explained"}, 0),
 }
@@ -78,31 +78,35 @@ def throttled(record: Record) -> Record:
     return dataclasses.replace(late, run=dataclasses.replace(late.run, noise=heat))
 
 
+def timed(n: int, folder: Path) -> list[Record]:
+    """The timed runs of a plain session."""
+    return [one for one in lab.measure("64", 100, n, threads=1, out=folder) if one.run.is_timed]
+
+
 def planted(name: str, folder: Path) -> tuple[bool, bool]:
     """Whether the causes of a case are named first, and whether the ratio lies in the range of their product."""
     changes, wanted, budget = CASES[name]
     at = LONG if name in ("flash attention", "cache type") else "64"  # after a short prompt they change nothing
-    base, gen = {"prompt_len": at, "threads": 2 if "threads" in changes else 1}, 24 if changes else 100
-    with TemporaryDirectory() as beside:
-        busy = []
-        if name == "a busy core":  # for a half of B's runs
-            plain = lab.measure("64", gen, 4, threads=1, out=Path(beside))
-            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    base = {"prompt_len": at, "threads": 2 if "threads" in changes else 1}
+    sides: list[list[Record]] = [[], []]
+    if changes:
+        for one in lab.ab([base, {**base, **changes}], gen=24, blocks=BLOCKS, out=folder / "ab"):
+            if one.run.is_timed:
+                sides[str(one.run.variant).startswith("B")].append(one)
+    else:
+        sides = [timed(QUIET + DISTURBED, folder / "first"), timed(QUIET, folder / "second")]
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * ("busy" in name))]
         try:
-            records = lab.ab([base, {**base, **changes}], gen=gen, blocks=BLOCKS, out=folder / "ab")
+            sides[1] += timed(DISTURBED, folder / "third")
         finally:
-            for one in busy:
-                one.kill()
-    names = sorted({str(record.run.variant) for record in records})
+            for process in busy:
+                process.kill()
+    if "throttled" in name:
+        sides[1] = [*sides[1][:QUIET], *map(throttled, sides[1][QUIET:])]
+    if "sleep" in name:
+        sides[1] = [slept(one, 10) for one in sides[1]]
     paths: list[str | Path] = []
-    for side, variant in zip("AB", names, strict=True):
-        own = [one for one in records if one.run.variant == variant and one.run.is_timed]
-        if name == "a busy core":
-            own = [one for one in plain if one.run.is_timed] + (own if side == "B" else [])
-        if side == "B" and "sleep" in name:
-            own = [slept(one, 10) for one in own]
-        if side == "B" and "throttled" in name:
-            own = [*own[::2], *(throttled(one) for one in own[1::2])]
+    for side, own in zip("AB", sides, strict=True):
         runs = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
         made = [dataclasses.replace(one, run=run, session=side) for one, run in zip(own, runs, strict=True)]
         paths.append(folder / f"{side}.jsonl")

@@ -106,21 +106,25 @@ def measured(
 ) -> tuple[dict[str, Part], list[Record], Path | None]:
     """The parts of the changes that fit into the budget, by name, the trial's records and their file."""
     began, gen = time.monotonic(), 1 if is_prefill else GEN
+    fixed_s, work_s = math.inf, 0.0  # seconds to start an engine, and to warm up and run
     todo = sorted(todo[:MOST_CHANGES], key=lambda one: ("prompt_len" in one.settings, "model" in one.settings))
     ends = [start["prompt_len"], *(one.settings["prompt_len"] for one in todo if "prompt_len" in one.settings)]
-    short, run_s = {**start, "prompt_len": min(ends)}, math.inf
+    short = {**start, "prompt_len": min(ends)}
     with TemporaryDirectory() as folder, limited(watch, budget_s) as look:
         first = dict(list(_plans(short, todo[:1], gen, new_worker)[1].items())[:1])
-        list(side_by_side.execute(first, 1, Path(folder) / "first.jsonl", look, new_worker, n_turns=1))
-        run_s = time.monotonic() - began
+        starts = time.monotonic()
+        runs = list(side_by_side.execute(first, 1, Path(folder) / "first.jsonl", look, new_worker, n_turns=1))
+        work_s = sum((each.run.steps.end_ns[-1] - each.run.steps.start_ns[0]) / 1e9 for each in runs)
+        fixed_s = time.monotonic() - starts - work_s
     needs = list[float]()  # seconds of a block with the first change, the first two and so on
     for n, change in enumerate(todo, 1):
         longer = (sum(ends) / 2 + gen) / (min(ends) + gen) if "prompt_len" in change.settings else 1.0
-        needs.append(run_s * 2 * n * longer)
-    n = sum(PLANNED_BLOCKS * need <= budget_s - run_s for need in needs)
+        needs.append(2 * n * (fixed_s + work_s * longer))
+    spent_s = time.monotonic() - began
+    n = sum(PLANNED_BLOCKS * need <= budget_s - spent_s for need in needs)
     found = {}
     for change, need in zip(todo[n:], needs[n:], strict=True):
-        why = f"needs about {seconds(run_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
+        why = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
         found[change.name] = Part(change.name, words=f"{change.words}; not measured: {why} (--budget)")
     if not n:
         return found, [], None

@@ -349,7 +349,10 @@ def _device(one: Setup, here: Machine) -> str | None:
 
 
 def _of_state(sides: Mapping[str, Setup]) -> Part:
-    """The part of disturbed runs: all runs against the quiet ones, as means of logarithms."""
+    """The part of disturbed runs: the median of all runs against that of the quiet ones.
+
+    The range is that of the median had all runs been quiet, of which the quiet runs are a sample without replacement.
+    """
     log, squares, said, is_known = 0.0, 0.0, list[str](), True
     on_battery = [one.records[0].machine.power == "battery" for one in sides.values()]
     for (letter, one), sign, battery in zip(sides.items(), (-1, 1), on_battery, strict=True):
@@ -359,8 +362,9 @@ def _of_state(sides: Mapping[str, Setup]) -> Part:
         sentences = [*disturbances.sentences(one.records), *disturbances.drift(one.records)]
         said += [f"{letter}: {words}" for words in [*sentences, *(["it ran on battery"] if battery else [])]]
         if FEWEST <= len(quiet) < len(logs):
-            log += sign * (statistics.fmean(logs) - statistics.fmean(quiet))
-            squares += sum(stats.mean_half_width(values, stats.CONFIDENCE) ** 2 for values in (logs, quiet))
+            log += sign * (statistics.median(logs) - statistics.median(quiet))
+            half = stats.mean_half_width(quiet, stats.CONFIDENCE)
+            squares += math.pi / 2 * half**2 * (1 - len(quiet) / len(logs))
         is_known &= len(quiet) == len(logs) or len(quiet) >= FEWEST
     words = "; ".join(said)
     if not is_known or not log or on_battery[0] != on_battery[1]:
