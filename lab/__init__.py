@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lab.features.serve.loads import load as load
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
-    from lab.features.trace.attention import attention as attention
+    from lab.features.trace.token_trace import attention as attention
     from lab.features.trace.token_trace import trace as trace
     from lab.features.tune.result import plot_tuned as plot_tuned
     from lab.features.tune.result import show_tuned as show_tuned

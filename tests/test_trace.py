@@ -14,6 +14,8 @@ from lab.features.lend.server import RpcServer
 from lab.features.trace import nodes, token_trace, trace_views
 from lab.features.trace.nodes import Node, Operand, StepTrace
 from lab.process.worker import Worker
+from lab.show.kind import Context
+from lab.show.section import Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab
 
 
@@ -25,12 +27,11 @@ def operand(name: str, *ne: int, kind: str = "F32", n_bytes: int | None = None) 
 def node(
     op: str, result: str, *sources: Operand, ne: tuple[int, ...] = (8,), us: float = 3.0, gap_us: float = 1
 ) -> Node:
-    times, gaps = (round(us * 1000),) * 3, (round(gap_us * 1000),) * 3
-    return Node(op, operand(result, *ne), sources, "CPU", times, gaps)
+    return Node(op, operand(result, *ne), sources, "CPU", 1000 * us, 1000 * gap_us)
 
 
 def steps(*nodes: Node, untraced_us: int = 100) -> StepTrace:
-    return StepTrace(1, 40, nodes, (5000, 4000, 6000), (untraced_us * 1000,) * 3, (7000, 7000, 9000))
+    return StepTrace(1, 40, nodes, 3, 5000, 1000 * untraced_us, 7000)
 
 
 EMBEDDING = node("GET_ROWS", "embd", operand("token_embd.weight", 8, 100, kind="Q8_0", n_bytes=900), operand("ids", 1))
@@ -68,32 +69,35 @@ def test_the_start_and_end_of_threads_are_timed(mini: Path, n_threads: int) -> N
     assert [one.threads_ns > 0 for one in (both.prefill, both.decode)] == [n_threads == 2] * 2
 
 
-def test_operations_and_layers_come_from_weights_and_names() -> None:
-    weights = {"attn_norm": "norm", "ffn_gate": "feed-forward gate", "ffn_down_exps": "feed-forward down, experts"}
-    for name, expected in weights.items():
-        one = node("MUL_MAT", "node_5", operand(f"blk.7.{name}.weight", 8, 8), operand("x", 8))
-        assert (token_trace.operation_of(one), token_trace.layer_of(one, 2)) == (expected, 7)
-    last = node("MUL_MAT", "result_output", operand("token_embd.weight", 8, 8), operand("result_norm", 8))
-    assert (token_trace.operation_of(last), token_trace.layer_of(last, 29)) == ("last matrix", None)
-    attends = node("FLASH_ATTN_EXT", "node_21", operand("Qcur-0", 8), operand("k", 8), operand("v", 8))
-    assert (token_trace.operation_of(attends), token_trace.layer_of(attends, 4)) == ("attention", 4)
-    writes = node("SET_ROWS", "cache_k_l11 (view)", operand("Kcur-11 (view)", 8), operand("ids", 1))
-    assert (token_trace.operation_of(writes), token_trace.layer_of(writes, 4)) == ("write K and V", 11)
-    copied = node("MUL_MAT", "ffn_up-2", operand("CUDA0#blk.2.ffn_up.weight#0", 8, 8), operand("x", 8))
-    assert (token_trace.operation_of(copied), token_trace.layer_of(copied, None)) == ("feed-forward up", 2)
-    assert token_trace.operation_of(node("SSM_SCAN", "y-1", operand("x", 8))) == "other (ssm_scan)"
+@pytest.mark.parametrize(
+    ("op", "result", "weights", "before", "expected"),
+    [
+        ("MUL", "node_5", "blk.7.attn_norm.weight", 2, ("norm", 7)),
+        ("MUL_MAT", "node_5", "blk.7.ffn_gate.weight", 2, ("feed-forward gate", 7)),
+        ("MUL_MAT_ID", "node_5", "blk.7.ffn_down_exps.weight", 2, ("feed-forward down, experts", 7)),
+        ("MUL_MAT", "result_output", "token_embd.weight", 29, ("last matrix", None)),
+        ("FLASH_ATTN_EXT", "node_21", "Qcur-0", 4, ("attention", 4)),
+        ("SET_ROWS", "cache_k_l11 (view)", "Kcur-11 (view)", 4, ("write K and V", 11)),
+        ("MUL_MAT", "ffn_up-2", "CUDA0#blk.2.ffn_up.weight#0", None, ("feed-forward up", 2)),
+        ("SSM_SCAN", "y-1", "x", None, ("other (ssm_scan)", 1)),
+    ],
+)
+def test_operations_and_layers_come_from_weights_and_names(
+    op: str, result: str, weights: str, before: int | None, expected: tuple[str, int | None]
+) -> None:
+    assert token_trace.place_of(node(op, result, operand(weights, 8, 8), operand("x", 8)), before) == expected
 
 
 def test_bytes_and_flops_follow_from_shapes() -> None:
-    assert token_trace.bytes_of(EMBEDDING) == 9 + 4  # one row of 100, and its number
-    assert (token_trace.bytes_of(Q), token_trace.flops_of(Q)) == (72 + 32, 2 * 8 * 16)
+    assert token_trace.cost_of(EMBEDDING) == (9 + 4, None)  # one row of 100, and its number
+    assert token_trace.cost_of(Q) == (72 + 32, 2 * 8 * 16)
     writes = node("SET_ROWS", "c", operand("k", 8), operand("ids", 1), operand("cache", 8, 1000))
-    assert (token_trace.bytes_of(writes), token_trace.flops_of(writes)) == (32 + 4, None)
+    assert token_trace.cost_of(writes) == (32 + 4, None)
     experts = operand("blk.0.ffn_up_exps.weight", 8, 16, 4, kind="F32")
     chosen = node("MUL_MAT_ID", "ffn_moe_up-0", experts, operand("x", 8), operand("ids", 1, 1), ne=(16, 1, 1))
-    assert token_trace.bytes_of(chosen) == pytest.approx(4 * 8 * 16 + 32 + 4)  # one of four experts
+    assert token_trace.cost_of(chosen)[0] == pytest.approx(4 * 8 * 16 + 32 + 4)  # one of four experts
     heads = operand("q", 8, 1, 6), operand("k", 8, 256, 2), operand("v", 4, 256, 2)
-    assert token_trace.flops_of(node("FLASH_ATTN_EXT", "node_1", *heads)) == 2 * 6 * 256 * (8 + 4)
+    assert token_trace.cost_of(node("FLASH_ATTN_EXT", "node_1", *heads))[1] == 2 * 6 * 256 * (8 + 4)
 
 
 def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
@@ -117,15 +121,20 @@ def traced(decode: Phase) -> Record:
     return Record("session", MACHINE, MODEL, SETTINGS, dataclasses.replace(make_run(40, 2), trace=found))
 
 
+def chapter(decode: Phase) -> Section:
+    (made,) = trace_views.chapters([traced(decode)], Context())
+    return made.parts[-1]
+
+
 def told(decode: Phase) -> str:
-    section = trace_views.sections([traced(decode)])[-1]
+    section = chapter(decode)
     return " ".join([*section.sentences, *section.notes, *section.warnings])
 
 
 def test_a_sum_that_is_far_off_says_so() -> None:
     phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
-    assert not trace_views.sections([traced(phase)])[-1].warnings
-    (warning,) = trace_views.sections([traced(dataclasses.replace(phase, untraced_s=14e-6))])[-1].warnings
+    assert not chapter(phase).warnings
+    (warning,) = chapter(dataclasses.replace(phase, untraced_s=14e-6)).warnings
     assert warning.startswith(
         "Decode: 2 operations, less 1.00 us for each stop on CPU, add up to 7.00 us, 50 % less than"
     )

@@ -33,7 +33,7 @@ COMMANDS = {
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
     "why": ("Understand", "why.command", "Explain why two speeds differ, cause by cause."),
-    "trace": ("Understand", "trace.command", "Show where the time of one token goes, operation by operation."),
+    "trace": ("Understand", "trace.token_trace", "Show where the time of one token goes, operation by operation."),
     "claims": ("Understand", "claims.command", "Test common claims about LLM inference on this machine."),
     "words": ("Understand", "shown", "Explain the lab's terms, such as TTFT, ridge or goodput."),
     "show": ("Understand", "shown", "Show saved results (files or folders) as tables."),

@@ -90,9 +90,9 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
 
 def draw_attention(seen: Attention) -> None:
     """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
-    from lab.features.trace import attention
+    from lab.features.trace import trace_views
 
-    (picture,) = attention.section(seen).pictures
+    (picture,) = trace_views.attention(seen).pictures
     _draw_all([picture.draw], picture.size)
 
 

@@ -18,8 +18,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from lab.core.traced import Looks
@@ -34,16 +33,21 @@ from lab.process.wire import MUL_MAT, Probe
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
 
+OWN_BUILD = "Trace with the build that the lab installs (without --lib)."
+
 
 class _Stops:
-    """A context that stops after every operation: `stamps` gets the time of each call, `nodes` what is computed."""
+    """A context that stops after every operation: `stamps` gets the time of each call, `nodes` what is computed.
+
+    `problem` is a LabError that was met within a call: an exception cannot pass through llama.cpp.
+    """
 
     def __init__(self, context: Context) -> None:
         self.stamps: list[int] = []
         self.nodes: list[Node] = []
         self.describes = True
+        self.problem: LabError | None = None
         self._byte = ctypes.create_string_buffer(1) if context.settings.rpc else None
-        self._problem: LabError | None = None
         self._callback = llama_cpp().ggml_backend_sched_eval_callback(self._stop)  # must outlive the context
         self.context = llama.new_context(context.loaded, context.settings, self._callback)
 
@@ -51,19 +55,12 @@ class _Stops:
         if self._byte and not asks:
             ggml().ggml_backend_tensor_get(address, self._byte, 0, min(1, ggml().ggml_nbytes(address)))
         self.stamps.append(time.perf_counter_ns())
-        if self.describes and asks and self._problem is None:
+        if self.describes and asks and self.problem is None:
             try:
                 self.nodes.append(_node(address))
-            except LabError as problem:  # an exception cannot pass through llama.cpp
-                self._problem = problem
+            except LabError as problem:
+                self.problem = problem
         return True
-
-    def described(self) -> tuple[Node, ...]:
-        """The operations since the last call. LabError if ggml's tensors are not what this file takes them for."""
-        if self._problem:
-            raise self._problem
-        nodes, self.nodes = tuple(self.nodes), []
-        return nodes
 
 
 def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
@@ -71,35 +68,77 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
 
     LabError if this llama.cpp does not stop or has other tensors, or if the operations change between the rounds.
     """
-    _check_layout()
-    stops = _Stops(context)
-    try:
-        with _without_collection():
-            warm = _round(context, tokens, n_gen, None)
-            shapes = _round(stops.context, tokens, n_gen, stops)
-            prefill_nodes, decode_nodes = shapes[0][2], shapes[1][2]
-            stops.describes = False
-            traced, untraced = [], []
-            for number in range(n_rounds):
-                for is_traced in (number % 2 == 0, number % 2 == 1):
-                    if is_traced:
-                        traced.append(_round(stops.context, tokens, n_gen, stops))
-                    else:
-                        untraced.append(_round(context, tokens, n_gen, None))
-    finally:
-        llama.free_context(stops.context)
-    assert len(warm) == n_gen + 1
+    import numpy as np
 
-    def of(steps: slice, nodes: tuple[Node, ...], n_tokens: int, n_past: int, n_threads: int) -> StepTrace:
-        own = [step for one in traced for step in one[steps]]
-        plain = [step for one in untraced for step in one[steps]]
-        seen = _step_trace(nodes, [stamps for stamps, _, _ in own], plain, n_tokens, n_past)
-        return dataclasses.replace(seen, threads_ns=_threads_ns(n_threads))
+    _check_layout()
+    stops, lib = _Stops(context), llama_cpp()
+    nodes: list[tuple[Node, ...]] = []  # of each step of the first round with stops
+
+    def steps(own: Context) -> list[tuple[list[int], int]]:
+        """Prefill an empty cache and decode: stamps of each step (start, stops, end), nanoseconds of choosing."""
+        made, logits = [], Logits(own, False)
+        lib.llama_memory_clear(lib.llama_get_memory(own.pointer), False)
+        ids = (ctypes.c_int32 * len(tokens))(*tokens)
+        for _ in range(n_gen + 1):
+            batch = lib.llama_batch_get_one(ids, len(ids))
+            stops.stamps.clear()
+            start_ns = time.perf_counter_ns()
+            llama.decode(own, batch)
+            ready_ns = time.perf_counter_ns()
+            token = int(logits.row(-1).argmax())
+            made.append(([start_ns, *stops.stamps, ready_ns], time.perf_counter_ns() - ready_ns))
+            ids = (ctypes.c_int32 * 1)(token)
+            if stops.problem:
+                raise stops.problem
+            if stops.describes and own is stops.context:
+                nodes.append(tuple(stops.nodes))
+                stops.nodes.clear()
+        return made
+
+    traced: list[list[tuple[list[int], int]]] = []  # of each round its steps
+    untraced: list[list[tuple[list[int], int]]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        steps(context)
+        steps(stops.context)
+        stops.describes = False
+        for number in range(n_rounds):
+            for is_traced in (number % 2 == 0, number % 2 == 1):
+                (traced if is_traced else untraced).append(steps(stops.context if is_traced else context))
+    finally:
+        gc.enable()
+        llama.free_context(stops.context)
+
+    def of(which: slice, n_tokens: int, n_past: int, n_threads: int) -> StepTrace:
+        own = nodes[which][0]
+        stamps = [one for all_steps in traced for one, _ in all_steps[which]]
+        if not own or any(len(one) != 2 * len(own) + 2 for one in stamps):
+            raise LabError(
+                "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
+                "Trace a shorter prompt (-p 100), or another model.",
+            )
+        between = np.diff(np.array(stamps), axis=1)  # a gap, an operation, a gap, an operation, ..., the end
+        middle = np.median(between, axis=0)
+        plain = [step for all_steps in untraced for step in all_steps[which]]
+        return StepTrace(
+            n_tokens,
+            n_past,
+            tuple(
+                dataclasses.replace(node, ns=float(middle[2 * i + 1]), gap_ns=float(middle[2 * i]))
+                for i, node in enumerate(own)
+            ),
+            len(stamps),
+            float(np.median(between[:, 0] + between[:, -1])),
+            statistics.median(one[-1] - one[0] for one, _ in plain),
+            statistics.median(choosing_ns for _, choosing_ns in plain),
+            _threads_ns(n_threads),
+        )
 
     settings = context.settings
     return Trace(
-        of(slice(0, 1), prefill_nodes, len(tokens), 0, settings.n_threads_batch),
-        of(slice(1, None), decode_nodes, 1, len(tokens), settings.n_threads),
+        of(slice(0, 1), len(tokens), 0, settings.n_threads_batch),
+        of(slice(1, None), 1, len(tokens), settings.n_threads),
     )
 
 
@@ -119,61 +158,6 @@ def _threads_ns(n_threads: int) -> int:
     return max(0, round(more_ns))
 
 
-_Step = tuple[list[int], int, tuple[Node, ...]]
-"""Stamps of a step (its start, those of the stops, its end), nanoseconds of choosing its token, its operations."""
-
-
-def _round(context: Context, tokens: Sequence[int], n_gen: int, stops: _Stops | None) -> list[_Step]:
-    """Prefill an empty cache, then decode `n_gen` tokens."""
-    lib, steps, logits = llama_cpp(), list[_Step](), Logits(context, False)
-    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
-    ids = (ctypes.c_int32 * len(tokens))(*tokens)
-    for _ in range(n_gen + 1):
-        batch = lib.llama_batch_get_one(ids, len(ids))
-        if stops:
-            stops.stamps.clear()
-        start_ns = time.perf_counter_ns()
-        llama.decode(context, batch)
-        ready_ns = time.perf_counter_ns()
-        token = int(logits.row(-1).argmax())
-        choosing_ns = time.perf_counter_ns() - ready_ns
-        between = stops.stamps if stops else ()
-        nodes = stops.described() if stops and stops.describes else ()
-        steps.append(([start_ns, *between, ready_ns], choosing_ns, nodes))
-        ids = (ctypes.c_int32 * 1)(token)
-    return steps
-
-
-def _step_trace(
-    nodes: tuple[Node, ...], stamps: Sequence[list[int]], plain: Sequence[_Step], n_tokens: int, n_past: int
-) -> StepTrace:
-    """The operations with their stamps: in each step its start, two for every operation, and its end."""
-    if not nodes or any(len(one) != 2 * len(nodes) + 2 for one in stamps):
-        raise LabError(
-            "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
-            "Trace a shorter prompt (-p 100), or another model.",
-        )
-    timed = [
-        Node(
-            node.op,
-            node.result,
-            node.sources,
-            node.buffer,
-            tuple(one[2 * i + 2] - one[2 * i + 1] for one in stamps),
-            tuple(one[2 * i + 1] - one[2 * i] for one in stamps),
-        )
-        for i, node in enumerate(nodes)
-    ]
-    return StepTrace(
-        n_tokens,
-        n_past,
-        tuple(timed),
-        tuple(one[1] - one[0] + one[-1] - one[-2] for one in stamps),
-        tuple(one[-1] - one[0] for one, _, _ in plain),
-        tuple(choosing_ns for _, choosing_ns, _ in plain),
-    )
-
-
 _LOOKED_AT = re.compile(r"(kq_soft_max|Kcur|Vcur)-(\d+)")
 """The tensors that `look` reads, as llama.cpp names them: kind and layer."""
 
@@ -187,20 +171,26 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
     import numpy as np
 
     _check_layout()
+    lib, n = llama_cpp(), len(tokens)
     found: dict[tuple[str, int], Any] = {}
 
     def on_node(address: int, asks: bool, _: Any) -> bool:
         match = _LOOKED_AT.fullmatch(ggml().ggml_get_name(address).decode(errors="replace"))
-        if match and not asks:
-            found[match[1], int(match[2])] = _values(address)  # of several operations with this name the last one
+        if match and not asks:  # its numbers, the outer dimension first; the tensor may be a view with gaps
+            tensor, n_bytes = TensorStruct.from_address(address), ggml().ggml_nbytes(address)
+            raw = ctypes.create_string_buffer(n_bytes)
+            ggml().ggml_backend_tensor_get(address, raw, 0, n_bytes)
+            values = np.lib.stride_tricks.as_strided(
+                np.frombuffer(raw.raw, dtype=np.float32), tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+            )
+            found[match[1], int(match[2])] = values.copy()  # of several operations with this name the last one
         return match is not None or not asks
 
-    callback = llama_cpp().ggml_backend_sched_eval_callback(on_node)
+    callback = lib.ggml_backend_sched_eval_callback(on_node)
     looking = llama.new_context(context.loaded, context.settings, callback)
 
     def after(*parts: Sequence[int]) -> dict[tuple[str, int], Any]:
         """What the last of these steps computes, from an empty cache."""
-        lib = llama_cpp()
         lib.llama_memory_clear(lib.llama_get_memory(looking.pointer), False)
         for part in parts:
             found.clear()
@@ -208,7 +198,6 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
             llama.decode(looking, lib.llama_batch_get_one(ids, len(part)))
         return dict(found)
 
-    n = len(tokens)
     try:
         prefill, decode = after(tokens), after(tokens[:-1], tokens[-1:])
         changed = after([*tokens[:replaced], replacement, *tokens[replaced + 1 :]])
@@ -236,52 +225,25 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
     )
 
 
-def _values(address: int) -> Any:
-    """The numbers of a tensor, the outer dimension first; the tensor may be a view with gaps."""
-    import numpy as np
-
-    tensor, n_bytes = TensorStruct.from_address(address), ggml().ggml_nbytes(address)
-    raw = ctypes.create_string_buffer(n_bytes)
-    ggml().ggml_backend_tensor_get(address, raw, 0, n_bytes)
-    strided = np.lib.stride_tricks.as_strided
-    return strided(np.frombuffer(raw.raw, dtype=np.float32), tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]).copy()
-
-
 def _check_layout() -> None:
     """LabError if a tensor of this ggml does not have the size of `TensorStruct`."""
-    n_bytes = ggml().ggml_tensor_overhead() - OBJECT_BYTES
-    if n_bytes != ctypes.sizeof(TensorStruct):
-        raise LabError(
-            f"A tensor of this llama.cpp has {n_bytes} bytes; the lab knows those of {ctypes.sizeof(TensorStruct)}.",
-            "Trace with the build that the lab installs (without --lib).",
-        )
+    n_bytes, known = ggml().ggml_tensor_overhead() - OBJECT_BYTES, ctypes.sizeof(TensorStruct)
+    if n_bytes != known:
+        raise LabError(f"A tensor of this llama.cpp has {n_bytes} bytes; the lab knows those of {known}.", OWN_BUILD)
 
 
 def _node(address: int) -> Node:
     """An operation of the graph. LabError if its name or size is not what ggml says."""
     lib, tensor = ggml(), TensorStruct.from_address(address)
     if tensor.name != lib.ggml_get_name(address) or math.prod(tensor.ne) != lib.ggml_nelements(address):
-        raise LabError(
-            "The tensors of this llama.cpp have another layout than those that the lab can read.",
-            "Trace with the build that the lab installs (without --lib).",
-        )
+        raise LabError("The tensors of this llama.cpp have another layout than those that the lab can read.", OWN_BUILD)
+
+    def operand(one: Any) -> Operand:
+        ne = tuple(one.ne)
+        n_bytes = lib.ggml_row_size(one.type, ne[0]) * math.prod(ne[1:])
+        return Operand(one.name.decode(errors="replace"), lib.ggml_type_name(one.type).decode().upper(), ne, n_bytes)
+
     buffer = tensor.buffer or (TensorStruct.from_address(tensor.view_src).buffer if tensor.view_src else None)
     kind = lib.ggml_backend_buft_name(lib.ggml_backend_buffer_get_type(buffer)).decode() if buffer else ""
-    sources = tuple(_operand(TensorStruct.from_address(one)) for one in filter(None, tensor.src))
-    return Node(lib.ggml_op_name(tensor.op).decode(), _operand(tensor), sources, kind)
-
-
-def _operand(tensor: Any) -> Operand:
-    lib, ne = ggml(), tuple(tensor.ne)
-    n_bytes = lib.ggml_row_size(tensor.type, ne[0]) * math.prod(ne[1:])
-    return Operand(tensor.name.decode(errors="replace"), lib.ggml_type_name(tensor.type).decode().upper(), ne, n_bytes)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    sources = tuple(operand(TensorStruct.from_address(one)) for one in filter(None, tensor.src))
+    return Node(lib.ggml_op_name(tensor.op).decode(), operand(tensor), sources, kind)

@@ -1,4 +1,4 @@
-"""What the child finds when it stops after every operation (child.py), and when it looks at attention."""
+"""What crosses the pipe: the operations that the child stops at (child.py), and what it sees of attention."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class Operand:
 
 @dataclass(frozen=True)
 class Node:
-    """An operation of ggml's graph: what it computes from what, in which buffer type, and its stamps in each step.
+    """An operation of ggml's graph: what it computes from what, and in which buffer type.
 
-    `times_ns` run from just before it is started until it has ended; `gaps_ns` from the end of the one before.
+    `ns` runs from just before it is started until it has ended, `gap_ns` from the end of the one before: medians.
     """
 
     op: str
     result: Operand
     sources: tuple[Operand, ...]
     buffer: str
-    times_ns: tuple[int, ...] = ()
-    gaps_ns: tuple[int, ...] = ()
+    ns: float = 0.0
+    gap_ns: float = 0.0
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The operations of steps of one shape, and nanoseconds of each step.
+    """The operations of `n_steps` steps of one shape. Times are medians in nanoseconds.
 
     `outside_ns`: before the first operation and after the last one. `untraced_ns`: the same steps without stops.
     `choosing_ns`: choosing the next token from the logits. `threads_ns`: the start and end of the CPU's threads, which
@@ -49,9 +49,10 @@ class StepTrace:
     n_tokens: int
     n_past: int
     nodes: tuple[Node, ...]
-    outside_ns: tuple[int, ...]
-    untraced_ns: tuple[int, ...]
-    choosing_ns: tuple[int, ...]
+    n_steps: int
+    outside_ns: float
+    untraced_ns: float
+    choosing_ns: float
     threads_ns: int = 0
 
 

@@ -4,6 +4,11 @@ The engine stops after every operation (child.py). A stop costs time, which oper
 (views) show, and the CPU's threads start and end at each: that is taken off every other operation. Then the sum of all
 operations must be the time of the same step without stops; `Phase.off` says how far it is from that. Bytes and FLOPs
 follow from the tensors' shapes and types. The ceiling of an operation is that of its kernel (lab ceilings).
+
+Attention weights, layer by layer: a token asks (its query), and all tokens up to it answer (their keys). In prefill all
+tokens ask at once, so the weights are a triangle; in decode only the new token asks, so they are one row. No step needs
+the query of an earlier token, so the cache has keys and values only. K and V of a token depend on the tokens before it,
+except in the first layer.
 """
 
 from __future__ import annotations
@@ -13,19 +18,24 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Unpack
 
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import OUTPUT, SETTINGS, TOKENS, with_options
 from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
-from lab.core.lists import grouped
+from lab.core.lists import grouped, join_and, plural
 from lab.core.placement import device_of
 from lab.core.record import Buffer, Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
-from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
+from lab.core.traced import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
+from lab.features.running import RESULTS, Output
+from lab.features.serve.command import given
 from lab.features.trace import nodes
 from lab.features.trace.nodes import Node, StepTrace
 from lab.models import catalog, obtain
@@ -41,13 +51,14 @@ ON_ONE_THREAD = ("GET_ROWS", "SET_ROWS", "SCALE")
 EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 """Operations of ggml that only look at a tensor in another way."""
 
-NORM, ATTENTION, EMBEDDING, OUTPUT = "norm", "attention", "embedding", "last matrix"
+NORM, ATTENTION, EMBEDDING, OUTPUT_MATRIX = "norm", "attention", "embedding", "last matrix"
 ROTATION, WRITE, ADD, ACTIVATION = "rotation", "write K and V", "add", "activation"
 COPIES, OUTSIDE = "copy between devices", "outside operations"
 _OF_WEIGHTS = {
     **{"attn_q": "Q", "attn_k": "K", "attn_v": "V", "attn_qkv": "Q, K and V", "attn_output": "attention output"},
     **{"ffn_gate": "feed-forward gate", "ffn_up": "feed-forward up", "ffn_down": "feed-forward down"},
-    **{"ffn_gate_inp": "router", "ffn_gate_up": "feed-forward gate and up", "output": OUTPUT, "token_embd": OUTPUT},
+    **{"ffn_gate_inp": "router", "ffn_gate_up": "feed-forward gate and up"},
+    **{"output": OUTPUT_MATRIX, "token_embd": OUTPUT_MATRIX},
 }
 _OF_OPS = {
     **{"RMS_NORM": NORM, "NORM": NORM, "L2_NORM": NORM, "ROPE": ROTATION, "GLU": ACTIVATION},
@@ -58,6 +69,9 @@ _OF_OPS = {
 
 _COPIED = re.compile(r"[^#]+#.+#\d+")
 """How ggml's scheduler names what it copies to the device of the next operations."""
+
+MOST_TOKENS = 32
+"""Tokens of a text whose attention weights can still be drawn."""
 
 
 def trace(
@@ -101,16 +115,71 @@ def trace(
         for name, steps in (("prefill", traced.prefill), ("decode", traced.decode))
     )
     seen = TokenTrace(prefill, decode, known.measured_at if known else None)
-    return kept(plan, chosen, Path(out), prompt_len, gen + 1, trace=seen, placement=placed)
+    return _kept(plan, chosen, out, prompt_len, gen + 1, trace=seen, placement=placed)
 
 
-def kept(plan: Plan, settings: Settings, folder: Path | None, n_prompt: int, n_gen: int, **found: Any) -> Record:
+def attention(
+    text: str,
+    model: str = catalog.DEFAULT,
+    *,
+    watch: obtain.ShowTransfer = obtain.silently,
+    **settings: Unpack[SettingsKeywords],
+) -> Attention:
+    """The attention weights of a short text without flash attention, and how K and V depend on its first token.
+
+        lab.attention("The cat sat on the mat").looks.changes
+
+    The text's first token is replaced by its last other one. LabError for a text of fewer than 3 or over MOST_TOKENS
+    tokens, or of equal ones.
+    """
+    seen = look(text, model, None, watch, **settings).run.attention
+    assert seen is not None
+    return seen
+
+
+def look(
+    text: str,
+    model: str,
+    out: str | Path | None,
+    watch: obtain.ShowTransfer,
+    **settings: Unpack[SettingsKeywords],
+) -> Record:
+    """`attention` as a run, in a results file in `out` unless that is None."""
+    if settings.get("flash_attn", "off") == "on":
+        raise LabError("Flash attention never writes the weights.", "Look at them with --flash-attn off.")
+    settings["flash_attn"] = "off"
+    with Worker() as worker:
+        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
+        sizes = {name: max(getattr(plan.settings, name), MOST_TOKENS) for name in ("n_ubatch", "n_batch")}
+        asked = dataclasses.replace(plan.settings, **sizes)
+        vocabulary = worker.load(plan.file.path, asked)
+        own = worker.tokenize(text)
+        tokens = own if vocabulary.bos is None else [vocabulary.bos, *own]
+        if not 3 <= len(own) <= len(tokens) <= MOST_TOKENS:
+            raise LabError(
+                f"The text has {plural(len(own), 'token')} in {plan.model.name}.",
+                f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.",
+            )
+        chosen = worker.new_context(asked)
+        others = [token for token in own if token != own[0]]
+        if not others:
+            raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
+        replaced = len(tokens) - len(own)
+        looks, pieces = nodes.look(worker, tokens, replaced, others[-1]), worker.pieces()
+        *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
+    seen = Attention(text, tuple(texts), replaced, other, looks)
+    return _kept(plan, chosen, out, len(tokens), 1, attention=seen)
+
+
+def _kept(plan: Plan, settings: Settings, out: str | Path | None, n_prompt: int, n_gen: int, **found: Any) -> Record:
     """A record of what was found, in a results file of its own unless there is no folder."""
-    run = run_without_steps(n_prompt, n_gen, **found)
-    if folder is None:
-        return Record("", plan.machine, plan.model, settings, run)
-    path = new_results_file(plan, folder)
-    record = Record(path.stem, plan.machine, plan.model, settings, run)
+    record = Record("", plan.machine, plan.model, settings, run_without_steps(n_prompt, n_gen, **found))
+    if out is None:
+        return record
+    path = new_results_file(plan, Path(out))
+    record = dataclasses.replace(record, session=path.stem)
     with unless_empty(path):
         save(path, record)
     return record
@@ -125,41 +194,39 @@ def phase(
     devices: Sequence[Device] = (),
 ) -> Phase:
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
-    times = [statistics.median(node.times_ns) for node in steps.nodes]
-    empty = [(_device(node, devices), ns) for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
-    by_place = grouped(empty, itemgetter(0))
-    stops_ns = {device: statistics.median(ns for _, ns in alike) for device, alike in by_place.items()}
-    usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
+    held_by = [device_of(Buffer("", node.buffer, 0), devices) for node in steps.nodes]  # CUDA0, CPU, RPC0
+    placed = list(zip(steps.nodes, held_by, strict=True))
+    views = grouped((one for one in placed if one[0].op in EMPTY), lambda one: one[1])
+    stops_ns = {device: statistics.median(node.ns for node, _ in own) for device, own in views.items()}
+    usual_gap_ns = statistics.median(node.gap_ns for node in steps.nodes)
     by_device = {probing.label(one.device): one for one in probing.each_device(ceilings)} if ceilings else {}
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
     parts, copied, layer = list[Part](), set[str](), None
-    for node, ns in zip(steps.nodes, times, strict=True):
-        layer = layer_of(node, layer)
-        device = _device(node, devices)
+    for node, device in placed:
+        operation, layer = place_of(node, layer)
         arriving = [one for one in node.sources if _COPIED.fullmatch(one.name) and one.name not in copied]
         if arriving:
             copied |= {one.name for one in arriving}
-            gap_s = (statistics.median(node.gaps_ns) - usual_gap_ns) / 1e9
+            gap_s = (node.gap_ns - usual_gap_ns) / 1e9
             parts.append(Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s))
         if node.op in EMPTY:
             continue
         threads_ns = steps.threads_ns if device == "CPU" and node.op not in ON_ONE_THREAD else 0
-        seconds, flops = (ns - stops_ns.get(device, 0) - threads_ns) / 1e9, flops_of(node)
+        seconds, (n_bytes, flops) = (node.ns - stops_ns.get(device, 0) - threads_ns) / 1e9, cost_of(node)
         least_s = _least_s(node, steps, model, by_device.get(device), n_threads)
-        read = bytes_of(node)
         held_s = 0.0 if least_s is None else seconds
-        parts.append(Part(operation_of(node), layer, device, read, flops, seconds, least_s, held_s))
+        parts.append(Part(operation, layer, device, n_bytes, flops, seconds, least_s, held_s))
     for operation, nanoseconds in ((OUTSIDE, steps.outside_ns), (SAMPLING, steps.choosing_ns)):
-        parts.append(Part(operation, None, "CPU", None, None, statistics.median(nanoseconds) / 1e9))
+        parts.append(Part(operation, None, "CPU", None, None, nanoseconds / 1e9))
     return Phase(
         name,
         steps.n_tokens,
         steps.n_past,
         tuple(summed(parts, lambda part: (part.layer, part.operation, part.device))),
         {name: ns / 1e9 for name, ns in stops_ns.items()},
-        statistics.median(steps.untraced_ns) / 1e9,
+        steps.untraced_ns / 1e9,
         len(steps.nodes),
-        len(steps.outside_ns),
+        steps.n_steps,
         steps.threads_ns / 1e9 or None,
     )
 
@@ -184,58 +251,47 @@ def _weight(node: Node) -> tuple[int | None, str] | None:
     return None
 
 
-def operation_of(node: Node) -> str:
-    """What an operation is for, by its weights, else by what ggml calls it."""
-    weight = _weight(node)
-    if weight and "norm" in weight[1]:
-        return NORM
+def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
+    """What an operation is for, and its layer, by its weights, else by names; `before` is the layer of the one before.
+
+    An operation whose name has no meaning is in the layer of the one before.
+    """
+    layer, weights = _weight(node) or (None, "")
+    name, plain = node.result.name, re.sub(r"_(exps|shexp)$", "", weights)
+    if layer is None:
+        in_name = re.search(r"(?:-|_l)(\d+)\b", name)
+        layer = int(in_name[1]) if in_name else before if re.match(r"node_\d+", name) else None
+    if "norm" in weights:
+        return NORM, layer
     if node.op == "GET_ROWS":
-        return EMBEDDING if weight and weight[1] == "token_embd" else "select rows"
-    if weight:
-        plain = re.sub(r"_(exps|shexp)$", "", weight[1])
-        named = _OF_WEIGHTS.get(plain, f"other weights ({weight[1]})")
-        return f"{named}, experts" if weight[1].endswith("_exps") else named
-    if node.result.name.startswith(("kq", "v_cont")):
-        return ATTENTION
-    return _OF_OPS.get(node.op, f"other ({node.op.lower()})")
+        return EMBEDDING if weights == "token_embd" else "select rows", layer
+    if weights:
+        experts = ", experts" if weights.endswith("_exps") else ""
+        return _OF_WEIGHTS.get(plain, f"other weights ({weights})") + experts, layer
+    if name.startswith(("kq", "v_cont")):
+        return ATTENTION, layer
+    return _OF_OPS.get(node.op, f"other ({node.op.lower()})"), layer
 
 
-def layer_of(node: Node, before: int | None) -> int | None:
-    """The layer of an operation, by its weights or its name; for a name without meaning that of the one before."""
-    weight = _weight(node)
-    if weight and weight[0] is not None:
-        return weight[0]
-    name = node.result.name
-    if match := re.search(r"(?:-|_l)(\d+)\b", name):
-        return int(match[1])
-    return before if re.match(r"node_\d+", name) else None
+def cost_of(node: Node) -> tuple[float, float | None]:
+    """Bytes that an operation reads, of rows and experts only those that are used; FLOPs of products and attention.
 
-
-def bytes_of(node: Node) -> float:
-    """Bytes that an operation reads: of its tensors, of selected rows, of the experts that its tokens use."""
-    total = float(sum(one.n_bytes for one in node.sources))
-    first = node.sources[0]
+    Attention counts all positions that its tensors have.
+    """
+    first, result = node.sources[0], node.result
+    n_bytes = float(sum(one.n_bytes for one in node.sources))
     if node.op == "SET_ROWS":  # the others are the positions, and the cache, which is written
-        return sum(one.n_bytes for one in node.sources[:2])
+        return sum(one.n_bytes for one in node.sources[:2]), None
     if node.op == "GET_ROWS":
-        share = math.prod(node.result.ne[1:]) / math.prod(first.ne[1:])
-        return total - first.n_bytes * (1 - share)
-    if node.op == "MUL_MAT_ID":
-        n_used, n_tokens = node.sources[2].ne[:2]
-        matrix = _matrix(node)
-        return total - first.n_bytes * (1 - shape.n_experts_read(matrix, n_used, n_tokens) / matrix.n_expert)
-    return total
-
-
-def flops_of(node: Node) -> float | None:
-    """FLOPs of a product or of attention, over all positions that its tensors have; None for others."""
-    first = node.sources[0]
-    if node.op in ("MUL_MAT", "MUL_MAT_ID"):
-        return 2.0 * first.ne[0] * math.prod(node.result.ne)
+        return n_bytes - first.n_bytes * (1 - math.prod(result.ne[1:]) / math.prod(first.ne[1:])), None
     if node.op == "FLASH_ATTN_EXT":
         keys, values = node.sources[1:3]
-        return 2.0 * math.prod(first.ne[1:]) * keys.ne[1] * (keys.ne[0] + values.ne[0])
-    return None
+        return n_bytes, 2.0 * math.prod(first.ne[1:]) * keys.ne[1] * (keys.ne[0] + values.ne[0])
+    if node.op == "MUL_MAT_ID":
+        matrix = _matrix(node)
+        n_used, n_tokens = node.sources[2].ne[:2]
+        n_bytes -= first.n_bytes * (1 - shape.n_experts_read(matrix, n_used, n_tokens) / matrix.n_expert)
+    return n_bytes, 2.0 * first.ne[0] * math.prod(result.ne) if node.op in ("MUL_MAT", "MUL_MAT_ID") else None
 
 
 def _matrix(node: Node) -> shape.Matrix:
@@ -263,13 +319,68 @@ def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | No
             )
         if node.op in ("MUL_MAT", "MUL_MAT_ID") and _weight(node):
             n_tokens = node.result.ne[1] if node.op == "MUL_MAT" else node.result.ne[2]
-            n_bytes = bytes_of(node) - sum(one.n_bytes for one in node.sources[1:])
+            n_bytes = cost_of(node)[0] - sum(one.n_bytes for one in node.sources[1:])
             return n_bytes * step_kernels.product_s_per_byte(ceilings, model, _matrix(node), n_tokens, n_threads)
     except LabError:  # this kernel was not probed
         pass
     return None
 
 
-def _device(node: Node, devices: Sequence[Device]) -> str:
-    """The device that holds an operation's result: CUDA0, CPU, RPC0."""
-    return device_of(Buffer("", node.buffer, 0), devices)
+@click.command("trace", cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads"))
+@with_options(
+    click.option("--prompt-len", "-p", type=TOKENS, default=200, show_default=True, help="Tokens of the prompt."),
+    click.option("--gen", "-n", default=8, show_default=True, help="Decode steps to trace after each prefill."),
+    click.option("--repeat", "-r", default=5, show_default=True, help="How often to trace prefill and these steps."),
+    click.option(
+        "--attention",
+        "text",
+        metavar="TEXT",
+        help="Show what each token of this text attends to, layer by layer, instead.",
+    ),
+    *SETTINGS,
+    click.option("--ceilings", "results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
+    *OUTPUT,
+    click.option("--details", is_flag=True, help="Show a table by layer, too."),
+)
+def command(text: str | None, details: bool, **asked: Any) -> None:
+    """Show where the time of one token goes, operation by operation.
+
+    \b
+      lab trace                             # a prompt of 200 tokens
+      lab trace -p 1000 -m llama-3.2-3b --details
+      lab trace --attention "The cat sat on the mat"
+
+    Follows a prefill and decode steps through llama.cpp. For each operation (norm, Q, K, V, attention, feed-forward,
+    the last matrix, sampling) prints the bytes read, FLOPs, time, and the share of the kernel's ceiling (lab ceilings).
+
+    The engine stops after each operation. Views, which compute nothing, show what a stop costs; that is taken off. The
+    same steps run in turns without stops, and the output says how far the sum is from them. Keep the machine quiet.
+    With several devices the copies between them are an operation of their own. On an RPC server a stop takes a round
+    trip. The picture shows all layers. The results file keeps all figures, for lab show and lab report.
+    """
+    from lab.features import known
+    from lab.show import console, text_setup
+    from lab.show.kind import Context
+
+    unused = {"prompt_len": "--prompt-len", "gen": "--gen", "repeat": "--repeat", "results": "--ceilings"}
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    if text is not None:
+        options = {**unused, "details": "--details"}
+        if found := [options[name] for name in sorted(options) if name in given(click.get_current_context())]:
+            raise LabError(
+                f"--attention looks at its own text once and does not use {join_and(found)}.",
+                f"Leave {join_and(found)} out, or trace times without --attention.",
+            )
+        asked = {name: value for name, value in asked.items() if name not in unused}
+    with console.transfer(err) as watch:
+        find = trace if text is None else lambda **settings: look(text, **settings)
+        record = find(**asked, out=output.folder, watch=watch)
+    for line in text_setup.describe(record.machine, record.model):
+        err.print(line)
+    made = known.sections([record], Context(details=details))
+    output.finish(
+        [record],
+        output.folder / f"{record.session}.jsonl",
+        lambda out: known.print_results([record], console.console() if details else out, made),
+        made=made,
+    )

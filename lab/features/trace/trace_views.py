@@ -1,40 +1,37 @@
-"""A token's way as tables, sentences and a picture: layers from left to right, the operations of each below it."""
+"""A token's way and attention weights as tables, sentences and pictures."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
-from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
+from lab.core.traced import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.features.limits.explanation import TOO_LOW
-from lab.features.trace import attention, token_trace
+from lab.features.trace import token_trace
+from lab.features.trace.token_trace import summed
 from lab.runner import as_options
 from lab.show import setup_columns
-from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish
+from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish, grid
 from lab.show.kind import Context, Kind
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEED_FORWARD, PROJECTIONS, ATTENTION, SMALL = (
-    "feed-forward",
-    "Q, K, V and output",
-    "attention and cache",
-    "norms and sums",
-)
+FEED_FORWARD, PROJECTIONS, SMALL = "feed-forward", "Q, K, V and output", "norms and sums"
+ATTENTION, AROUND = "attention and cache", "outside and sampling"
 FAMILIES = {
     **dict.fromkeys(("Q", "K", "V", "Q, K and V", "attention output"), PROJECTIONS),
     **dict.fromkeys((token_trace.ATTENTION, token_trace.ROTATION, token_trace.WRITE), ATTENTION),
-    **dict.fromkeys((token_trace.OUTSIDE, SAMPLING), "outside and sampling"),
-    **{name: name for name in (token_trace.OUTPUT, token_trace.COPIES)},
+    **dict.fromkeys((token_trace.OUTSIDE, SAMPLING), AROUND),
+    **{name: name for name in (token_trace.OUTPUT_MATRIX, token_trace.COPIES)},
 }
 """Operations that share a colour and a sentence; the others are SMALL."""
 
@@ -46,56 +43,69 @@ CAPTION = "Above the layers, below them their operations, as wide as they take t
 LETTER = 0.0065
 """Share of a row's width that a letter of an operation's name needs."""
 
+N_COLUMNS = 6
+"""Of the layers in the picture of attention weights."""
 
-def family(operation: str) -> str:
+
+def family(part: Part) -> str:
     """The family of an operation."""
-    is_feed_forward = operation.startswith(("feed-forward", "router"))
-    return FEED_FORWARD if is_feed_forward else FAMILIES.get(operation, SMALL)
+    is_feed_forward = part.operation.startswith(("feed-forward", "router"))
+    return FEED_FORWARD if is_feed_forward else FAMILIES.get(part.operation, SMALL)
 
 
-def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]:
-    """What each run of `lab trace` found: sections of a prefill and of a decode, or of attention weights.
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """Runs of `lab trace`: parts for prefill and decode, or for attention weights.
 
-    Tables are by operation (and by layer). The picture and where the time goes are with decode.
+    The picture and where the time goes are with decode, but on the page of one run the sentences are above the tables.
     """
-    made = list[Section]()
+    parts, data = list[Section](), list[dict[str, Any]]()
     for record in records:
         model = setup_columns.model_label(record)
+        row: dict[str, Any] = {"session": record.session, "model": record.model.name}
         if traced := record.run.trace:
-            prefill, decode = (_section(model, phase, by_layer) for phase in traced.phases)
+            prefill, decode = (_section(model, phase, context.details) for phase in traced.phases)
             hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
             draws = partial(draw, subject=setup_columns.where([record]), traced=traced)
             notes, picture = [*decode.notes, *hint], Picture("trace", CAPTION, draws, (10, 7))
             decode = dataclasses.replace(decode, sentences=sentences(traced), notes=notes, pictures=[picture])
-            made += [prefill, decode]
-        if seen := record.run.attention:
-            made.append(attention.section(seen, model))
-    return made
-
-
-def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The same for JSON, with the sums of phases."""
-    rows = list[dict[str, Any]]()
-    for record in records:
-        row: dict[str, Any] = {"session": record.session, "model": record.model.name}
-        if traced := record.run.trace:
+            parts += [prefill, decode]
             phases = [{**dataclasses.asdict(one), "sum_s": one.sum_s, "off": one.off} for one in traced.phases]
             row |= {"phases": phases, "ceilings_measured_at": traced.ceilings_measured_at}
         if seen := record.run.attention:
+            parts.append(attention(seen, model))
             row |= {**dataclasses.asdict(seen), "differs": seen.differs}
-        rows.append(row)
-    return rows
+        data.append(row)
+    lines = list[str]()
+    if len(records) == 1 and context.is_page:
+        lines = [line for part in parts for line in part.sentences]
+        parts = [dataclasses.replace(part, sentences=()) for part in parts]
+    question = parts[0].question or "Where does the time of a token go?"
+    return [
+        Section(
+            "One token's way",
+            name="trace",
+            question=question,
+            sentences=lines,
+            parts=parts,
+            data=lambda: {"traces": data},
+        )
+    ]
 
 
 def _section(model: str, phase: Phase, by_layer: bool) -> Section:
+    """A phase by operation (and by layer), and how far the sum is from the step without stops."""
+    total_s = phase.total_s
+
     def known(amount: float | None, unit: float) -> str:
         return UNKNOWN if amount is None or unit <= 0 else digits(amount / unit)
 
     def largest(part: Part) -> str:
         own = [one for one in phase.parts if one.layer == part.layer]
-        return max(token_trace.summed(own, lambda one: one.operation), key=lambda one: one.seconds).operation
+        return max(summed(own, lambda one: one.operation), key=lambda one: one.seconds).operation
 
-    total_s = phase.total_s
+    def of_ceiling(part: Part) -> str:
+        return percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN
+
     sizes: Columns = (
         ("MB read", lambda part: known(part.n_bytes, 1e6)),
         ("MFLOP", lambda part: known(part.flops, 1e6)),
@@ -110,63 +120,53 @@ def _section(model: str, phase: Phase, by_layer: bool) -> Section:
         *sizes,
         ("GB/s", lambda part: known(part.n_bytes, 1e9 * part.seconds)),
         ("GFLOP/s", lambda part: known(part.flops, 1e9 * part.seconds)),
-        (
-            "of\nceiling",
-            lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN,
-        ),
+        ("of\nceiling", of_ceiling),
     )
-    of_layers = (
+    of_layers: Columns = (
         ("layer", lambda part: UNKNOWN if part.layer is None else str(part.layer)),
         *sizes,
         ("largest", largest),
     )
-    rows = token_trace.summed(phase.parts, lambda part: (part.operation, part.device))
-    layers = token_trace.summed(phase.parts, lambda part: (part.layer,))
-    # how far the sum is from the step without stops
+    layers = summed(phase.parts, lambda part: (part.layer,))
     costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
     threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
-    taken = f"less {costs}{threads}, " if costs else ""
     off = (
-        f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "
-        f"{percent(abs(phase.off))} {'more' if phase.off >= 0 else 'less'} than a step without stops "
-        f"({seconds(phase.untraced_s)})"
+        f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {f'less {costs}{threads}, ' if costs else ''}"
+        f"add up to {seconds(phase.sum_s)}, {percent(abs(phase.off))} {'more' if phase.off >= 0 else 'less'} than a "
+        f"step without stops ({seconds(phase.untraced_s)})"
     )
-    is_near, doubt = (
-        abs(phase.off) <= OFF,
-        "too far for the shares to be right. Trace again while no other program runs.",
-    )
+    doubt = f"{off}: too far for the shares to be right. Trace again while no other program runs."
+    is_near = abs(phase.off) <= OFF
     by_layers = Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))
     return Section(
         f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}",
         f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else ""),
         name=phase.name,
-        **tabled(columns, rows),
+        **tabled(columns, summed(phase.parts, lambda part: (part.operation, part.device))),
         parts=[by_layers] if by_layer else (),
         notes=[f"{off}."] if is_near else (),
-        warnings=() if is_near else [f"{off}: {doubt}"],
+        warnings=() if is_near else [doubt],
     )
 
 
 def sentences(traced: TokenTrace) -> list[str]:
     """Where the time of a decode step goes, and what prefill does with its time."""
     prefill, decode = traced.phases
-    total_s = decode.total_s
-    of = dict.fromkeys((family(part.operation) for part in decode.parts), 0.0)
-    for part in decode.parts:
-        of[family(part.operation)] += max(0.0, part.seconds)
-    read, many = (sum(part.n_bytes or 0 for part in phase.parts) for phase in (decode, prefill))
-    flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
+    total_s, parts = decode.total_s, grouped(decode.parts, family)
+    (read, flops), (many, more) = (
+        (sum(part.n_bytes or 0 for part in phase.parts), sum(part.flops or 0 for part in phase.parts))
+        for phase in (decode, prefill)
+    )
 
     def share(name: str) -> str:
-        return percent(of.get(name, 0.0) / total_s)
+        return percent(sum(max(0.0, part.seconds) for part in parts.get(name, ())) / total_s)
 
     words = [
         f"Where do the {seconds(total_s)} of a decode step after {plural(decode.n_past, 'token')} go? The feed-forward "
         f"takes {share(FEED_FORWARD)}, the matrices of Q, K, V and the attention's output {share(PROJECTIONS)}, and "
-        f"the last matrix, which rates every token of the vocabulary, {share(token_trace.OUTPUT)}.",
+        f"the last matrix, which rates every token of the vocabulary, {share(token_trace.OUTPUT_MATRIX)}.",
         f"Attention itself (rotation, reading and writing the cache) takes {share(ATTENTION)}, norms, activations and "
-        f"sums {share(SMALL)}, and what lies outside the operations (inputs, sampling) "
-        f"{share('outside and sampling')}.",
+        f"sums {share(SMALL)}, and what lies outside the operations (inputs, sampling) {share(AROUND)}.",
         f"The step reads {digits(read / 1e6)} MB for its {plural(decode.n_tokens, 'token')}, "
         f"{digits(read / total_s / 1e9)} GB/s; prefill reads {digits(many / 1e6)} MB for "
         f"{plural(prefill.n_tokens, 'token')}.",
@@ -180,7 +180,7 @@ def sentences(traced: TokenTrace) -> list[str]:
             f"At the ceilings of their kernels, {plural(sum(part.n for part in held), 'operation')} of the step would "
             f"take {seconds(least_s)} instead of {seconds(held_s)}."
         )
-    if token_trace.COPIES in of:
+    if token_trace.COPIES in parts:
         words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
     if flops and more:
         longer = prefill.untraced_s / decode.untraced_s
@@ -195,22 +195,36 @@ def sentences(traced: TokenTrace) -> list[str]:
 def draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
     """Draws prefill, decode and a layer of decode: layers, below them their operations, as wide as they take time."""
     rows = [
-        (
-            f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else ""),
-            phase.parts,
-        )
-        for phase in traced.phases
+        (f"{one.name} of {plural(one.n_tokens, 'token')}" + (f" after {one.n_past:,}" if one.n_past else ""), one.parts)
+        for one in traced.phases
     ]
-    by_layer = grouped((part for part in traced.decode.parts if part.layer is not None), lambda part: part.layer)
+    by_layer = grouped(traced.decode.parts, lambda part: part.layer)
     if by_layer:
         middle = sorted(by_layer.values(), key=lambda parts: sum(part.seconds for part in parts))[len(by_layer) // 2]
         rows.append((f"layer {middle[0].layer} of that decode step", tuple(middle)))
     axes = list(figure.subplots(len(rows), 1, squeeze=False)[:, 0])
-    families = dict.fromkeys(family(part.operation) for phase in traced.phases for part in phase.parts)
     colours = {name: COLOURS[i] for i, name in enumerate((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL))}
     for ax, (title, parts) in zip(axes, rows, strict=True):
-        _draw_parts(ax, parts, title, colours)
-    for name in families:
+        at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in parts)
+        in_order = summed(parts, lambda part: (part.layer, part.operation))
+        layers = [(layer, list(own)) for layer, own in itertools.groupby(in_order, key=lambda part: part.layer)]
+        is_alone = len(layers) == 1
+        for number, (layer, own) in enumerate(layers):
+            widths = [1e3 * max(0.0, part.seconds) for part in own]
+            ax.barh([1], [sum(widths)], left=at, color=GRID if number % 2 else GUIDE, height=0.5, ec=PAPER, lw=0.4)
+            if layer is not None and (layer % 5 == 0 or is_alone):
+                ink = GUIDE if number % 2 else PAPER
+                ax.text(at + sum(widths) / 2, 1, str(layer), ha="center", va="center", fontsize=7, color=ink)
+            for part, ms in zip(own, widths, strict=True):
+                style = {"color": colours[family(part)], "ec": PAPER, "lw": 0.6 if is_alone else 0}
+                ax.barh([0.35], [ms], left=at, height=0.7, **style)
+                if ms > LETTER * len(part.operation) * total_ms:
+                    ax.text(at + ms / 2, 0.35, part.operation, ha="center", va="center", fontsize=8, color=PAPER)
+                at += ms
+        ax.set_yticks([0.35, 1], ["operations", "layers"])
+        ax.set(ylim=(0, 1.3), xlim=(0, at), xlabel="ms")
+        ax.set_title(title, fontsize=9)
+    for name in dict.fromkeys(family(part) for phase in traced.phases for part in phase.parts):
         axes[-1].barh([0], [0], color=colours[name], label=name)
     doubt = " (! the operations do not add up)" if any(abs(phase.off) > OFF for phase in traced.phases) else ""
     finish(axes, f"One token's way: layers above, their operations below\n{subject}{doubt}", is_apart=True)
@@ -218,45 +232,59 @@ def draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
         ax.grid(False)
 
 
-def _draw_parts(ax: Axes, parts: Sequence[Part], title: str, colours: dict[str, str]) -> None:
-    at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in parts)
-    summed = token_trace.summed(parts, lambda part: (part.layer, part.operation))
-    layers = [
-        list(own) for _, own in itertools.groupby(summed, key=lambda part: part.layer)
-    ]  # in the order of the step
-    edge = 0.6 if len(layers) == 1 else 0
-    for number, layer in enumerate(layers):
-        width = sum(max(0.0, part.seconds) for part in layer) * 1e3
-        ax.barh([1], [width], left=at, color=GRID if number % 2 else GUIDE, height=0.5, ec=PAPER, lw=0.4)
-        if layer[0].layer is not None and (layer[0].layer % 5 == 0 or len(layers) == 1):
-            ink = GUIDE if number % 2 else PAPER
-            ax.text(at + width / 2, 1, str(layer[0].layer), ha="center", va="center", fontsize=7, color=ink)
-        for part in layer:
-            ms = max(0.0, part.seconds) * 1e3
-            ax.barh([0.35], [ms], left=at, color=colours[family(part.operation)], height=0.7, ec=PAPER, lw=edge)
-            if ms > LETTER * len(part.operation) * total_ms:
-                ax.text(at + ms / 2, 0.35, part.operation, ha="center", va="center", fontsize=8, color=PAPER)
-            at += ms
-    ax.set_yticks([0.35, 1], ["operations", "layers"])
-    ax.set_ylim(0, 1.3)
-    ax.set_xlim(0, at)
-    ax.set_xlabel("ms")
-    ax.set_title(title, fontsize=9)
-
-
-def chapters(records: Sequence[Record], context: Context) -> list[Section]:
-    """Runs of `lab trace`: parts for prefill and decode, or for attention weights."""
-    parts, lines = sections(records, by_layer=context.details), list[str]()
-    if len(records) == 1 and context.is_page:  # its sentences are above its tables
-        lines = [line for part in parts for line in part.sentences]
-        parts = [dataclasses.replace(part, sentences=()) for part in parts]
-    if not parts:
-        return []
-    question = parts[0].question or "Where does the time of a token go?"
-    data = {"traces": as_rows(records)}
-    return [
-        Section("One token's way", name="trace", question=question, sentences=lines, parts=parts, data=lambda: data)
+def attention(seen: Attention, model: str = "") -> Section:
+    """What the last token attends to in each layer (of a model), and what K and V depend on."""
+    of_model, looks, layers = f" in {model}" if model else "", seen.looks, list(range(len(seen.looks.decode)))
+    most = [row.index(max(row)) for row in looks.decode]
+    columns: Columns = (
+        ("layer", str),
+        ("most on", lambda layer: repr(seen.tokens[most[layer]])),
+        ("weight", lambda layer: percent(looks.decode[layer][most[layer]])),
+        ("on the\nfirst", lambda layer: percent(looks.decode[layer][0])),
+        ("on\nitself", lambda layer: percent(looks.decode[layer][-1])),
+        ("K of later\nmoves by", lambda layer: percent(looks.changes[layer][0])),
+        ("V of later\nmoves by", lambda layer: percent(looks.changes[layer][1])),
+    )
+    same = ", ".join(str(layer) for layer in layers if not any(looks.changes[layer]))
+    differs = f"at most {percent(seen.differs)}" if seen.differs >= 0.001 else "less than 0.1 %"
+    words = [
+        "In prefill every token attends to itself and to those before it: a triangle. In decode only the new token "
+        f"asks: one row, which differs from the last row of prefill by {differs}. It needs the "
+        "keys and values of earlier tokens, and none of their queries: so the cache has keys and values.",
+        f"With {seen.tokens[seen.replaced]!r} replaced by {seen.replacement!r}, K and V of the later tokens stay "
+        f"exactly the same in {f'layer {same}' if same else 'no layer'}: elsewhere they depend on the tokens "
+        "before, so a cached prefix must match from its first token on.",
     ]
+    size = 11, 1 + 1.9 * math.ceil(len(layers) / N_COLUMNS)
+    draws = partial(draw_attention, seen=seen, of_model=of_model)
+    return Section(
+        f"Attention of {seen.tokens[-1]!r}, the last of {plural(len(seen.tokens), 'token')}{of_model}",
+        "means over the heads of each layer",
+        name="attention",
+        question=f"What does each token of {seen.text!r} attend to?",
+        **tabled(columns, layers),
+        sentences=words,
+        pictures=[Picture("attention", "Attention weights, means over heads", draws, size)],
+    )
+
+
+def draw_attention(figure: Figure, seen: Attention, of_model: str) -> None:
+    """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
+    axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
+    texts = [text.replace("\n", "\\n") for text in seen.tokens]
+    middles, size = [i + 0.5 for i in range(len(texts))], 7 if len(texts) <= 10 else 4
+    for layer, (ax, rows) in enumerate(zip(axes, seen.looks.prefill, strict=True)):
+        until_now = [[w if i <= asks else math.nan for i, w in enumerate(row)] for asks, row in enumerate(rows)]
+        image = ax.pcolormesh(until_now, vmin=0, vmax=1, cmap="viridis")  # shapes: a page shows no embedded images
+        ax.set_title(f"layer {layer}", fontsize=8)
+        ax.set_xticks(middles, texts, rotation=90, fontsize=size)
+        ax.set_yticks(middles, texts, fontsize=size)
+        ax.set_aspect("equal")
+    axes[0].invert_yaxis()  # shared by all
+    bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
+    if bar.solids is not None:
+        bar.solids.set_rasterized(False)
+    figure.suptitle(f"What each token attends to{of_model} (the last row is that of decode)", fontsize=11)
 
 
 def again(records: Sequence[Record]) -> str:
@@ -268,11 +296,8 @@ def again(records: Sequence[Record]) -> str:
     return as_options.line("trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared)
 
 
-KINDS = (
-    Kind(
-        "trace",
-        lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality,
-        chapters,
-        again,
-    ),
-)
+def is_mine(one: Any) -> bool:
+    return isinstance(one, Record) and one.run.is_traced and not one.run.quality
+
+
+KINDS = (Kind("trace", is_mine, chapters, again),)
