@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns.conversation import turns as turns
     from lab.features.why.reasons import why as why
-    from lab.runner.saved_settings import settings as settings
+    from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.table import runs as runs
     from lab.show.table import steps as steps

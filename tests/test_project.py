@@ -32,7 +32,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "numpy": {"core/stats", "engine", "models/synthetic", "show/table", "features"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
-    "platformdirs": {"models/obtain", "features/lend", "runner/saved_settings"},
+    "platformdirs": {"models/obtain", "features/lend", "runner/as_options"},
     "pandas": {"core/gaps", "core/record", "features", "show"},
     "matplotlib": {"features", "show"},
     "IPython": {"runner/progress"},

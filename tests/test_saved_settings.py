@@ -14,9 +14,9 @@ from lab.core.asked_settings import table
 from lab.errors import LabError
 from lab.features.measure.command import parse_variant
 from lab.main import lab as main
-from lab.runner import saved_settings
-from lab.runner.saved_settings import read, save
-from lab.runner.saved_settings import settings as load
+from lab.runner import as_options
+from lab.runner.as_options import read, save
+from lab.runner.as_options import settings as load
 from tests.conftest import run_lab
 
 FAST = {"threads": 1, "ubatch": 64, "repack": False, "override_tensor": ["a=CPU", "b=CPU"], "kv_unified": True}
@@ -49,7 +49,7 @@ def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
 def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAB_SETTINGS")
     monkeypatch.setattr("platformdirs.user_config_path", lambda name, **_: Path("/config") / name)
-    assert saved_settings.folder() == Path("/config/mini-lab/settings")
+    assert as_options.folder() == Path("/config/mini-lab/settings")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -19,7 +19,7 @@ from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestRecord, Turn, Usage
 from lab.errors import LabError
 from lab.features import known
-from lab.features.common import as_rows, first_difference
+from lab.features.experiment import as_rows, first_difference
 from lab.features.predict import learning
 from lab.features.predict.learning import StepPrediction
 from lab.features.turns import conversation as conversations

@@ -72,13 +72,13 @@ def unified(default: str) -> Callable[..., Any]:
 
 def _take_saved(context: click.Context, _: click.Parameter, name: str | None) -> None:
     """Make saved settings the defaults of the command's options for settings (--device of predict is not one)."""
-    from lab.runner import as_options, saved_settings
+    from lab.runner import as_options
 
     if name is None or context.resilient_parsing:
         return
     options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
     own = {key for key, setting in table().items() if key in options and options[key].help == setting.help}
-    saved = saved_settings.read(name)
+    saved = as_options.read(name)
     given = {key: value for key, value in {**saved.settings}.items() if key in own}
     written = {key: as_options.option(key, value) for key, value in given.items()}
     values = {key: words[1] if len(words) == 2 else not words[0].startswith("--no-") for key, words in written.items()}

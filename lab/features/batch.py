@@ -22,18 +22,24 @@ from lab.core.lists import grouped, join_and
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.common import (
+from lab.features.experiment import (
+    REPEAT,
+    Experiment,
+    Keywords,
+    Option,
+    Table,
     as_lengths,
     as_rows,
     cell,
+    for_plan,
     listed,
     need_every_position,
     numbers,
     off_by,
+    public,
     ranged,
     sentence,
 )
-from lab.features.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.limits import step_kernels
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog

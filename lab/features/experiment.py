@@ -1,7 +1,7 @@
 """An experiment as data: its command, its plan, its tables and their pictures.
 
 An experiment is one file with one `Experiment`. Its command, its public function, its sections and the command that
-repeats its runs are made from it.
+repeats its runs are made from it. Below: what experiments share, such as lists of numbers and cells of tables.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -20,11 +22,13 @@ import click
 
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
-from lab.core.asked_settings import SettingsKeywords
+from lab.core import shape
+from lab.core.asked_settings import SettingsKeywords, in_digits
 from lab.core.levers import Lever
 from lab.core.lists import grouped
-from lab.core.record import Record, Run
+from lab.core.record import Model, Record, Run
 from lab.core.shown import MARK
+from lab.errors import LabError
 from lab.features.predict.learning import StepPrediction, prediction_for
 from lab.features.running import carry_out
 from lab.process.worker import Worker
@@ -32,8 +36,10 @@ from lab.runner import as_options, session
 from lab.runner.cases import Plan
 from lab.show import disturbances, table
 from lab.show.kind import Context, Kind, is_plain
+from lab.show.wording import digits
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from lab.show.section import Section
@@ -209,10 +215,8 @@ def _section(
     title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
 
     def as_dicts(lines: Sequence[Any], **first: Any) -> list[dict[str, Any]]:  # named tuples or dataclasses
-        return [
-            {**first, "setup": title, **(one._asdict() if hasattr(one, "_asdict") else dataclasses.asdict(one))}
-            for one in lines
-        ]
+        made = (one._asdict() if hasattr(one, "_asdict") else dataclasses.asdict(one) for one in lines)
+        return [{**first, "setup": title, **values} for values in made]
 
     return Section(
         title,
@@ -241,13 +245,13 @@ def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> 
     if not saves_states:
         yield plan
         return
-    with contextlib.ExitStack() as stack:
-        try:
-            there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
-            str(there).encode()  # the engine gets the path in UTF-8
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
-        except (OSError, UnicodeError, StopIteration):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
+    there = next((path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir()), None)
+    try:
+        str(there).encode()  # the engine gets the path in UTF-8
+        made = tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there)
+    except (OSError, UnicodeError):
+        made = tempfile.TemporaryDirectory(prefix="lab-states-")
+    with made as folder:
         yield functools.partial(plan, folder=Path(folder))
 
 
@@ -270,3 +274,97 @@ def public(
     measure.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     measure.__name__ = measure.__qualname__ = name
     return measure
+
+
+def numbers(
+    option: str, asked: str | int | Sequence[int], most: int, more: str = "; use --repeat for more runs"
+) -> tuple[int, ...]:
+    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else.
+
+    `more` is added to the hint for a number that is given twice.
+    """
+    given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
+    values = []
+    for part in (str(part).strip() for part in given):
+        if not re.fullmatch(r"-?\d{1,12}", in_digits(part)):
+            raise LabError(f"{option} {asked}: {part!r} is not a whole number.", f"For example: {option} 1,2,4")
+        value = int(in_digits(part))
+        if not 1 <= value <= most:
+            raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
+        if value in values:
+            raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
+        values.append(value)
+    return tuple(sorted(values))
+
+
+def as_lengths(prompt_len: str | int | Sequence[int]) -> str | Sequence[int]:
+    """Prompt lengths as `make_plan` takes them."""
+    return [prompt_len] if isinstance(prompt_len, int) else prompt_len
+
+
+def listed(values: Iterable[object]) -> str:
+    """Numbers as an option takes them: each once, ascending, without None."""
+    return ",".join(str(value) for value in sorted({value for value in values if isinstance(value, int)}))
+
+
+KEEPS_NO_POSITIONS = {
+    shape.UNCOUNTED["llama4"],
+    *(shape.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
+}
+"""`Model.uncounted` of models that do not keep a key and a value of every position."""
+
+
+def need_every_position(model: Model) -> None:
+    """LabError for models that do not keep the keys and values of every position."""
+    reason = model.uncounted if model.uncounted in KEEPS_NO_POSITIONS else None
+    if model.n_state:
+        reason = shape.SINGLE["ssm.state_size"]
+    if any(model.windows or ()):
+        reason = "some of its layers use sliding-window attention"
+    if reason:
+        raise LabError(
+            f"The cache of {model.name} cannot be copied and cut: {reason}.",
+            "Use a model in which every layer attends to all positions, such as -m smollm2-135m.",
+        )
+
+
+def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((i for i, (own, other) in pairs if own != other), None)
+
+
+def sentence(words: str) -> str:
+    """The words with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def off_by(pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = "") -> list[str]:
+    """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair is known."""
+    errors = [
+        100 * abs(expected / measured - 1) for expected, measured in pairs if expected and measured and measured > 0
+    ]
+    if not errors:
+        return []
+    middle, most = statistics.median(errors), max(errors)
+    return [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."]
+
+
+def cell(value: float | None, scale: float = 1.0, form: str = "") -> str:
+    """A number in a table, `-` if unknown; three significant digits unless a `form` is given."""
+    if value is None:
+        return "-"
+    return format(scale * value, form) if form else digits(scale * value)
+
+
+def ranged(values: tuple[float, float, float], n_runs: int) -> str:
+    """Milliseconds in a table, with their range over several runs below."""
+    value, low, high = (1e3 * seconds for seconds in values)
+    ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
+    return digits(value) + (ends if n_runs > 1 else "")
+
+
+def as_rows(table: pd.DataFrame) -> list[Any]:
+    """The rows of a table as named tuples, with None for an unknown figure."""
+    known = table.astype(object)
+    return list(known.where(known.notna(), None).itertuples(index=False, name="Row"))

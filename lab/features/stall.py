@@ -26,19 +26,25 @@ from lab.core.lists import grouped, plural
 from lab.core.record import MIXED, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.common import (
+from lab.features.experiment import (
+    REPEAT,
+    Experiment,
+    Keywords,
+    Option,
+    Table,
     as_lengths,
     as_rows,
     cell,
     first_difference,
+    for_plan,
     listed,
     need_every_position,
     numbers,
     off_by,
+    public,
     ranged,
     sentence,
 )
-from lab.features.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker

@@ -26,8 +26,8 @@ from lab.features import stall as stalls
 from lab.features.claims import judging
 from lab.features.claims.figures import CLAIMS, LONGEST
 from lab.features.claims.judging import CEILINGS, Claim, Verdicts
-from lab.features.common import numbers
 from lab.features.compare import side_by_side
+from lab.features.experiment import numbers
 from lab.features.limits import probing
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain

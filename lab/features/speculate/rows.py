@@ -12,7 +12,7 @@ from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
 from lab.core.lists import grouped, plural
 from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
-from lab.features.common import as_rows, first_difference, off_by
+from lab.features.experiment import as_rows, first_difference, off_by
 from lab.features.predict.learning import StepPrediction
 from lab.show.wording import digits
 

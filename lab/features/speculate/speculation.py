@@ -26,8 +26,19 @@ from lab.core.lists import grouped
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
-from lab.features.common import as_lengths, cell, listed, need_every_position, numbers
-from lab.features.experiment import Experiment, Keywords, Option, Table, for_plan, public
+from lab.features.experiment import (
+    Experiment,
+    Keywords,
+    Option,
+    Table,
+    as_lengths,
+    cell,
+    for_plan,
+    listed,
+    need_every_position,
+    numbers,
+    public,
+)
 from lab.features.predict.learning import StepPrediction
 from lab.features.speculate import rows as speculation_rows
 from lab.models import catalog, obtain

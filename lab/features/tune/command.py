@@ -60,13 +60,13 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     from lab.features.quant import views as quant_views
     from lab.features.tune import result, tuning
     from lab.process.worker import Worker
-    from lab.runner import as_options, saved_settings
+    from lab.runner import as_options
     from lab.runner.progress import duration
     from lab.runner.session import new_results_file
     from lab.show import console, setup_columns
 
     if save is not None:
-        saved_settings.path_of(save)  # an odd name is known before the search, not after it
+        as_options.path_of(save)  # an odd name is known before the search, not after it
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
@@ -106,7 +106,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
             "Keep the default, or search longer: --budget 30min",
         )
     about = f"{result.workload(found)}, {setup_columns.model_label(found.winner)}"
-    kept = saved_settings.save(save, as_options.asked(found.winner.settings), about)
+    kept = as_options.save(save, as_options.asked(found.winner.settings), about)
     model = dict(found.choice).get("model")
     options = shell.join("--settings", save, *(["--model", model] if model else []))
     note(f"The settings are saved as {kept}: {options} uses them.")

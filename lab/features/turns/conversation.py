@@ -29,8 +29,18 @@ from lab.core.lists import grouped
 from lab.core.record import DECODE, FORGET, LOAD, PREFILL, SAVE, Record, Run, Settings, Steps
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
-from lab.features.common import as_rows, need_every_position
-from lab.features.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
+from lab.features.experiment import (
+    REPEAT,
+    Conclusions,
+    Experiment,
+    Keywords,
+    Option,
+    Table,
+    as_rows,
+    for_plan,
+    need_every_position,
+    public,
+)
 from lab.features.predict.learning import StepPrediction
 from lab.features.serve import loads
 from lab.features.turns import views

@@ -28,7 +28,7 @@ from lab.core.lists import grouped
 from lab.core.record import OK
 from lab.core.request import CHAT, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as request_figures
-from lab.features.common import as_rows
+from lab.features.experiment import as_rows
 from lab.features.serve import formats, text_requests
 from lab.features.serve.prompts import Prompt
 from lab.features.serve.send_plan import Ask, fresh_nonce

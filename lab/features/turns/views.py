@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import stats
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
-from lab.features.common import cell, first_difference, off_by
+from lab.features.experiment import cell, first_difference, off_by
 from lab.features.predict.learning import StepPrediction
 from lab.show import canvas
 from lab.show.wording import UNKNOWN, seconds
