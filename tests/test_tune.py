@@ -138,7 +138,8 @@ def session(
     worker: Any = FakeWorker()
     plan = experiment.plan(worker, 200, model=tiny, **{"gen": 50, "budget": "5min", "seed": seed, **asked})
     path = Path(tiny).parent / f"{seed}.jsonl"
-    return list(experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s))
+    session = experiment.Session(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s)
+    return list(session.confirmed())
 
 
 def no_flash(settings: Settings) -> tuple[float, float]:

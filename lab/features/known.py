@@ -42,7 +42,7 @@ COMMANDS = {
     "compare": ("Compare and choose", "compare.command", "Compare saved results: machines, builds, models, settings."),
     "predict": ("Compare and choose", "predict.command", "Predict a model's speed: which device suits it, and why."),
     "quant": ("Compare and choose", "quant.command", "Show what quantizations cost in quality and gain in speed."),
-    "tune": ("Compare and choose", "tune.command", "Find the fastest settings for your requests, and prove it."),
+    "tune": ("Compare and choose", "tune.tuning", "Find the fastest settings for your requests, and prove it."),
     "batch": ("Serve many", "batch", "Measure what decoding several answers together gains."),
     "turns": ("Serve many", "turns.conversation", "Measure a conversation, and what of it is processed again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),

@@ -173,7 +173,7 @@ def bench_search(case: str) -> None:
         print(f"  exhaustive: {best}, {statistics.median(times['default']) / statistics.median(times[best]):.2f}x")
         begun = time.monotonic()
         shorter = dataclasses.replace(plan, budget_s=exhaustive_s / 10)
-        records = list(tuning.execute(shorter, worker, folder / "tune.jsonl", lambda status: None))
+        records = list(tuning.Session(shorter, worker, folder / "tune.jsonl", lambda status: None).confirmed())
         tune_s, found = time.monotonic() - begun, tuned(records)
         assert found
         n_search = sum(bool(r.run.tuning and r.run.tuning.stage == SEARCH and r.run.is_timed) for r in records)

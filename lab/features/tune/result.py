@@ -39,14 +39,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-AT_LEAST = 0.01
-"""Smaller gains are not recommended, as in `lab ab`."""
-
-FOUND_IN = 0.8
-"""The share of sessions in which a gain that counts as visible is found."""
-
-FEWEST_CONFIRMED = 4
-"""Blocks that a recommendation needs."""
+AT_LEAST, FOUND_IN, FEWEST_CONFIRMED = 0.01, 0.8, 4
+"""Smaller gains are not recommended, as in `lab ab`; the share of sessions in which a gain that counts as visible is
+found; blocks that a recommendation needs."""
 
 LOSSY = ("cache_type_k", "cache_type_v", "model")
 """Settings that change what the model writes."""
@@ -55,6 +50,7 @@ DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 PREFILL, DECODE = "prefill", "decode"
+SIDES = ["default", "winner"]
 
 GOALS = {
     REQUEST: "time of the whole request",
@@ -83,40 +79,32 @@ class Tuned:
     """The result of a session of `lab tune`, made of its runs.
 
     `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
-    too few. `visible` is the gain that these blocks would show in 4 of 5 sessions. `default` and `winner` are records
-    of the two; no winner: the default won the search, or nothing was confirmed.
+    too few. It `is_recommended` if the whole interval is above AT_LEAST. `visible` is the gain that these blocks would
+    show in 4 of 5 sessions. `default` and `winner` are records of the two; no winner: the default won the search, or
+    nothing was confirmed. `won` is the winner's settings as options.
 
     `runs` has a row for each run, with its seconds until the first token (prefill) and per further one (decode).
-    `tried` has a row for each choice of the search, the fastest first; its figures are NaN if it failed. `medians` has
-    the seconds of the default and the winner in the confirmation by phase. `crossings` has a row for each prompt
-    length: the gain there, and from and up to which answer length the winner is faster.
+    `tried` has a row for each choice of the search: the default, the winner, then the fastest first; its figures are
+    NaN if it failed. `medians` has the seconds of the default and the winner in the confirmation by phase. `crossings`
+    has a row for each prompt length: the gain there, and from and up to which answer length the winner is faster.
     """
 
-    session: str
     goal: str
     n_prompt: int
     n_gen: int
     n_users: int
     default: Record
     winner: Record | None
+    won: str | None
     choice: Choice
     gain: Ratio | None
+    is_recommended: bool
     n_confirmed: int
     visible: float | None
     runs: pd.DataFrame
     tried: pd.DataFrame
     medians: pd.DataFrame
     crossings: pd.DataFrame
-
-    @property
-    def won(self) -> str | None:
-        """The winner's settings as options."""
-        return self.winner.run.variant if self.winner else None
-
-    @property
-    def is_recommended(self) -> bool:
-        """Whether the whole interval of the gain is above AT_LEAST."""
-        return self.gain is not None and self.gain.low > 1 + AT_LEAST
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,6 +115,20 @@ class Tuned:
         if "threads" in own:  # alone it would change the threads of prefill, too
             own.setdefault("threads_batch", self.winner.settings.n_threads_batch)
         return own
+
+    @property
+    def workload(self) -> str:
+        """What was asked for: `2,000 prompt tokens + 300 generated, 4 users`."""
+        users = "" if self.n_users == 1 else f", {plural(self.n_users, 'user')}"
+        return f"{self.n_prompt:,} prompt tokens + {self.n_gen:,} generated{users}"
+
+    @property
+    def aim(self) -> str:
+        """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
+        users = "" if self.n_users == 1 else f" for each of {plural(self.n_users, 'user')}"
+        if first := {TTFT: "the first token", TPOT: "each further token"}.get(self.goal):
+            return f"{first} after {self.n_prompt:,} prompt tokens{users}"
+        return f"{self.n_prompt:,} + {self.n_gen:,} tokens{users}"
 
 
 def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
@@ -148,13 +150,11 @@ def is_lossy(choice: Choice) -> bool:
 
 def choice_of(record: Record, default: Record) -> Choice:
     """The settings in which a record differs from the default, by the lab's names."""
-    own, base = record.settings, default.settings
-    names = {name: setting.record_name or name for name, setting in table().items()}
-    changed = {
-        name: getattr(own, field)
-        for name, field in names.items()
-        if hasattr(own, field) and getattr(own, field) != getattr(base, field)
-    }
+    own, base, changed = record.settings, default.settings, dict[str, Any]()
+    for name, setting in table().items():
+        field = setting.record_name or name
+        if hasattr(own, field) and getattr(own, field) != getattr(base, field):
+            changed[name] = getattr(own, field)
     if record.model.quantization != default.model.quantization:
         changed["model"] = catalog.spec_of(record.model)
     return tuple(sorted(changed.items()))
@@ -173,8 +173,7 @@ def timing(record: Record, choice: Choice) -> Timing | None:
 def of_sessions(records: Iterable[Record]) -> list[Tuned]:
     """The results of all sessions of `lab tune` among the records in which the default was measured."""
     sessions = grouped((record for record in records if record.run.tuning), lambda record: record.session)
-    made = [tuned(own) for own in sessions.values()]
-    return [one for one in made if one]
+    return [one for one in map(tuned, sessions.values()) if one]
 
 
 def tuned(records: Sequence[Record]) -> Tuned | None:
@@ -182,70 +181,67 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     import numpy as np
     import pandas as pd
 
-    known = [(record, record.run.tuning) for record in records if record.run.tuning and not record.run.warmup]
-    default = next((record for record, _ in known if record.run.variant == DEFAULT and record.run.is_timed), None)
+    known = [(one, one.run.tuning.stage) for one in records if one.run.tuning and not one.run.warmup]
+    default = next((one for one, _ in known if one.run.variant == DEFAULT and one.run.is_timed), None)
     if default is None or default.run.tuning is None:
         return None
-    asked, lever = default.run.tuning, default.run.lever
-    of, rows, by_stage = (
-        phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch)),
-        [],
-        grouped(known, lambda one: one[1] and one[1].stage),
-    )
-    search = Search([choice_of(record, default) for record, _ in by_stage.get(SEARCH, [])], of)
-    for record, own in known:
-        choice, variant = choice_of(record, default), record.run.variant or ""
+    asked, lever, rows = default.run.tuning, default.run.lever, list[dict[str, Any]]()
+    of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
+    search = Search([choice_of(one, default) for one, stage in known if stage == SEARCH], of)
+    for record, stage in known:
+        choice = choice_of(record, default)
         found = timing(record, choice)
-        if own and own.stage == SEARCH and found:
+        if found and stage == SEARCH:
             search.learn(found)
+        row = {"stage": stage, "variant": record.run.variant or "", "choice": choice, "error": record.run.error or ""}
         times = {"block": found.block, "disturbed": found.is_disturbed, **found.seconds} if found else {}
-        error = record.run.error or ""
-        rows.append({"stage": own and own.stage, "variant": variant, "choice": choice, "error": error, **times})
+        rows.append(row | times)
     runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE])
 
-    of_confirmation = [record for record, _ in by_stage.get(CONFIRM, []) if record.run.is_timed]
-    winner = next((record for record in of_confirmation if record.run.variant != DEFAULT), None)
+    of_confirmation = [one for one, stage in known if stage == CONFIRM and one.run.is_timed]
+    winner = next((one for one in of_confirmation if one.run.variant != DEFAULT), None)
+    won = winner.run.variant if winner else None
     gain, n_confirmed, medians, visible = confirmed(runs[runs.stage == CONFIRM], of)
-    made = Tuned(
-        session=default.session,
+    is_recommended = gain is not None and gain.low > 1 + AT_LEAST
+
+    alike = runs[runs.stage == SEARCH].groupby("variant", sort=False)
+    tried = alike.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
+    tried = tried.rename_axis("settings").reset_index()
+    ratio, deviation = search.expected(list(tried.choice))
+    middle = pd.Series(ratio).where(tried.n_runs > 0)
+    half = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation
+    tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
+    tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
+    tried["time_ratio_high"] = np.exp(middle + half)
+    tried["changes_output"] = tried.choice.map(is_lossy)
+    tried["place"] = [0 if name == DEFAULT else 1 if name == won else 2 for name in tried.settings]
+    tried["verdict"] = [
+        "failed" if not row.time_ratio > 0
+        else "the base" if row.settings == DEFAULT
+        else ("recommended" if is_recommended else "gain not confirmed") if row.settings == won
+        else "slower" if row.time_ratio_low > 1
+        else "faster in the search" if row.time_ratio_high < 1
+        else "no clear difference"
+        for row in tried.itertuples()
+    ]  # fmt: skip
+    return Tuned(
         goal=asked.goal,
         n_prompt=default.run.n_prompt,
         n_gen=asked.n_gen,
         n_users=lever.n_seq if isinstance(lever, Batch) else 1,
         default=default,
         winner=winner,
-        choice=() if winner is None else choice_of(winner, default),
+        won=won,
+        choice=choice_of(winner, default) if winner else (),
         gain=gain,
+        is_recommended=is_recommended,
         n_confirmed=n_confirmed,
         visible=visible,
         runs=runs,
-        tried=pd.DataFrame(),
+        tried=tried.sort_values(["place", "time_s"], ignore_index=True).drop(columns="place"),
         medians=medians,
-        crossings=crossings([*(one for one, _ in by_stage.get(LENGTHS, [])), *of_confirmation], asked.n_gen),
+        crossings=crossings([*(one for one, stage in known if stage == LENGTHS), *of_confirmation], asked.n_gen),
     )
-    alike = runs[runs.stage == SEARCH].groupby("variant", sort=False)
-    tried = alike.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
-    tried = tried.rename_axis("settings").reset_index()
-    ratio, deviation = search.expected(list(tried.choice))
-    half, middle = (
-        NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation,
-        pd.Series(ratio).where(tried.n_runs > 0),
-    )
-    tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
-    tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
-    tried["time_ratio_high"] = np.exp(middle + half)
-    tried["changes_output"] = tried.choice.map(is_lossy)
-    won = "recommended" if made.is_recommended else "gain not confirmed"
-    tried["verdict"] = [
-        "failed" if not row.time_ratio > 0
-        else "the base" if row.settings == DEFAULT
-        else won if row.settings == made.won
-        else "slower" if row.time_ratio_low > 1
-        else "faster in the search" if row.time_ratio_high < 1
-        else "no clear difference"
-        for row in tried.itertuples()
-    ]  # fmt: skip
-    return dataclasses.replace(made, tried=tried.sort_values("time_s", kind="stable", ignore_index=True))
 
 
 def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame, float | None]:
@@ -258,11 +254,11 @@ def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, in
     import numpy as np
     import pandas as pd
 
-    names, sides = [phase.name for phase in of], ["default", "winner"]
+    names = [phase.name for phase in of]
     known = runs.dropna(subset=["block", *names])
-    side = known.variant.map(lambda variant: sides[variant != DEFAULT])
+    side = known.variant.map(lambda variant: SIDES[variant != DEFAULT])
     logs = np.log(known[names].astype(float)).groupby([known.block, side]).mean()
-    by_side = {name: np.exp(logs[name].unstack().reindex(columns=sides)) for name in names}  # geometric, of each block
+    by_side = {name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names}  # geometric, of each block
     totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
     medians = pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna()
     ratios, n = np.log((totals.default / totals.winner).astype(float)), len(totals)
@@ -279,7 +275,7 @@ def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, in
 
 def crossings(records: Iterable[Record], n_gen: int) -> pd.DataFrame:
     """For each prompt length the gain for answers of `n_gen` tokens, and the answer lengths n for which the winner is
-    faster: from_gen <= n <= to_gen, without an end where that is None; `is_ever`: there are such lengths."""
+    faster: from_gen <= n <= to_gen, without an end where that is None. `to_gen` is 0 if there are none."""
     import pandas as pd
 
     found = [
@@ -299,9 +295,10 @@ def crossings(records: Iterable[Record], n_gen: int) -> pd.DataFrame:
             start = math.ceil(1 - more_first / more_each)
         elif more_first < 0 < more_each:
             end = math.floor(1 - more_first / more_each)
-        is_ever = more_first < 0 or more_each < 0 or more_first == more_each == 0
-        rows.append((int(n_prompt), gain, start, end, is_ever))
-    return pd.DataFrame(rows, columns=["n_prompt", "gain", "from_gen", "to_gen", "is_ever"], dtype=object)
+        elif more_first > 0 or more_each > 0:
+            end = 0
+        rows.append((int(n_prompt), gain, start, end))
+    return pd.DataFrame(rows, columns=["n_prompt", "gain", "from_gen", "to_gen"], dtype=object)
 
 
 def without(records: Iterable[Record]) -> list[Record]:
@@ -317,23 +314,6 @@ def compared(records: Sequence[Record]) -> list[Record]:
 # In words
 
 
-def workload(one: Tuned) -> str:
-    """What was asked for: `2,000 prompt tokens + 300 generated, 4 users`."""
-    users = "" if one.n_users == 1 else f", {plural(one.n_users, 'user')}"
-    return f"{one.n_prompt:,} prompt tokens + {one.n_gen:,} generated{users}"
-
-
-def _aim(one: Tuned) -> str:
-    """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
-    users = "" if one.n_users == 1 else f" for each of {plural(one.n_users, 'user')}"
-    tokens = {TTFT: "the first token after", TPOT: "each further token after"}.get(one.goal)
-    return (
-        f"{tokens} {one.n_prompt:,} prompt tokens{users}"
-        if tokens
-        else f"{one.n_prompt:,} + {one.n_gen:,} tokens{users}"
-    )
-
-
 def _name(variant: str | None, choice: Choice, lossy: str = " (changes the model's output)") -> str:
     return f"{variant}{lossy if is_lossy(choice) else ''}"
 
@@ -344,46 +324,48 @@ def _faster(gain: Ratio) -> str:
 
 def sentences(one: Tuned) -> list[str]:
     """First the answer: what is recommended, or why nothing is. Then times, and how far the answer reaches."""
-    if one.gain is not None:
-        name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
-        if one.is_recommended:
-            made = [f"{name} is {_faster(one.gain)}, from {blocks} measured after the choice) for {_aim(one)}."]
-            words = {PREFILL: "first token after {}", DECODE: "each further token {}"}
-            times = [
-                words[str(row.Index)].format(f"{seconds(row.winner)} instead of {seconds(row.default)}")
-                for row in one.medians.itertuples()
-            ]
-            made.append(f"Medians of these blocks: {', '.join(times)}.")
-            for at in one.crossings.itertuples() if one.goal not in (TTFT, TPOT) else ():
-                if at.n_prompt == one.n_prompt and (at.from_gen or at.to_gen) is not None:
-                    end = f"fewer than {at.from_gen:,}" if at.from_gen is not None else f"more than {at.to_gen:,}"
-                    made.append(f"It is slower for answers of {end} tokens.")
-        else:
-            made = [
-                f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
-                f"above {percent(AT_LEAST)}. There it is {_faster(one.gain)})."
-            ]
-        if one.visible is not None and one.gain.estimate < one.visible:
-            made.append(
-                f"Such blocks find a gain of {digits(one.visible)} times in 4 of 5 sessions; smaller ones are found "
-                "less often, and then look larger than they are."
-            )
-        return made
-    others = one.tried[(one.tried.settings != DEFAULT) & one.tried.time_ratio.notna()]
-    if others.empty:
-        return ["No other setting was measured, so nothing is recommended."]
-    best = next((row for row in others.itertuples() if row.settings == one.won), next(others.itertuples()))
-    ratio = Ratio(1 / best.time_ratio, 1 / best.time_ratio_high, 1 / best.time_ratio_low)
-    if one.won is None and (ratio.low <= 1 or ratio.estimate < 1 + AT_LEAST):
-        return ["Keep the default: nothing that was tried is faster beyond noise."]
-    n = one.n_confirmed
-    why = f"only {plural(n, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it" if n else "nothing confirmed it"
-    return [
-        f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but {why}.",
-        f"In the search it was {_faster(ratio)}). That is too optimistic, "
-        "because the search chose the settings with the shortest times.",
-        "Run lab tune again with a larger --budget.",
-    ]
+    if one.gain is None:
+        others = one.tried[(one.tried.settings != DEFAULT) & one.tried.time_ratio.notna()]
+        if others.empty:
+            return ["No other setting was measured, so nothing is recommended."]
+        best = next((row for row in others.itertuples() if row.settings == one.won), next(others.itertuples()))
+        ratio = Ratio(1 / best.time_ratio, 1 / best.time_ratio_high, 1 / best.time_ratio_low)
+        if one.won is None and (ratio.low <= 1 or ratio.estimate < 1 + AT_LEAST):
+            return ["Keep the default: nothing that was tried is faster beyond noise."]
+        blocks = plural(one.n_confirmed, "new block")
+        why = (
+            f"only {blocks} of at least {FEWEST_CONFIRMED} confirmed it" if one.n_confirmed else "nothing confirmed it"
+        )
+        return [
+            f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but {why}.",
+            f"In the search it was {_faster(ratio)}). That is too optimistic, "
+            "because the search chose the settings with the shortest times.",
+            "Run lab tune again with a larger --budget.",
+        ]
+    name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
+    if one.is_recommended:
+        made = [f"{name} is {_faster(one.gain)}, from {blocks} measured after the choice) for {one.aim}."]
+        words = {PREFILL: "first token after", DECODE: "each further token"}
+        times = [
+            f"{words[phase]} {seconds(winner)} instead of {seconds(default)}"
+            for phase, default, winner in one.medians[["default", "winner"]].itertuples()
+        ]
+        made.append(f"Medians of these blocks: {', '.join(times)}.")
+        for at in one.crossings.itertuples() if one.goal not in (TTFT, TPOT) else ():
+            if at.n_prompt == one.n_prompt and (at.from_gen or at.to_gen):
+                end = f"fewer than {at.from_gen:,}" if at.from_gen else f"more than {at.to_gen:,}"
+                made.append(f"It is slower for answers of {end} tokens.")
+    else:
+        made = [
+            f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
+            f"above {percent(AT_LEAST)}. There it is {_faster(one.gain)})."
+        ]
+    if one.visible is not None and one.gain.estimate < one.visible:
+        made.append(
+            f"Such blocks find a gain of {digits(one.visible)} times in 4 of 5 sessions; smaller ones are found "
+            "less often, and then look larger than they are."
+        )
+    return made
 
 
 def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
@@ -398,11 +380,9 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
     with contextlib.suppress(LabError):
         if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
             path = str(found.path)
-    without = "\n# without {}: {} has no such option"
-    return {
-        line.tool: line.text + (without.format(", ".join(line.missing), line.tool) if line.missing else "")
-        for line in other_tools.command_lines(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
-    }
+    lines = other_tools.command_lines(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
+    missing = {line.tool: f"\n# without {', '.join(line.missing)}: {line.tool} has no such option" for line in lines}
+    return {line.tool: line.text + (missing[line.tool] if line.missing else "") for line in lines}
 
 
 def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list[str]:
@@ -417,13 +397,14 @@ def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list
         return record.machine.cpu, here, record.settings.lib, setup_columns.model_label(record)
 
     known = [one for one in of_sessions(others) if one.goal == REQUEST and one.n_users == 1]
-    newest = {(one.n_prompt, one.n_gen, where(one.default)): one for one in sorted(known, key=lambda one: one.session)}
+    known.sort(key=lambda one: one.default.session)
+    newest = {(one.n_prompt, one.n_gen, where(one.default)): one for one in known}
     plain = [record for record in without(records) if record.run.is_timed and record.run.lever is None]
     for one in reversed(newest.values()):
         alike = [choice_of(record, one.default) for record in plain if where(record) == where(one.default)]
         if one.gain and one.is_recommended and alike and not any(set(one.choice) <= set(choice) for choice in alike):
             name, gain = _name(one.won, one.choice), digits(one.gain.estimate)
-            return [f"lab tune found faster settings for {_aim(one)} on this machine: {name}, {gain} times as fast."]
+            return [f"lab tune found faster settings for {one.aim} on this machine: {name}, {gain} times as fast."]
     return []
 
 
@@ -440,21 +421,45 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     return [Section("The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts)]
 
 
-def section(one: Tuned, context: Context | None = None) -> Section:
+def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008  (frozen)
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
-    context = context or Context()
-    is_whole, lines = context.details or context.is_page, sentences(one)
+    is_whole, lines, parts, warnings = context.details or context.is_page, sentences(one), list[Section](), list[str]()
+    minimized, rows = GOALS.get(one.goal, one.goal), list(one.tried.itertuples())
     known = one.runs.dropna(subset=["block"])
-    disturbed = known.disturbed.astype(bool)
+    is_confirmed, disturbed = (known.stage == CONFIRM).any(), known.disturbed.astype(bool)
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
-    is_confirmed, rows, warnings = (known.stage == CONFIRM).any(), list(_in_order(one).itertuples()), []
     if disturbed.any() and disturbed[known.stage == CONFIRM if is_confirmed else known.index].mean() >= 0.5:
         what = "runs that confirm the gain" if is_confirmed else "runs"
-        warnings = [
+        warnings.append(
             f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."
-        ]
+        )
     if failed := [f"{row.settings} ({row.error})" for row in rows if row.error]:
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
+    if is_whole and one.is_recommended and len(one.crossings) and one.goal not in (TTFT, TPOT):
+
+        def answers(row: Any) -> str:
+            if row.from_gen or row.to_gen:
+                return f"{row.from_gen:,} or more tokens" if row.from_gen else f"up to {row.to_gen:,} tokens"
+            return "any length" if row.to_gen is None else "no length"
+
+        lengths: Columns = [
+            ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+            (f"times as fast\nfor {one.n_gen:,} generated", lambda row: digits(row.gain)),
+            ("faster for answers of", answers),
+        ]
+        title, subtitle = "When the recommended settings are faster", "by medians, without an interval"
+        shown = tabled(lengths, list(one.crossings.itertuples()), keep_all=True)
+        parts.append(Section(title, subtitle, **shown))
+    if is_whole and (commands := command_lines(one, is_here=not context.is_page)):
+        parts.append(Section("The recommended settings in other programs", facts=commands))
+    if one.is_recommended and not is_whole:
+        model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
+        asked = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen), *model, *shell.split(one.won or "")]
+        lines.append(f"With these settings: {shell.lab('measure', *asked)}")
+    notes = [
+        f"Time: the {minimized} that the search expects from all its runs. "
+        "Ratio: that time over the default's, with its 95 % interval below."
+    ]
     columns: Columns = [
         ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
         ("runs", lambda row: str(row.n_runs)),
@@ -462,33 +467,11 @@ def section(one: Tuned, context: Context | None = None) -> Section:
         ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
         ("verdict", lambda row: row.verdict),
     ]
-    parts, commands = list[Section](), command_lines(one, is_here=not context.is_page)
-    if is_whole and one.is_recommended and len(one.crossings) and one.goal not in (TTFT, TPOT):
-        lengths: Columns = [
-            ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-            (f"times as fast\nfor {one.n_gen:,} generated", lambda row: digits(row.gain)),
-            ("faster for answers of", _lengths),
-        ]
-        title, subtitle = "When the recommended settings are faster", "by medians, without an interval"
-        shown = tabled(lengths, list(one.crossings.itertuples()), keep_all=True)
-        parts.append(Section(title, subtitle, **shown))
-    if is_whole and commands:
-        parts.append(Section("The recommended settings in other programs", facts=commands))
-    minimized = GOALS.get(one.goal, one.goal)
-    notes = [
-        f"Time: the {minimized} that the search expects from all its runs. "
-        "Ratio: that time over the default's, with its 95 % interval below."
-    ]
-    if one.is_recommended and not is_whole:
-        asked = [*(["--model", catalog.spec_of(one.default.model)] if "model" not in dict(one.choice) else [])]
-        lengths_of = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen)]
-        command = shell.lab("measure", *lengths_of, *asked, *shell.split(one.won or ""))
-        lines = [*lines, f"With these settings: {command}"]
     return Section(
-        f"{_subject(one.default)}{doubt}",
-        f"{workload(one)}; goal: {minimized}",
-        name=f"tune-{one.session}",
-        question=f"Which settings are the fastest for {_aim(one)}?",
+        f"{setup_columns.where([one.default])}{doubt}",
+        f"{one.workload}; goal: {minimized}",
+        name=f"tune-{one.default.session}",
+        question=f"Which settings are the fastest for {one.aim}?",
         words=() if context.is_page else lines[:1],
         **tabled(columns, rows, keep_all=True),
         most_rows=MOST_ROWS,
@@ -517,29 +500,11 @@ def plot_tuned(found: Tuned) -> Figure:
     return _draw(found, canvas.new_figure(WIDE))
 
 
-def _subject(record: Record) -> str:
-    return f"{setup_columns.model_label(record)} on {machine.label(record.machine, record.settings)}"
-
-
-def _in_order(one: Tuned) -> pd.DataFrame:
-    """What was tried, the default and the winner first."""
-    first = {DEFAULT: 0, one.won: 1}
-    return one.tried.sort_values("settings", key=lambda names: [first.get(name, 2) for name in names], kind="stable")
-
-
 def _ratio(row: Any) -> list[str]:
     """The ratio and its interval; only 1.00 of the default, nothing of a failed choice."""
     if row.settings == DEFAULT or not row.time_ratio > 0:
         return [digits(1.0)] if row.time_ratio > 0 else []
     return [digits(row.time_ratio), f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"]
-
-
-def _lengths(row: Any) -> str:
-    if not row.is_ever:
-        return "no length"
-    if row.from_gen is not None:
-        return f"{row.from_gen:,} or more tokens"
-    return "any length" if row.to_gen is None else f"up to {row.to_gen:,} tokens"
 
 
 def _as_row(one: Tuned) -> dict[str, Any]:
@@ -548,8 +513,8 @@ def _as_row(one: Tuned) -> dict[str, Any]:
     tried = one.tried.drop(columns="choice").astype(object)
     names = {PREFILL: "first_token", DECODE: "each_token"}
     return {
-        "session": one.session,
-        "subject": _subject(one.default),
+        "session": one.default.session,
+        "subject": setup_columns.where([one.default]),
         "goal": one.goal,
         "n_prompt": one.n_prompt,
         "n_gen": one.n_gen,
@@ -560,11 +525,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         **dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True)),
         "gain_visible": one.visible,
         "n_blocks_confirmed": one.n_confirmed,
-        **{
-            f"{side}_{names[str(row.Index)]}_s": getattr(row, side)
-            for row in one.medians.itertuples()
-            for side in ("default", "winner")
-        },
+        **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
         "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
         "crossings": one.crossings.to_dict("records"),
         "sentences": sentences(one),
@@ -579,13 +540,11 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     """
     import numpy as np
 
-    of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
-    known = [row for row in _in_order(one).itertuples() if row.time_ratio > 0]
+    known = [row for row in one.tried.itertuples() if row.time_ratio > 0]
     drawn, names = known[:MOST_DRAWN], []
     for row in drawn:
         lines = _name(row.settings, row.choice, "\nchanges the model's output").split("\n")
-        wrapped = [textwrap.wrap(line, LABEL_LETTERS, break_on_hyphens=False) or [""] for line in lines]
-        names.append("\n".join(line for part in wrapped for line in part))
+        names.append("\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in lines))
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
     ax, places = figure.subplots(), {row.settings: at for at, row in enumerate(drawn)}
     for at, row in enumerate(drawn):
@@ -593,16 +552,14 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
         text = " ".join([estimate, *(f"({ends})" for ends in interval)])
         ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
 
+    of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
     runs = one.runs.assign(log=np.log(sum(phase.n * one.runs[phase.name].astype(float) for phase in of)))
     base = runs[runs.variant == DEFAULT].groupby(["stage", "block"]).log.mean().rename("base")
     runs = runs.join(base, on=["stage", "block"]).dropna(subset=["log", "base"])
     searched = {row.settings: (row.time_ratio, row.time_ratio_low, row.time_ratio_high) for row in drawn}
     searched.pop(DEFAULT, None)
-    won = (
-        {one.won: (1 / one.gain.estimate, 1 / one.gain.high, 1 / one.gain.low)}
-        if one.gain and one.won in places
-        else {}
-    )
+    gain = one.gain if one.won in places else None
+    won = {one.won: (1 / gain.estimate, 1 / gain.high, 1 / gain.low)} if gain else {}
     for stage, name, ends, up, more, (dark, light, marker) in (
         (SEARCH, "search", searched, 0, 0.25, (COLOURS[0], COLOURS[5], "D")),
         (CONFIRM, "confirmation", won, 0.3, 0, (COLOURS[1], COLOURS[4], "s")),
@@ -625,7 +582,7 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     ax.set_xlim(min(low, 0.95), max(high, 1.05))
     ax.set_xlabel("time / time with the default\n\u2190 faster | slower \u2192")
     some = f" (the {len(drawn)} fastest of {len(known)})" if len(drawn) < len(known) else ""
-    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{_subject(one.default)}"
+    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{setup_columns.where([one.default])}"
     canvas.finish([ax], title, is_apart=True)
     return figure
 

@@ -13,11 +13,15 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.lists import plural
@@ -26,6 +30,7 @@ from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features.compare import side_by_side
 from lab.features.experiment import Keywords, for_plan
+from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, LENGTHS, REQUEST, SEARCH, Tuned
 from lab.features.tune.search import Choice, Phase, Search
@@ -126,18 +131,13 @@ def plan(
         return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
 
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
-    space = {
-        name: [value for value in values if is_possible(name, value)]
-        for name, values in _space(base, allow_lossy).items()
-        if name not in given
-    }
-    # all combinations, those with the fewest changes first
-    names = sorted(name for name, values in space.items() if values)
+    space = {name: values for name, values in sorted(_space(base, allow_lossy).items()) if name not in given}
+    space = {name: [value for value in values if is_possible(name, value)] for name, values in space.items()}
     made = (
-        tuple(zip(some, values, strict=True))
-        for n_changed in range(1, len(names) + 1)
-        for some in itertools.combinations(names, n_changed)
-        for values in itertools.product(*(space[name] for name in some))
+        tuple(zip(names, values, strict=True))
+        for n_changed in range(1, len(space) + 1)  # those with the fewest changes first
+        for names in itertools.combinations(space, n_changed)
+        for values in itertools.product(*(space[name] for name in names))
     )
     packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
     possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
@@ -217,45 +217,31 @@ def tune(
     with Worker() as worker, progress.in_notebook() as watch:
         made = plan(worker, prompt_len, gen, model, **own)
         path = new_results_file(made.default, Path(settings.get("out", "results")))
-        found = result.tuned(list(execute(made, worker, path, watch)))
+        found = result.tuned(list(Session(made, worker, path, watch).confirmed()))
     if found is None:
         raise LabError("The default could not be measured.", "Try it alone: lab measure")
     return found
 
 
-def execute(
-    plan: TunePlan,
-    worker: Worker,
-    path: Path,
-    watch: ShowStatus,
-    new_worker: Callable[[], Worker] = Worker,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Record]:
-    """Search and confirm; append each run to `path` when it ends, and yield its record.
+@dataclass
+class Session:
+    """A running search: `confirmed` yields the record of each run after it was appended to `path`.
 
     A choice that fails is dropped. LabError if the default fails.
     """
-    yield from Session(plan, worker, path, watch, new_worker, clock).confirmed()
 
+    plan: TunePlan
+    worker: Worker
+    path: Path
+    watch: ShowStatus
+    new_worker: Callable[[], Worker] = Worker
+    clock: Callable[[], float] = time.monotonic
 
-class Session:
-    """The state of a running search."""
-
-    def __init__(
-        self,
-        plan: TunePlan,
-        worker: Worker,
-        path: Path,
-        watch: ShowStatus,
-        new_worker: Callable[[], Worker] = Worker,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.plan, self.worker, self.path, self.new_worker, self.clock = plan, worker, path, new_worker, clock
-        self.watch, self.started, self.model = watch, clock(), plan.default.model
-        self.search, self.chance = Search(plan.choices, plan.phases), random.Random(plan.default.seed)
+    def __post_init__(self) -> None:
+        self.started, self.model, self.n_blocks = self.clock(), self.plan.default.model, 0
+        self.search, self.chance = Search(self.plan.choices, self.plan.phases), random.Random(self.plan.default.seed)
         self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
         self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
-        self.n_blocks = 0
 
     @property
     def left_s(self) -> float:
@@ -265,9 +251,6 @@ class Session:
     def block_s(self, choice: Choice) -> float:
         """The expected seconds of a block of the confirmation."""
         return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
-
-    def say(self, words: str) -> None:
-        self.watch(progress.Status(words, note=words))
 
     def confirmed(self) -> Iterator[Record]:
         """The search; the winner and the default in as many blocks as the budget allows, if enough; a sweep of both."""
@@ -317,13 +300,15 @@ class Session:
                 n_tried += bool(choice)
                 needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
                 if self.n_blocks == n == 0 and needed_s > self.plan.budget_s:
-                    self.say(
+                    words = (
                         f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run "
                         f"of the default takes about {progress.duration(self.whole_s[()])}. Give at least "
                         f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
                     )
+                    self.watch(progress.Status(words, note=words))
             self.n_blocks += 1
-        self.say(f"The search ended after {plural(len(self.search.timings), 'run')}: {why}.")
+        words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
+        self.watch(progress.Status(words, note=words))
 
     def _one(self, choice: Choice) -> Iterator[Record]:
         """One run of one choice in an engine of its own."""
@@ -363,3 +348,96 @@ class Session:
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
         self.model = next((plans[name].model for name in own), self.model)
+
+
+@click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
+@with_options(
+    click.option(
+        "--prompt-len", "-p", type=TOKENS, default=1000, show_default=True, help="Prompt tokens of your requests."
+    ),
+    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens that an answer has."),
+    click.option(
+        "--goal",
+        type=click.Choice(tuple(result.GOALS)),
+        default=REQUEST,
+        show_default=True,
+        help="Minimize the time of the whole request, to the first token (ttft) or per further token (tpot), or "
+        "maximize the tokens per second of all users.",
+    ),
+    click.option("--users", default=1, show_default=True, help="Requests that are answered together, as in lab batch."),
+    click.option("--budget", default=DEFAULT_BUDGET, show_default=True, help="Time to spend, such as 2min, 90s or 1h."),
+    click.option(
+        "--allow-lossy",
+        is_flag=True,
+        help="Also try settings that change what the model writes: cache types and other quantizations.",
+    ),
+    click.option("--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."),
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def command(save: str | None, dry_run: bool, **asked: Any) -> None:
+    """Find the fastest settings for your requests, and prove it.
+
+    \b
+      lab tune -p 2000 -n 300
+      lab tune --goal ttft --budget 3min --save quick
+
+    Measures each setting alone, then the combinations that promise most, and then the best one again, side by side with
+    the default. Only these last blocks give the gain. If nothing is faster than the default beyond noise, nothing is
+    recommended. Settings that you give stay fixed.
+
+    Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
+    adds the recommended settings for other programs, and the lengths for which they are faster.
+    """
+    from lab.features.quant import views as quant_views
+    from lab.show import console, setup_columns
+
+    if save is not None:
+        as_options.path_of(save)  # an odd name is known before the search, not after it
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    with Worker() as worker:
+        with console.transfer(err) as transferring:
+            made = plan(worker, **asked, watch=None if dry_run else transferring)
+        introduce([made.default], err, err)
+        if dry_run:
+            pairs = dict.fromkeys(pair for choice in made.choices for pair in choice)
+            values = {name: [value for other, value in pairs if other == name] for name, _ in sorted(pairs, key=str)}
+            if output.as_json:
+                console.print_json({"budget_s": made.budget_s, "choices": len(made.choices), **values})
+                return
+            click.echo(f"{plural(len(made.choices), 'choice')} besides the default, of these settings:")
+            for name, of_name in values.items():
+                words = [as_options.option(name, value) for value in of_name]
+                click.echo(f"  {words[0][0]:18} {', '.join(value for _, *rest in words for value in rest)}".rstrip())
+            click.echo(f"The budget is {progress.duration(made.budget_s)}.")
+            return
+        path = new_results_file(made.default, output.folder)
+
+        def so_far(records: Sequence[Any], path: Any) -> str:
+            """What Ctrl-C prints: where the runs are, and the best settings so far."""
+            kept = runs_in(list(records), path)
+            found = [" ".join(result.sentences(one)) for one in result.of_sessions(records)]
+            return " ".join([f"{kept}.", *found]) if kept else ""
+
+        records, problem = collect(
+            lambda watch: Session(made, worker, path, watch).confirmed(), path, err, where=so_far
+        )
+    output.end(records, path, problem)
+    if asked["allow_lossy"] and not output.as_json:
+        for line in quant_views.known_lines(output.folder, [made.default.model]):
+            click.echo(line)
+    if save is None:
+        return
+    found = result.tuned([record for record in records if isinstance(record, Record)])
+    if found is None or not found.is_recommended or found.winner is None:
+        raise LabError(
+            f"Nothing is saved as {save}: no settings are recommended.",
+            "Keep the default, or search longer: --budget 30min",
+        )
+    about = f"{found.workload}, {setup_columns.model_label(found.winner)}"
+    kept = as_options.save(save, as_options.asked(found.winner.settings), about)
+    model = dict(found.choice).get("model")
+    options = shell.join("--settings", save, *(["--model", model] if model else []))
+    note(f"The settings are saved as {kept}: {options} uses them.")
