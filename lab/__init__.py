@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lab.features.quant.comparing import quant as quant
     from lab.features.quant.figures import quant_table as quant_table
     from lab.features.serve.load_figures import arms as arms
-    from lab.features.serve.load_views import plot_arms as plot_arms
+    from lab.features.serve.load_figures import plot_arms as plot_arms
     from lab.features.serve.loads import load as load
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall

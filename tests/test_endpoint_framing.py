@@ -9,9 +9,8 @@ import pytest
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
 from lab.core.request_times import figures
-from lab.features.serve.access import access
-from lab.features.serve.client import Client
-from lab.features.serve.send_plan import Ask, SendPlan
+from lab.features.serve.access import Client, access
+from lab.features.serve.formats import Ask, SendPlan
 from tests.odd_server import paced, raw_server
 
 PAUSE_S = 0.03

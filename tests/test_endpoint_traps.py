@@ -40,11 +40,9 @@ from lab.core.request import (
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.serve import formats as options
-from lab.features.serve import prompts
-from lab.features.serve.access import Access, access, ask
-from lab.features.serve.client import Client, ClientDied
-from lab.features.serve.formats import ask_for
-from lab.features.serve.send_plan import Ask, SendPlan
+from lab.features.serve import servers
+from lab.features.serve.access import Access, Client, ClientDied, access, ask
+from lab.features.serve.formats import Ask, SendPlan, ask_for
 from lab.features.serve.servers import MOST_PROBES, choose_model, examine
 from tests.null_server import (
     ACCEPT,
@@ -181,7 +179,7 @@ def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, ask
         sent = make_ask("no usage", 9, seed=seed)
         (reply,) = client.run(SendPlan(asks=(sent,), api=CHAT))
         assert reply.request.usage is None
-        usage = prompts.counted(asked, CHAT, "no usage", sent, reply).usage
+        usage = servers.with_count(asked, CHAT, "no usage", sent, reply).usage
         assert usage and (usage.completion_tokens, usage.counted_by) == (9, by)
 
 
@@ -197,10 +195,10 @@ def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
 
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
     endpoint = Endpoint(url=asked.url, api=CHAT)
-    counter = prompts.counter(asked, endpoint, "cache")
+    counter = servers.counter_of(asked, endpoint, "cache")
     assert counter
     rng = random.Random(1)
-    made = [prompts.make(30, counter, "the same words each time", rng) for _ in range(3)]
+    made = [servers.make_prompt(30, counter, "the same words each time", rng) for _ in range(3)]
     assert len({prompt.text[0] for prompt in made}) > 1  # they differ from the first letter on
     cached = [send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage for prompt in made]
     assert all(usage and (usage.cached_tokens or 0) < 8 for usage in cached)
@@ -237,19 +235,19 @@ def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> N
     settings = NullSettings(models={"null": Behaviour(**FAST)}, has_tokenize=has_tokenize)
     with null_server(settings) as server, Client(asked := access(server.url)) as client:
         endpoint = Endpoint(url=asked.url, api=api, accepted=(options.INCLUDE_USAGE,))
-        counter = prompts.counter(asked, endpoint, "null")
+        counter = servers.counter_of(asked, endpoint, "null")
         assert counter and counter.by == ("tokenize" if has_tokenize else "usage")
         for n in (13, 100, 2000):
-            prompt = prompts.make(n, counter, "some words of a text", random.Random(n))
+            prompt = servers.make_prompt(n, counter, "some words of a text", random.Random(n))
             assert prompt.n_tokens == n
             usage = send(client, "null", 1, prompt.text, api).usage
             assert usage and usage.prompt_tokens == n
 
 
 def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
-    counter = prompts.Counter("tokenize", lambda text: len(text.split()) + 20)
+    counter = servers.Counter("tokenize", lambda text: len(text.split()) + 20)
     with pytest.raises(LabError, match="A prompt of 10 tokens is not possible: the shortest one has 28"):
-        prompts.make(10, counter, "words", random.Random(1))
+        servers.make_prompt(10, counter, "words", random.Random(1))
 
 
 # 8: coordinated omission

@@ -34,10 +34,10 @@ from lab.core.request import (
 )
 from lab.core.results import save
 from lab.errors import LabError
-from lab.features.serve import loads, server_session
+from lab.features.serve import loads, through_server
 from lab.features.serve.access import access, ask
+from lab.features.serve.formats import MOST_AT_ONCE
 from lab.features.serve.loads import make_plan
-from lab.features.serve.send_plan import MOST_AT_ONCE
 from lab.features.serve.servers import connect
 from tests.conftest import run_lab, start_lab
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
@@ -357,7 +357,7 @@ def test_ctrl_c_while_requests_are_written_keeps_each_once(
         if next(n_saved) == 0:  # they are on the disk, and nobody has been told
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(server_session, "save", interrupted)
+    monkeypatch.setattr(through_server, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.load(server.url, concurrency=4, out=tmp_path, **SHORT | {"duration": 60})
     (path,) = tmp_path.glob("*.jsonl")

@@ -33,7 +33,7 @@ from lab.core.request import (
 )
 from lab.errors import LabError
 from lab.features.compare import comparison
-from lab.features.serve import load_figures, load_views
+from lab.features.serve import load_figures
 from lab.show import canvas, svg
 from lab.show.console import console
 from lab.show.section import Section, print_section
@@ -269,7 +269,7 @@ def recorded(session: str, requests: list[Request], **changes: Any) -> list[Requ
 
 
 def section(*requests: Request) -> Section:
-    (only,) = load_views.sections(recorded("s", list(requests)))
+    (only,) = load_figures.sections(recorded("s", list(requests)))
     return only
 
 
@@ -291,11 +291,13 @@ def test_a_load_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_load_without_limits_is_answered_by_its_largest_arm() -> None:
     plain = dataclasses.replace(LOAD, slo=None)
     many = dataclasses.replace(plain, concurrency=4)
-    assert load_views.answer_of(arms_of(*spaced(60, plain), *spaced(60, many, ttft_s=0.5))) == (
+    assert load_figures.answer_of(arms_of(*spaced(60, plain), *spaced(60, many, ttft_s=0.5))) == (
         "With 4 users the server generates 28.6 tokens/s (1 user: 16.7 tokens/s); the median request takes 700 ms (1 "
         "user: 300 ms) and waits 500 ms (1 user: 100 ms) for its first token."
     )
-    assert load_views.answer_of(arms_of(failed(2, plain), planted(6, plain))) == "1 request failed, and none succeeded."
+    assert (
+        load_figures.answer_of(arms_of(failed(2, plain), planted(6, plain))) == "1 request failed, and none succeeded."
+    )
 
 
 def test_a_load_without_limits_or_answers_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,9 +341,6 @@ def test_a_full_cache_is_named_and_a_truncated_answer_is_not_a_good_one(capsys: 
     for error in (refused, "Context size has been exceeded.", "This model's maximum context length is 256 tokens"):
         assert "the server's context is too short" in printed(failed(2, error=error), planted(6), capsys=capsys)
     assert "context" not in printed(failed(2, error="busy"), planted(6), capsys=capsys)
-    beyond = planted(2, usage=Usage(prompt_tokens=4092, completion_tokens=5))
-    said = printed(beyond, planted(3), planted(6), capsys=capsys)
-    assert "1 answer went beyond the server's context of 4,096 tokens: it dropped earlier tokens" in said
 
 
 def of_time(*requests: Request) -> list[tuple[float | None, float | None, float, str | None]]:
@@ -570,9 +569,9 @@ def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
 
 def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
     replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
-    assert load_views.again(recorded("s", spaced(3, replay))) is None
+    assert load_figures.again(recorded("s", spaced(3, replay))) is None
     rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
-    command = load_views.again(recorded("s", spaced(3, rates)))
+    command = load_figures.again(recorded("s", spaced(3, rates)))
     assert command is not None
     assert command.endswith(
         "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"

@@ -26,9 +26,8 @@ from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, A
 from lab.core.request_times import figures
 from lab.features.serve import formats, through_server
 from lab.features.serve import servers as probing
-from lab.features.serve.access import access, hidden, masked
-from lab.features.serve.client import Client
-from lab.features.serve.send_plan import SendPlan
+from lab.features.serve.access import Client, access, hidden, masked
+from lab.features.serve.formats import SendPlan
 from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, raw_server, stream
 

@@ -46,9 +46,9 @@ from lab.core.request import (
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
-from lab.features.serve import formats, load_figures, own_server
+from lab.features.serve import formats, load_figures, servers
 from lab.features.serve.access import access, all_headers, ask
-from lab.features.serve.send_plan import Ask, SendPlan
+from lab.features.serve.formats import Ask, SendPlan
 from lab.features.serve.servers import LONG, Server, connect
 from lab.models import catalog
 from tests.bench import llama_bench
@@ -345,7 +345,7 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 
 
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_server, "NEEDS", ("fastapi", "no_such_package"))
+    monkeypatch.setattr(servers, "NEEDS", ("fastapi", "no_such_package"))
     with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
         lesson.serve()
 
@@ -353,7 +353,7 @@ def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.Mon
 def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
     import httpx2
 
-    server = own_server.start(catalog.embedded_path(), catalog.DEFAULT, 1)
+    server = servers.start_own(catalog.embedded_path(), catalog.DEFAULT, 1)
     try:
         assert ask(access(server.url), f"{server.url}/models").status == 401
         known = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])

@@ -26,7 +26,7 @@ from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison, text_compare
 from lab.features.compare.comparison import SLOWER
-from lab.features.serve import text_requests
+from lab.features.serve import through_server
 from lab.show import console, request_table
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
@@ -128,7 +128,7 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
     ],
 )
 def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
-    assert any(words in sentence for sentence in text_requests.warnings([record]))
+    assert any(words in sentence for sentence in through_server.warnings([record]))
 
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:

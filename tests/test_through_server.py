@@ -17,7 +17,7 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.serve import prompts, through_server
+from lab.features.serve import servers, through_server
 from lab.features.serve.servers import Server, connect
 from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from lab.runner.progress import Status
@@ -177,10 +177,10 @@ def endpoint_that(settings: ServerSettings | None, server: str = "llama-server",
 
 
 def test_what_cannot_be_measured_is_said_before() -> None:
-    tokenize, usage = (prompts.Counter(by, lambda text: 1) for by in ("tokenize", "usage"))
+    tokenize, usage = (servers.Counter(by, lambda text: 1) for by in ("tokenize", "usage"))
     all_known = ServerSettings(n_slots=4, n_ctx=4096)
 
-    def words(endpoint: Endpoint, counter: prompts.Counter = tokenize, n_gen: int = 64) -> str:
+    def words(endpoint: Endpoint, counter: servers.Counter = tokenize, n_gen: int = 64) -> str:
         return " ".join(through_server.not_visible(endpoint, counter, n_gen))
 
     best = words(endpoint_that(all_known))

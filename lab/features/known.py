@@ -68,8 +68,8 @@ KINDS = (
     "tune.result",
     "claims.views",
     "quant.views",
-    "serve.text_requests",
-    "serve.load_views",
+    "serve.through_server",
+    "serve.load_figures",
     "trace.trace_views",
 )
 """Where the kinds of results are (`KINDS` of these modules), in the order in which they are shown."""
@@ -127,7 +127,7 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a page.
     """
     from lab.features.measure import text_results
-    from lab.features.serve import text_requests
+    from lab.features.serve import through_server
     from lab.show import request_table
     from lab.show.kind import is_plain
     from lab.show.section import Section, print_marked, print_sections
@@ -142,14 +142,14 @@ def print_results(
     print_marked(doubts, text_results.failures(rest), out)
     if alone and not any(map(request_table.went_well, alone)):
         out.print("\nNo request went well.")
-    print_marked(text_requests.warnings(alone), text_requests.failures(alone), out)
+    print_marked(through_server.warnings(alone), through_server.failures(alone), out)
     print_sections([Section(sentences=sentences)] if sentences else [], out)
 
 
 def as_json(records: Lines, made: Sequence[Section] | None = None) -> dict[str, Any]:
     """The rows of sections, what disturbed the runs, and what failed."""
     from lab.features.measure import text_results
-    from lab.features.serve import text_requests
+    from lab.features.serve import through_server
     from lab.show import request_table
 
     lists: dict[str, list[Any]] = {"rows": []}
@@ -160,8 +160,8 @@ def as_json(records: Lines, made: Sequence[Section] | None = None) -> dict[str, 
     alone = request_table.alone(records)
     return {
         **{name: values for name, values in lists.items() if values or name == "rows"},
-        "warnings": [*warnings(runs), *text_requests.warnings(alone)],
-        "failures": [*text_results.failures(runs), *text_requests.failures(alone)],
+        "warnings": [*warnings(runs), *through_server.warnings(alone)],
+        "failures": [*text_results.failures(runs), *through_server.failures(alone)],
     }
 
 

@@ -27,7 +27,7 @@ from lab.features.compare.spread import Spread, known_spreads
 from lab.features.limits import explanation, probing
 from lab.features.measure import text_results
 from lab.features.predict import laws
-from lab.features.serve import text_requests
+from lab.features.serve import through_server
 from lab.features.tune import result as tuned
 from lab.runner import machine
 from lab.show import request_table, table, template, text_setup
@@ -89,7 +89,7 @@ def html(
     context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
     kinds = known.sections([*timed, *special, *alone, *of_loads], context)
     faster = tuned.faster_settings(timed, [*of_engine, *others])
-    failed = [f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]]
+    failed = [f"failed: {line}" for line in [*text_results.failures(rest), *through_server.failures(alone)]]
     setups = _setups(good)
     lead = list[str]()
     if is_all or len(kinds) == 1:

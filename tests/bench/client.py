@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.features.serve.access import access, ask
-from lab.features.serve.client import Client
-from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, as_dict, ask_for
-from lab.features.serve.send_plan import Reply, SendPlan
+from lab.features.serve.access import Client, access, ask
+from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Reply, SendPlan, as_dict, ask_for
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 N_TOKENS, GAP_MS, N_ROUNDS = 200, 20.0, 2

@@ -23,7 +23,7 @@ from typing import Any
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
 from lab.core.request_times import figures
-from lab.features.serve.send_plan import SendPlan
+from lab.features.serve.formats import SendPlan
 from lab.features.serve.servers import Server, connect
 from lab.models import catalog
 from tests.servers import wheel_server

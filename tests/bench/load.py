@@ -26,11 +26,9 @@ from lab.core import results
 from lab.core.request import CHAT, Asked
 from lab.core.request_times import figures
 from lab.features.serve import load_figures, loads
-from lab.features.serve.access import access, ask
-from lab.features.serve.client import Client
-from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, ask_for
+from lab.features.serve.access import Client, access, ask
+from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Reply, SendPlan, ask_for
 from lab.features.serve.loads import make_plan
-from lab.features.serve.send_plan import Reply, SendPlan
 from lab.features.serve.servers import Server, connect, prompt_text
 from tests.bench.client import quantile, stamped_late
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server

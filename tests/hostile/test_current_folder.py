@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from lab.features.lend.server import RpcServer
-from lab.features.serve import own_server
-from lab.features.serve.access import access
-from lab.features.serve.client import Client
+from lab.features.serve import servers
+from lab.features.serve.access import Client, access
 from lab.models import catalog
 from lab.process import rpc
 from lab.process.worker import Worker
@@ -28,7 +27,7 @@ def server_of_devices() -> None:
 
 
 def own_llama_cpp_server() -> None:
-    own_server.start(catalog.embedded_path(), catalog.DEFAULT, 1).end()
+    servers.start_own(catalog.embedded_path(), catalog.DEFAULT, 1).end()
 
 
 def client() -> None:

@@ -14,9 +14,8 @@ import pytest
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked
 from lab.features.serve import formats
-from lab.features.serve.access import access, ask
-from lab.features.serve.client import Client
-from lab.features.serve.send_plan import SendPlan
+from lab.features.serve.access import Client, access, ask
+from lab.features.serve.formats import SendPlan
 from tests.odd_server import raw_server
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

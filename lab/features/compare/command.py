@@ -56,7 +56,7 @@ def compare(
     from lab.features.compare import comparison as comparing
     from lab.features.compare import text_compare
     from lab.features.compare.spread import known_spreads
-    from lab.features.serve import text_requests
+    from lab.features.serve import through_server
     from lab.show import console
     from lab.show.kind import Context
 
@@ -77,7 +77,7 @@ def compare(
         )
         return
     stdout = console.console(details=hint(details))
-    warnings = [*known.warnings(reading.records), *text_requests.warnings(reading.requests)]
+    warnings = [*known.warnings(reading.records), *through_server.warnings(reading.requests)]
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:
         stdout.print(f"plot     {plot}")

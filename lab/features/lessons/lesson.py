@@ -38,8 +38,8 @@ from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
 from lab.features.predict import datasheet, prediction
 from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
-from lab.features.serve import load_views, own_server, text_endpoint
-from lab.features.serve.own_server import OwnServer
+from lab.features.serve import load_figures, servers, through_server
+from lab.features.serve.servers import OwnServer
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
@@ -311,13 +311,13 @@ def serve(n_threads: int | None = None) -> OwnServer:
     """
     while _running:
         _running.pop().end()
-    _running.append(own_server.start(catalog.embedded_path(), catalog.DEFAULT, n_threads))
+    _running.append(servers.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads))
     return _running[-1]
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:
     """Print what the server of these requests can do, as `lab server` does."""
-    text_endpoint.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
+    through_server.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
 
 
 def events(record: RequestRecord) -> pd.DataFrame:
@@ -331,7 +331,7 @@ def events(record: RequestRecord) -> pd.DataFrame:
 
 def show_load(records: Sequence[RequestRecord]) -> None:
     """Print a load as `lab load` does."""
-    (section,) = load_views.sections(records)
+    (section,) = load_figures.sections(records)
     print_section(dataclasses.replace(section, title=""), console.console())
 
 

@@ -71,7 +71,7 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
     Sends at most eleven requests with a few tokens each.
     """
     from lab.features.serve.servers import connect
-    from lab.features.serve.text_endpoint import print_endpoint
+    from lab.features.serve.through_server import print_endpoint
     from lab.show import console
 
     confirm(url, "some requests", yes)
@@ -144,7 +144,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     is gone, and 130 after Ctrl-C, which keeps finished requests and shows complete rounds.
     """
     from lab.core import results
-    from lab.features.serve import load_views, loads
+    from lab.features.serve import load_figures, loads
     from lab.features.serve.servers import connect, prompt_text, reaching_of
     from lab.show import console
 
@@ -175,7 +175,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
         err.print(f"\nInterrupted{where}")
     if kept:
-        made = load_views.sections(kept)
+        made = load_figures.sections(kept)
         output.finish(kept, path, document=lambda: made[0].document()["loads"][0], made=made)
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
@@ -236,7 +236,7 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """Looks at a server, says what cannot be seen of it, measures and shows."""
-    from lab.features.serve import text_endpoint, text_requests, through_server
+    from lab.features.serve import through_server
     from lab.features.serve.servers import connect, reaching_of
     from lab.show import console
 
@@ -248,7 +248,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
-        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, out)
+        through_server.print_endpoint(server.endpoint, server.model, server.models, out)
         plan = through_server.fitted(plan, server)
         out.print("\nNot visible through this server:")
         for sentence in plan.unseen:
@@ -271,6 +271,6 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
             path,
             err,
             stream_to,
-            text_requests.finished,
+            through_server.finished,
         )
-        output.end(records, path, problem, bool(text_requests.failures(records)), **known)
+        output.end(records, path, problem, bool(through_server.failures(records)), **known)

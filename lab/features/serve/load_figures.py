@@ -1,4 +1,4 @@
-"""The figures of loads: a DataFrame with a row per request, and from it a row per arm (a load in all its rounds).
+"""The figures of loads (a row per request, from it a row per arm, which is a load in all its rounds) and their views.
 
 The steady window of a round is [warmup_s, warmup_s + duration_s] from the start of its plan. A request is inside if it
 was due inside (open loop: at its intended time; closed loop: when it was sent), no matter when it ended: the load
@@ -18,58 +18,72 @@ The server is idle while no request is in progress. The time of prefill comes fr
 time of each prompt, which ends with the first token; prompts computed together count once), or from a load of one user
 in the same session, whose TTFT has no queue: these times are added up, and if the sum exceeds the busy time, the shares
 are unknown. The rest is decode.
-
-Requests of one round wait in the same queue, so they are not replicates of each other. Sessions are therefore compared
-by the medians of rounds, with one row per round, as if each were a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from lab.core import request_times as times
-from lab.core import stats
-from lab.core.lists import grouped
+from lab.core import request_times, stats
+from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, RequestRecord
+from lab.core.request import (
+    CLOSED,
+    CONSTANT,
+    POISSON,
+    REPLAY,
+    STALLED,
+    TIMEOUT,
+    Load,
+    Request,
+    RequestRecord,
+    Slo,
+)
+from lab.core.request_times import Figures
 from lab.core.stats import CONFIDENCE, Interval
-from lab.show import request_table, table
+from lab.errors import LabError
+from lab.runner import as_options
+from lab.runner import machine as machines
+from lab.show import canvas, request_table, table
+from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
+from lab.show.kind import Context, Kind
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
 
 NAN, INF = math.nan, math.inf
 
-PAUSE_S, FAILED_S = 0.5, 0.25
-"""In a closed loop some user always waits for an answer, or pauses for FAILED_S after a failure (client_process.py). A
-round was aborted if nothing happened for longer than PAUSE_S before the end of its window."""
+PAUSE_S, FAILED_S, MOST_GAPS = 0.5, 0.25, 6
+"""In a closed loop some user always waits for an answer, or pauses for FAILED_S after a failure (exchange.py). A round
+was aborted if nothing happened for longer than PAUSE_S before the end of its window. In an open loop of random arrivals
+a pause of MOST_GAPS mean gaps has a probability of 0.2 %."""
 
-MOST_GAPS = 6
-"""In an open loop of random arrivals, a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
-
-SHARE = 0.9
-"""A load holds from this attainment on."""
+SHARE, FEWEST = 0.9, 8
+"""A load holds from this attainment on. A comparison of the windows' halves needs FEWEST requests in each."""
 
 N_BATCHES, FAR = 5, 2
 """Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
 all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
-
-FEWEST = 8
-"""Requests that each half of the windows needs for a comparison of the halves."""
 
 BY_SERVER, BY_ONE_USER, LONGER = "the server's prompt times", "TTFT with 1 user", 1.05
 """What the time of prefill is known from. TTFT of one user gives the prefill of prompts up to LONGER times its own."""
 
 
 def row(request: Request) -> dict[str, Any]:
-    """The row of a request of a load. NaN: unknown; inf: never, or nobody knows when. Its tokens in the window are
-    spread evenly over its events where only their sum is known."""
-    load, one, events = request.asked.load, times.figures(request), request.events
+    """The row of a request of a load. NaN: unknown; inf: never, or nobody knows when."""
+    load, one, events = request.asked.load, request_times.figures(request), request.events
     if load is None:
         raise ValueError("the request is not part of a load")
 
@@ -83,7 +97,7 @@ def row(request: Request) -> dict[str, Any]:
         date_s = datetime.fromisoformat(one.started_at).timestamp()
     except ValueError:  # a damaged line
         date_s = 0.0
-    indices, n_in_window, is_spread = times.generated(request), 0.0, False
+    indices, n_in_window, is_spread = request_times.generated(request), 0.0, False
     if one.sent_ns is not None and indices:
         begin_ns = load.warmup_s * 1e9 - one.sent_ns
         inside = [i for i in indices if begin_ns <= events.arrive_ns[i] < begin_ns + load.duration_s * 1e9]
@@ -91,7 +105,7 @@ def row(request: Request) -> dict[str, Any]:
             n_in_window = float(sum(events.n_tokens[i] for i in inside))
         elif one.n_generated is None:
             n_in_window = NAN
-        else:
+        else:  # only their sum is known
             n_in_window, is_spread = one.n_generated * len(inside) / len(indices), one.n_generated != len(indices)
     ok, n_prompt = one.status == OK, request_table.n_prompt(one)
     prompt_ms = one.timings.prompt_ms if one.timings else None
@@ -127,11 +141,10 @@ def row(request: Request) -> dict[str, Any]:
 
 
 def frame(requests: Sequence[Request]) -> pd.DataFrame:
-    """A row per request of a session of loads without warm-ups, in the order of arms, of rounds, and of due times.
+    """A row per request of a session of loads without warm-ups, in the order of levels, of rounds, and of due times.
 
-    `arm` numbers the levels, the smallest first. `kept`: of a round that was not cut off
-    (or all were). `begin_s`, `length_s` and `over_s`: the steady window, of a round that was cut off the part that was
-    measured. A request that found no connection has no send time: its date gives it.
+    `kept`: of a round that was not cut off (or all were). `begin_s`, `length_s` and `over_s`: the steady window, of a
+    round that was cut off the part that was measured. A request without a connection has no send time but a date.
     """
     import pandas as pd
 
@@ -170,9 +183,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
 
 def arm_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The figures of each arm of a session's `frame`, by name and unit. NaN or None: unknown."""
-    if rows.empty:
-        return []
-    return [_arm(own) for _, own in rows.groupby("arm")]
+    return [_arm(own) for _, own in rows.groupby("arm")] if len(rows) else []
 
 
 def _arm(every: pd.DataFrame) -> dict[str, Any]:
@@ -220,7 +231,7 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         "late_median_s": inside.late_s.median(),
         "late_most_s": inside.late_s.max(),
         "wait_s": (good.first_s - good.start_s - good.prompt_s).median(),
-        **_attainment([own[own.inside].used for own in rounds] if load.slo else []),
+        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(rounds), strict=True)),
         **_rate("goodput_ps", windows),
         **{name: windows[name].mean() for name in ("in_flight_begin", "in_flight_end", "waiting_end")},
         "drift": second.median() / first.median() if has_drift else NAN,
@@ -292,54 +303,47 @@ def _latency(name: str, rounds: Sequence[pd.DataFrame], is_bound: bool) -> dict[
 def _rate(name: str, windows: pd.DataFrame) -> dict[str, Any]:
     """A rate over the windows of all rounds, its 90 % interval, and the rate in each; NaN if a round has none."""
     known = windows[windows.length_s > 0]
-    by_round = list(known[name])
+    by_round, value, half = list(known[name]), NAN, NAN
     if known.empty or known[name].isna().any():
-        return {name: NAN, f"{name}_low": NAN, f"{name}_high": NAN, f"{name}_by_round": []}
-    value = (known[name] * known.length_s).sum() / known.length_s.sum()
-    cut = value / (2 * max(1.0, known.n.mean())) if len(by_round) > 1 else 0.0
-    half = stats.mean_half_width(by_round, 0.9) + cut
-    return {
-        name: value,
-        f"{name}_low": max(0.0, value - half),
-        f"{name}_high": value + half,
-        f"{name}_by_round": by_round,
-    }
+        by_round = []
+    else:
+        value = (known[name] * known.length_s).sum() / known.length_s.sum()
+        half = stats.mean_half_width(by_round, 0.9)
+        half += value / (2 * max(1.0, known.n.mean())) if len(by_round) > 1 else 0.0
+    low = max(0.0, value - half) if value == value else NAN
+    return {name: value, f"{name}_low": low, f"{name}_high": value + half, f"{name}_by_round": by_round}
 
 
-def _attainment(used: Sequence[pd.Series]) -> dict[str, float]:
+def _attainment(rounds: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
     """The share of requests that met every limit, with its 95 % interval; NaN without limits or requests."""
+    used = [own.used[own.inside].dropna() for own in rounds]
     everything = sorted(value for own in used for value in own)
     if not everything:
-        return {"attainment": NAN, "attainment_low": NAN, "attainment_high": NAN}
+        return NAN, NAN, NAN
     n = math.ceil(N_BATCHES / len(used))
     batches = [list(own.iloc[i * len(own) // n : (i + 1) * len(own) // n]) for own in used for i in range(n)]
     is_far = everything[-1] * FAR < 1 or everything[0] > FAR
     worst = everything[math.ceil(0.9 * len(everything)) - 1]
     met = [[value <= 1 for value in batch] for batch in batches]
     interval = share_interval(met, [] if is_far else [[value <= worst for value in batch] for batch in batches])
-    n_good = sum(map(sum, met))
-    return {"attainment": n_good / len(everything), "attainment_low": interval.low, "attainment_high": interval.high}
+    return sum(map(sum, met)) / len(everything), interval.low, interval.high
 
 
 def _shares(windows: pd.DataFrame) -> dict[str, Any]:
     """The shares of the steady windows in prefill, decode and idle, and what the time of prefill is known from."""
-    whole_s = windows.length_s.sum()
-    if not whole_s:
-        return {"share_prefill": NAN, "share_decode": NAN, "share_idle": NAN, "share_by": None}
-    busy = windows.busy_s.sum() / whole_s
-    for by, name in ((BY_SERVER, "of_server_s"), (BY_ONE_USER, "of_alone_s")):
-        if (windows[name] < windows.busy_s + 1e-6).all():
-            prefill = min(busy, windows[name].sum() / whole_s)
-            return {"share_prefill": prefill, "share_decode": busy - prefill, "share_idle": 1 - busy, "share_by": by}
-    return {"share_prefill": NAN, "share_decode": NAN, "share_idle": 1 - busy, "share_by": None}
+    whole_s = windows.length_s.sum() or NAN
+    busy, prefill, by = windows.busy_s.sum() / whole_s, NAN, None
+    for source, name in ((BY_SERVER, "of_server_s"), (BY_ONE_USER, "of_alone_s")):
+        if by is None and whole_s > 0 and (windows[name] < windows.busy_s + 1e-6).all():
+            prefill, by = min(busy, windows[name].sum() / whole_s), source
+    return {"share_prefill": prefill, "share_decode": busy - prefill, "share_idle": 1 - busy, "share_by": by}
 
 
 def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The highest load at which 90 % of requests meet every limit, as they do at all lower loads.
+    """The highest load (users or requests/s) at which 90 % of requests meet every limit, as they do at all lower loads.
 
-    In users for closed loops, otherwise in requests per second. `at_least` and `below` are None if no arm shows them;
-    `best` is the highest arm whose measured share reaches 90 %, together with all lower arms. None without limits, and
-    without closed or open loops.
+    `at_least` and `below` are None if no arm shows them; `best` is the highest arm whose measured share reaches 90 %,
+    with all lower arms. None without limits, and for a replay.
     """
     measured = [one for one in arms if one["attainment"] == one["attainment"] and one["load_arrivals"] != REPLAY]
     if not measured:
@@ -355,27 +359,24 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         below = level if below is None and one["attainment_high"] < SHARE else below
     unit = "users" if is_closed else "requests/s"
     low, high, met = (f"{n or 0:g} {unit.removesuffix('s' * (is_closed and n == 1))}" for n in (at_least, below, best))
-    sentence = "unknown, too few requests"
     if at_least is not None and below is not None:
         sentence = f"between {at_least:g} and {high}"
     elif at_least is not None:
-        sentence = (
-            f"at least {low} ({'every load met' if at_least == levels[-1] else 'no load clearly missed'} the limits)"
-        )
+        every = "every load met" if at_least == levels[-1] else "no load clearly missed"
+        sentence = f"at least {low} ({every} the limits)"
     elif below is not None:
         sentence = f"below {high} ({'no load met' if below == levels[0] else 'no load clearly met'} the limits)"
+    else:
+        sentence = "unknown, too few requests"
     sentence += f"; {met} met the limits, but not clearly" if best not in (None, at_least) else ""
     return {"unit": unit, "at_least": at_least, "below": below, "best": best, "sentence": sentence}
 
 
 def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
     """The requests of each session of loads, in order of appearance; of mixed files each kind of load on its own."""
-
-    def key(record: RequestRecord) -> tuple[object, ...]:
-        load = record.request.asked.load
-        return record.session, load and (load.arrivals, load.lengths)
-
-    return list(grouped(request_table.loads_of(records), key).values())
+    own = [(one.request.asked.load, one) for one in request_table.loads_of(records)]
+    groups = grouped(own, lambda pair: (pair[1].session, pair[0] and (pair[0].arrivals, pair[0].lengths)))
+    return [[record for _, record in group] for group in groups.values()]
 
 
 def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
@@ -432,11 +433,19 @@ def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool
     """
     from scipy.special import betaincinv, stdtrit
 
+    def design_effect(batches: Sequence[Sequence[bool]]) -> float:  # variance of the share over that of single draws
+        own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
+        if len(own) < 2 or n_good in (0, n):
+            return 0.0
+        share = n_good / n
+        between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
+        return len(own) / (len(own) - 1) * between / (share * (1 - share))
+
     n, n_good = sum(map(len, good)), sum(map(sum, good))
     if not n:
         raise ValueError("there is no draw")
     outside = (1 - CONFIDENCE) / 2
-    n_worth, effect = float(n), max(_design_effect(good), _design_effect(alike))
+    n_worth, effect = float(n), max(design_effect(good), design_effect(alike))
     if effect > 1:  # known from few batches only
         t_all, t_batches = (stdtrit(df, 1 - outside) for df in (n - 1, sum(map(bool, good)) - 1))
         n_worth *= (t_all / t_batches) ** 2 / effect
@@ -446,11 +455,445 @@ def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool
     return Interval(float(low), float(high))
 
 
-def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
-    """The design effect: the variance of a share over that of independent draws; 0 if unknown."""
-    own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
-    if len(own) < 2 or n_good in (0, n):
-        return 0.0
-    share = n_good / n
-    between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
-    return len(own) / (len(own) - 1) * between / (share * (1 - share))
+LATE_S, DRIFT = 0.01, 1.5
+"""A warning says if the client sent a request more than LATE_S later than intended, because it was too busy, or if TTFT
+differs by more than the factor DRIFT between the halves of the windows."""
+
+IS_FULL = re.compile(r"context (size|length|window)", re.IGNORECASE)
+"""In errors of servers for a request that their context cannot hold."""
+
+DEFINITIONS = (
+    "TTFT, TPOT, E2E: successful requests due in the window; (n) counts the requests that exceed a percentile. total: "
+    "all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % within limits."
+)
+
+CAPTIONS = {
+    "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
+    "throughput": "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are "
+    "loads, with their range over rounds.",
+    "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
+    "window is shaded.",
+}
+
+WIDE = 12
+"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
+
+MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
+"""Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
+
+SPREAD = 0.16
+"""Horizontal spread of an arm's points to each side, as a share of the distance to the next arm."""
+
+FAILED = (COLOURS[6], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[7])
+"""Colours of classes of failure, by their number."""
+
+Arms = Sequence[SimpleNamespace]
+
+
+def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
+    """A section for each session of loads, with findings, warnings and pictures."""
+    return [_section(own) for own in sessions(records)]
+
+
+def _section(records: Sequence[RequestRecord]) -> Section:
+    rows = frame([record.request for record in records])
+    plain = arm_rows(rows)
+    arms = [SimpleNamespace(**row) for row in plain]
+    first, endpoint, of = records[0], records[0].endpoint, arms[0]
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "a server without a name"
+    slots = f", {plural(n_slots, 'slot')}" if n_slots is not None else ""
+    title = f"{first.model} on {server}{slots}; client: {machines.label(first.machine)}"
+    rounds = plural(max(arm.n_rounds for arm in arms), "round")
+    answer, warnings, sentences = answer_of(arms), _warnings(arms, rows), _findings(arms, n_slots)
+    said = [answer, *(f"! {line}" for line in warnings), *sentences]
+    data: dict[str, Any] = {"session": first.session, "url": endpoint.url, "model": first.model, "arms": plain}
+    data |= {"capacity": capacity(plain), "n_slots": n_slots, "sentences": said}
+    return Section(
+        title,
+        answer=answer,
+        words=[
+            f"{of.load_lengths}; windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up; {rounds}"
+        ],
+        **tabled(_columns(arms), arms),
+        warnings=warnings,
+        sentences=sentences,
+        notes=[DEFINITIONS],
+        pictures=_pictures(arms, rows, f"{title}\n{of.load_lengths}", rounds, n_slots),
+        data=lambda: {"loads": [data]},
+    )
+
+
+def wrong(ones: Sequence[Figures]) -> list[str]:
+    """On answers that arrived in one piece, and on token counts that contradict each other."""
+    held = [one.n_events for one in ones if one.came_at_once]
+    found = [one.contradiction for one in ones if one.contradiction]
+    in_one = (
+        f"{len(held)} of {len(ones)} answers arrived in one piece ({span(held)} events): the server or a proxy held "
+        "them back until they were complete. Their TTFT and TPOT are unknown."
+    )
+    counts = (
+        f"The server's token counts contradict each other in {len(found)} of {len(ones)} answers: "
+        f"{''.join(found[:1])}. TPOT, tokens/s and the mark for short answers may be wrong."
+    )
+    return [line for line, those in ((in_one, held), (counts, found)) if those]
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The smallest and the largest number."""
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def server_options(record: RequestRecord) -> dict[str, object]:
+    """The options that name the server of a request."""
+    return {"url": record.endpoint.url, "model": record.model, "api": record.endpoint.api}
+
+
+def answer_of(arms: Arms) -> str:
+    """How much load the server handles: its capacity if there are limits, otherwise what the largest load got."""
+    n, good = sum(arm.n for arm in arms), [arm for arm in arms if arm.n_ok]
+    if not n:
+        return "No request was due in a steady window: try a longer --duration."
+    if not good:
+        return f"{plural(n, 'request')} failed, and none succeeded."
+    if holds := capacity([vars(arm) for arm in arms]):
+        limits = Slo(**arms[0].load_slo).label
+        return f"Capacity (at least 90 % of requests within {limits}): {holds['sentence']}."
+
+    def measured(name: str, show: Callable[[float], str]) -> str:
+        """The figure with the largest load, then in parentheses with the smallest."""
+        first, last = getattr(good[0], name), getattr(good[-1], name)
+        return show(last) + (f" ({good[0].load}: {show(first)})" if len(good) > 1 and first == first else "")
+
+    arm = good[-1]
+    line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server "
+    if arm.tokens_tps == arm.tokens_tps:
+        line += f"generates {measured('tokens_tps', lambda rate: f'{digits(rate)} tokens/s')}"
+    else:
+        line += f"answers {measured('requests_ps', lambda rate: f'{digits(rate)} requests/s')}"
+    line += f"; the median request takes {measured('e2e_median_s', seconds)}" if arm.e2e_n else ""
+    line += f" and waits {measured('ttft_median_s', seconds)} for its first token" if arm.ttft_n else ""
+    return f"{line}."
+
+
+def _columns(arms: Arms) -> Columns:
+    def latency(name: str, factor: float, arm: SimpleNamespace) -> str:
+        values = [getattr(arm, f"{name}_{which}_s") for which in ("median", "p95", "p99")]
+        return "\n".join(digits(factor * value) for value in values if value == value) or UNKNOWN
+
+    def rate(name: str, arm: SimpleNamespace) -> str:
+        value, low, high = (getattr(arm, f"{name}{end}") for end in ("", "_low", "_high"))
+        return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
+
+    def requests(arm: SimpleNamespace) -> str:
+        lines = ["median"]
+        for name in ("p95", "p99"):
+            counts = [
+                getattr(arm, f"{of}_{name}_beyond") or 0 for of in ("ttft", "tpot", "e2e") if getattr(arm, f"{of}_n")
+            ]
+            lines += [f"{name[1:]} % ({', '.join(map(str, dict.fromkeys(counts)))})"] if any(counts) else []
+        return "\n".join(lines)
+
+    def load(arm: SimpleNamespace) -> str:
+        marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
+        return "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)])
+
+    def within(arm: SimpleNamespace) -> str:
+        low, high = arm.attainment_low, arm.attainment_high
+        return f"{arm.attainment:.0%}\n{low:.0%}-{high:.0%}" if low == low else UNKNOWN
+
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    limits: Columns = (("within\nlimits", within), ("goodput\nper s", partial(rate, "goodput_ps")))
+    return [
+        ("load", load),
+        ("requests", requests),
+        ("TTFT\ns", partial(latency, "ttft", 1)),
+        (f"TPOT\nms{bound}", partial(latency, "tpot", 1e3)),
+        ("E2E\ns", partial(latency, "e2e", 1)),
+        ("total\ntokens/s", partial(rate, "tokens_tps")),
+        *(limits if any(arm.load_slo for arm in arms) else [("requests\nper s", partial(rate, "requests_ps"))]),
+        ("per user\ntokens/s", lambda arm: digits(arm.user_tps)),
+        ("longest\nstall s", lambda arm: digits(arm.stall_s)),
+    ]
+
+
+def _findings(arms: Arms, n_slots: int | None) -> list[str]:
+    """How the server spent its time under each load, what limited it, and what made requests wait."""
+    words, busy = [], [arm for arm in arms if arm.share_idle < 1]
+    if split := [arm for arm in busy if arm.share_by]:
+        shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
+        parts = [f"{arm.load}: {a:.0f} / {b:.0f} / {c:.0f} %" for arm, (a, b, c) in zip(split, shares, strict=True)]
+        sources = join_and(list(dict.fromkeys(arm.share_by for arm in split)))
+        most = min(split, key=lambda arm: arm.share_idle)
+        phase = "prefill" if most.share_prefill > most.share_decode else "decode"
+        words += [
+            f"Share of the time in prefill / decode / idle, from {sources}: {'; '.join(parts)}. With {most.load}, "
+            f"{phase} takes most of the time."
+        ]
+    if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
+        has_one = any(arm.load_concurrency == 1 for arm in arms)
+        advice = "" if has_one or arms[0].load_arrivals != CLOSED else " Add a load of 1 user: --concurrency 1,..."
+        words += [
+            f"Idle: {join_and(rest)}. Prefill and decode cannot be told apart there: the server does not report "
+            f"the time of every prompt{', and the load of 1 user does not explain the others' * has_one}.{advice}"
+        ]
+    waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
+    words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
+    if known := [arm for arm in arms if arm.wait_s == arm.wait_s]:
+        parts = [f"{seconds(arm.wait_s) if arm.wait_s >= 1e-4 else 'under 0.1 ms'} with {arm.load}" for arm in known]
+        words += [
+            f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
+        ]
+    late_s = max((arm.late_most_s for arm in arms if arm.late_most_s == arm.late_most_s), default=math.inf)
+    words += [f"The client sent each request at most {seconds(late_s)} late."] if late_s <= LATE_S else []
+    if uncounted := [arm.load for arm in arms if arm.n_ok and arm.tokens_tps != arm.tokens_tps]:
+        words += [f"The server does not count tokens, so tokens/s is unknown: {join_and(uncounted)}."]
+    if any(arm.is_spread for arm in arms):
+        words += ["The server does not count tokens per event, so they are spread evenly over events."]
+    return words
+
+
+def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
+    """What went wrong under each load, and which loads were not steady."""
+    words = []
+    for number, arm in enumerate(arms):
+        own = rows[(rows.arm == number) & rows.kept]
+        good = own[own.inside & own.ok]
+        examples = {name: f", for example {error}" for name, error in arm.errors.items()}
+        failed = [f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items()]
+        missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
+        said = [
+            (failed, f"{arm.n - arm.n_ok} of {arm.n} requests failed ({'; '.join(failed)})."),
+            (
+                any(map(IS_FULL.search, arm.errors.values())),
+                "the server's context is too short for these requests. Give it a longer one (llama-server: "
+                "--ctx-size), or use fewer tokens or users.",
+            ),
+            (
+                arm.n_truncated,
+                f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than "
+                "requested): the server's context was full. They have no E2E and meet no limits.",
+            ),
+            (arm.n_failed_outside, f"{arm.n_failed_outside} more failed before or after the window."),
+            (not arm.n, "no request was due in the window. Try a longer --duration."),
+            (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
+            (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
+            (arm.n_warm, f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache."),
+            *((True, line) for line in wrong(list(good.figures))),
+            (
+                arm.is_overloaded,
+                f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
+                f"{arm.in_flight_end:.0f} when it ended ({arm.waiting_end:.0f} waited for a first token). A longer "
+                "window would show longer waits.",
+            ),
+            (
+                not arm.is_overloaded and (arm.drift <= 1 / DRIFT or arm.drift >= DRIFT),
+                f"TTFT in the second half of the window was {times(arm.drift)} that in the first: the load was not "
+                "steady. Try a longer --warmup and --duration.",
+            ),
+            (
+                arm.late_most_s > LATE_S,
+                f"the client was busy and sent requests {seconds(arm.late_median_s)} late (median; at most "
+                f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time.",
+            ),
+        ]
+        words += [f"{arm.load}: {line}" for holds, line in said if holds]
+    return words
+
+
+def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
+    """A picture of the first session of loads among records: load (latency over it), throughput, or timeline.
+
+        lab.plot_arms(lab.load(url, concurrency="1,2,4"), "throughput")
+
+    LabError if there is nothing to draw.
+    """
+    made = sections(records)
+    if not made:
+        raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
+    drawn = {one.name: one for one in made[0].pictures}
+    if name not in drawn:
+        raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
+    figure = figure or canvas.new_figure(drawn[name].size)
+    drawn[name].draw(figure)
+    return figure
+
+
+def _pictures(arms: Arms, rows: pd.DataFrame, below: str, rounds: str, n_slots: int | None) -> list[Picture]:
+    """The pictures with data."""
+    own = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
+    words, drawn = f"{below}; {arms[0].load_duration_s:g} s window, {rounds}", dict[str, Any]()
+    if any(arm.ttft_n for arm in arms):
+        drawn["load"] = partial(_plot_latency, arms, own, f"Latency over load\n{words}", n_slots)
+        if any(arm.tokens_tps == arm.tokens_tps for arm in arms):
+            drawn["throughput"] = partial(_plot_throughput, arms, f"Throughput against latency\n{words}")
+    drawn["timeline"] = partial(_plot_timeline, arms, own, f"The timeline of requests\n{below}")
+    return [Picture(name, CAPTIONS[name], draw, (11, 7 if name == "timeline" else 5)) for name, draw in drawn.items()]
+
+
+def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
+    """TTFT and TPOT over the load: a point per request, lines for the median, percentiles, limits and slots."""
+    slo, is_closed = Slo(**(arms[0].load_slo or {})), arms[0].load_arrivals == CLOSED
+    bound = any(arm.tpot_is_bound for arm in arms)
+    ttft_label = "TTFT (s)" + ("" if is_closed else " from the intended time")
+    panels = [("ttft", "ttft_s", 1.0, ttft_label, slo.ttft_s)]
+    if any(arm.tpot_n for arm in arms):
+        tpot_label = "TPOT (ms)" + (", at most" if bound else "")
+        panels.append(("tpot", "tpot_most_s" if bound else "tpot_s", 1e3, tpot_label, slo.tpot_s))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    levels = [arm.load_concurrency if is_closed else arm.load_rate for arm in arms]
+    for ax, (name, column, factor, label, limit_s) in zip(axes, panels, strict=True):
+        largest = factor * (limit_s or 0)
+        for place, own in enumerate(rows):
+            known = sorted(factor * own[column][own.inside].dropna())
+            largest = max([largest, *known])
+            n = min(len(known), MOST_POINTS)
+            drawn = [known[i * (len(known) - 1) // max(1, n - 1)] for i in range(n)]
+            xs = [place + SPREAD * (2 * (0.618034 * i % 1) - 1) for i in range(n)]
+            style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "alpha": 0.5, "mew": 0, "color": COLOURS[5]}
+            ax.plot(xs, drawn, label="requests" if place == 0 else None, **style)
+        lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
+        for number, (line, which) in enumerate(lines.items()):
+            values = [factor * getattr(arm, f"{name}_{which}_s") for arm in arms]
+            if points := [(place, y) for place, y in enumerate(values) if y == y]:
+                style = {"color": COLOURS[(0, 1, 3)[number]], "marker": MARKERS[number]}
+                ax.plot(*zip(*points, strict=True), lw=1.8, ms=5, label=line, **style)
+        medians = [y for arm in arms if (y := factor * getattr(arm, f"{name}_median_s")) > 0]
+        if medians and largest > WIDE * min(medians):
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(0, 1.08 * largest or 1)
+        if limit_s is not None:
+            ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
+        ax.set_ylabel(label)
+        ax.set_xticks(range(len(arms)), ["replay" if level is None else f"{level:,g}" for level in levels])
+        ax.set_xlim(-0.5, len(arms) - 0.5)
+        ax.set_xlabel("users" if is_closed else "requests per second")
+        n_inside = sum(level <= n_slots for level in levels) if is_closed and n_slots is not None else len(arms)
+        if n_inside < len(arms):
+            words = f"to the right: more users than the server's {plural(n_slots or 0, 'slot')}"
+            ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
+    if slo.label:
+        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
+    for place, arm in enumerate(arms):
+        if n := arm.n - arm.n_ok:
+            at = {"transform": axes[0].get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
+            axes[0].text(place, 1.0, f"{n:,} of {arm.n:,}\nfailed", **at)
+    canvas.finish(axes, title, is_apart=True)
+
+
+def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
+    """Tokens per second of all users over median TTFT and median TPOT: a point per load, with its range over rounds."""
+    counted = [arm for arm in arms if arm.tokens_tps == arm.tokens_tps]
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    panels = [("ttft", "median TTFT (s)", 1.0), ("tpot", f"median TPOT (ms){bound}", 1e3)]
+    panels = [panel for panel in panels if any(getattr(arm, f"{panel[0]}_n") for arm in counted)]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    what = "number of users" if arms[0].load_arrivals == CLOSED else "request rate"
+    labels = []
+    for ax, (name, label, factor) in zip(axes, panels, strict=True):
+        known = [arm for arm in counted if getattr(arm, f"{name}_n")]
+        xs, ys = [factor * getattr(arm, f"{name}_median_s") for arm in known], [arm.tokens_tps for arm in known]
+        by_round = [[factor * x for x in getattr(arm, f"{name}_by_round_s")] for arm in known]
+        left, right = [min(own) for own in by_round], [max(own) for own in by_round]
+        low, high = [arm.tokens_tps_low for arm in known], [arm.tokens_tps_high for arm in known]
+        ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
+        style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
+        ends = ((left, xs), (xs, right), (low, ys), (ys, high))  # the median of all can lie outside the rounds' range
+        bars = [[max(0, b - a) for a, b in zip(*of, strict=True)] for of in ends]
+        n = max(arm.n_rounds for arm in known)
+        words = what + (f", with range over {n} rounds" if n > 1 else "")
+        ax.errorbar(xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3 if n > 1 else 0, label=words, **style)
+        if max(xs) > WIDE * min(xs) > 0:
+            ax.set_xscale("log")
+            ax.set_xlim(right=max(2 * max(xs), 1.1 * max(right)))
+        else:
+            ax.set_xlim(0, max(1.3 * max(xs), 1.1 * max(right)) or 1)
+        ax.set_ylim(0, 1.15 * max([*high, 1e-9]))
+        ax.set_xlabel(label)
+        along = [i / 20 for i in range(21)]  # positions on the bars, which labels avoid
+        avoid = [(a + (b - a) * t, y) for a, b, y in zip(left, right, ys, strict=True) for t in along]
+        avoid += [(x, a + (b - a) * t) for x, a, b in zip(xs, low, high, strict=True) for t in along]
+        labels.append((ax, list(zip(xs, ys, [arm.load for arm in known], strict=True)), avoid))
+    axes[0].set_ylabel("tokens per second, all users")
+    canvas.finish(axes, title, is_apart=True)
+    for ax, points, avoid in labels:
+        canvas.label_points(ax, points, avoid)
+
+
+def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure: Figure) -> None:
+    """A bar per request of the first round of up to 6 loads; a failure is a mark at the time when it was due."""
+    n, begin_s = min(len(arms), MOST_PANELS), arms[0].load_warmup_s
+    stop_s = begin_s + arms[0].load_duration_s
+    chosen = [round(i * (len(arms) - 1) / max(1, n - 1)) for i in range(n)]
+    axes = canvas.grid(figure, n, 1 if n == 1 else 2 if n in (2, 4) else 3, sharex=True)
+    firsts = [own[own["round"] == own["round"].min()] for own in (rows[i] for i in chosen)]
+    classes = dict.fromkeys(name for own in firsts for name in own.failure if name)
+    styles = {name: (FAILED[i % len(FAILED)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(classes)}
+    last_s = 1.01 * max([stop_s, *(end_s for own in firsts for end_s in own.end_s if end_s < math.inf)])
+    for ax, i, own in zip(axes, chosen, firsts, strict=True):
+        ax.axvspan(begin_s, stop_s, color=GRID, alpha=0.5, lw=0)
+        step = math.ceil(len(own) / MOST_BARS)
+        drawn = own[::step].reset_index()
+        ended = drawn[drawn.end_s < math.inf]
+        first_s = ended[["first_s", "end_s"]].min(axis=1)
+        ax.barh(ended.index, first_s - ended.at_s, left=ended.at_s, height=0.9, color=OF_PREFILL, lw=0)
+        ax.barh(ended.index, ended.end_s - first_s, left=first_s, height=0.9, color=OF_DECODE, lw=0)
+        for name, (colour, marker) in styles.items():
+            failed = drawn[drawn.failure == name]
+            ax.plot(failed.at_s, failed.index, ls="", ms=5, mew=0, color=colour, marker=marker)
+        of_step = f", 1 of {step} drawn" if step > 1 else ""
+        ax.set_title(f"{arms[i].load}: {plural(len(own), 'request')}{of_step}", fontsize=10)
+        ax.set_xlim(0, last_s)
+        ax.set_ylim(max(len(drawn), FEWEST_BARS) - 0.5, -0.5)
+        ax.set_yticks([])
+    canvas.name_axes(axes, "since the start (s)", "requests, in order")
+    wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
+    for label, colour in ((wait, OF_PREFILL), ("receiving the answer", OF_DECODE), ("steady window (measured)", GRID)):
+        axes[0].fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
+    for name, (colour, marker) in styles.items():
+        axes[0].plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
+    canvas.finish(axes, title, is_apart=True)
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Loads on servers, a part for each session."""
+    first, n_servers = records[0], len({(one.endpoint.url, one.model) for one in records})
+    question = f"How much load can {first.model} handle through {first.endpoint.server or 'its server'}?"
+    parts = sections(records)
+    return [
+        Section(
+            "Under load",
+            name="loads",
+            question="How much load can these servers handle?" if n_servers > 1 else question,
+            sentences=[part.answer for part in parts],
+            parts=parts,
+        )
+    ]
+
+
+def again(records: Sequence[RequestRecord]) -> str | None:
+    """The command of loads; None for a replay: records lack its file."""
+    known = [one.request.asked.load for one in records if one.request.asked.load]
+    first, slo = known[0], known[0].slo
+    lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
+    if lengths is None:
+        return None
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
+    given = {
+        "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
+        "rate": sorted({load.rate for load in known if load.rate is not None}),
+        "arrivals": CONSTANT if first.arrivals == CONSTANT else None,
+        "prompt_len": lengths[1],
+        "gen": lengths[2],
+        "warmup": f"{first.warmup_s:g}",
+        "duration": f"{first.duration_s:g}",
+        "rounds": 1 + max(load.round for load in known),
+        "slo": [f"{name}={limit:g}s" for name, limit in limits.items() if limit is not None],
+        "seed": first.seed,
+    }
+    return as_options.line("load", server_options(records[0]) | given)
+
+
+KINDS = (Kind("loads", lambda one: bool(request_table.loads_of([one])), chapters, again),)

@@ -32,9 +32,9 @@ from lab.core.record import OK
 from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, RequestRecord, Slo, parse_slo
 from lab.core.results import unless_empty
 from lab.errors import LabError
-from lab.features.serve.send_plan import MOST_AT_ONCE, Reply, SendPlan
-from lab.features.serve.server_session import ServerSession, warn_of_failures
+from lab.features.serve.formats import MOST_AT_ONCE, Reply, SendPlan
 from lab.features.serve.servers import Reaching, Server, connect, prompt_text, reaching_of
+from lab.features.serve.through_server import ServerSession, warn_of_failures
 from lab.runner import progress
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT

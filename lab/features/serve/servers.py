@@ -1,4 +1,19 @@
-"""What a server is, which of its models is measured, and what it can do; prompts of exactly n of its tokens.
+"""Count tokens with the server's tokenizer: make prompts of exactly n tokens, and count the tokens of answers.
+
+A server with /tokenize counts any text (a chat with its template). Without it, the usage of a request for one token
+says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of eight
+letters, so that no cache contains its beginning; after counting by usage it gets a new one.
+
+If a stream has no token counts (llama_cpp.server streams no usage), the lab repeats the request with the same seed and
+without streaming, which reports them for the price of one more generation. The count is valid only if the answer is the
+same: a cache or another batch changes the last bits of a sum, and so the text. Otherwise the answer's text is
+tokenized, which may join separately generated tokens.
+
+Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
+vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
+llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
+
+What a server is, which of its models is measured, and what it can do; prompts of exactly n of its tokens.
 
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
@@ -11,24 +26,36 @@ capability that cannot be observed is `unknown`.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM, /version; Ollama docs/api.md (/api/version);
 docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/developer/rest (/api/v0/models).
+
+A server that the lab starts: llama_cpp.server from llama-cpp-python, with the libraries of the lab's engine.
+
+It processes one request after the other, and only requests with its key: other programs of this machine, and pages in
+a browser, get no answer. It reads from a pipe of this process, so it ends when this process ends, even after a crash.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import os
 import random
+import re
+import secrets
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 from lab.core import request as kinds
 from lab.core import request_times as times
 from lab.core import results, shell
-from lab.core.lists import plural
+from lab.core.lists import first_known, plural
 from lab.core.record import OK, Machine
 from lab.core.request import (
     CHAT,
@@ -42,18 +69,228 @@ from lab.core.request import (
     Request,
     RequestRecord,
     ServerSettings,
+    Usage,
     short_name,
 )
 from lab.errors import LabError, printable
 from lab.features.serve import access as reaching
-from lab.features.serve import formats, prompts
-from lab.features.serve.access import Access, JsonReply, hidden
-from lab.features.serve.client import Client
-from lab.features.serve.formats import as_count, as_dict
-from lab.features.serve.prompts import Counter, Prompt
-from lab.features.serve.send_plan import TIMEOUT_S, Ask, Reply, SendPlan
-from lab.runner import machine
+from lab.features.serve import formats
+from lab.features.serve.access import ANSWER_S, Access, Client, JsonReply, hidden
+from lab.features.serve.formats import (
+    TIMEOUT_S,
+    TIMINGS,
+    Ask,
+    Reply,
+    SendPlan,
+    as_count,
+    as_dict,
+    fresh_nonce,
+    n_items,
+    prompt_fields,
+    text_of,
+    usage_of,
+)
+from lab.process import spawning
+from lab.runner import limits, machine
 from lab.runner.prompts import TEXT, offset, source
+
+TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
+
+MOST_COUNTS = 24
+"""Maximum number of counts for one prompt."""
+
+FILLERS = (" a", " the", " x", " 1", ".")
+"""Texts that make a prompt a little longer; in most vocabularies one token each."""
+
+NEAR = 50
+"""If counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
+
+
+class NotCounted(LabError):
+    """A server that counted tokens before no longer does."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A server's way to count the tokens of a prompt, with everything that it adds."""
+
+    by: str  # tokenize, usage
+    count: Callable[[str], int | None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with the server's token count; its text begins with `nonce`."""
+
+    text: str
+    n_tokens: int
+    counted_by: str
+    nonce: str
+
+    @property
+    def body(self) -> str:
+        """The text after the nonce."""
+        return self.text.removeprefix(self.nonce)
+
+    def renewed(self, rng: random.Random) -> Prompt:
+        """The same prompt with another nonce."""
+        nonce = fresh_nonce(rng)
+        return dataclasses.replace(self, text=nonce + self.body, nonce=nonce)
+
+
+def counter_of(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
+    """The first way of counting that works on this server, tried on one word."""
+
+    def by_usage(text: str) -> int | None:
+        asked = Asked(n_prompt=None, n_gen=1, temperature=formats.temperature(endpoint.accepted))
+        fields = formats.body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
+        usage = usage_of(as_dict(posted(access, access.interface(endpoint.api), fields, access.timeout_s).get("usage")))
+        return usage.prompt_tokens if usage else None
+
+    ways = [Counter(TOKENIZE, count) for count in tokenizers(access, endpoint.api, model)]
+    return next((way for way in (*ways, Counter(USAGE, by_usage)) if way.count("word") is not None), None)
+
+
+def tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
+    """The ways in which servers count the tokens of a prompt, or of another text."""
+
+    def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
+        if api == CHAT:
+            chat = reaching.ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
+            applied = as_dict(chat.raw).get("prompt")  # unmasked, and only sent to the server
+            if chat.status != 200 or not isinstance(applied, str):
+                return None
+            text = applied
+        fields = {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
+        return n_items(posted(access, f"{access.root}/tokenize", fields).get("tokens"))
+
+    def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
+        fields = {"model": model, **prompt_fields(api, text)}
+        return as_count(posted(access, f"{access.root}/tokenize", fields).get("count"))
+
+    def llama_cpp_server(text: str) -> int | None:
+        fields = {"model": model, "input": text}
+        return as_count(posted(access, f"{access.root}/extras/tokenize/count", fields).get("count"))
+
+    yield from (llama_server, vllm)
+    if api != CHAT:  # which the last one does not support
+        yield llama_cpp_server
+
+
+def posted(access: Access, url: str, fields: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """The JSON object that a POST returns; empty after a failure."""
+    answer = reaching.ask(access, url, fields, timeout_s)
+    return as_dict(answer.parsed) if answer.status == 200 else {}
+
+
+def least(how: Counter) -> int:
+    """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if the server stops counting."""
+    return _counted(how, fresh_nonce(random.Random()))
+
+
+def impossible(n: int, n_least: int) -> LabError:
+    """The error for a prompt shorter than the shortest possible one."""
+    return LabError(
+        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
+        "Its first letters and the chat template need that many (--api completions has no template).",
+    )
+
+
+def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) -> Prompt:
+    """A prompt of n tokens: a nonce, then words of `source` from word `start` on.
+
+    LabError if n is less than the shortest prompt, or the server stops counting. If no text of exactly n tokens is
+    found within MOST_COUNTS, the prompt is the longest one below n (see `n_tokens`).
+    """
+    words = source.split()
+    words = words[start % len(words) :] + words[: start % len(words)]
+    head = fresh_nonce(rng)
+    counts: dict[str, int] = {}
+
+    def count(text: str) -> int:
+        if text not in counts:
+            counts[text] = _counted(how, text)
+        return counts[text]
+
+    def first_words(k: int) -> str:
+        n_whole, rest = divmod(k, len(words))
+        return " ".join([head, *words * n_whole, *words[:rest]])
+
+    n_least = count(head)
+    if n_least > n:
+        raise impossible(n, n_least)
+    n_enough = n - n // NEAR if how.by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
+    text = first_words(_most_words(n, n_least, n_enough, lambda k: count(first_words(k))))
+    fillers = list(FILLERS)
+    while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
+        missing = n - counts[text]
+        longer = text + fillers[0] * missing
+        if count(longer) > n and missing > 1:
+            longer = text + fillers[0]
+        if counts[text] < count(longer) <= n:
+            text = longer
+        else:
+            fillers.pop(0)
+    prompt = Prompt(text, counts[text], how.by, head)
+    return prompt.renewed(rng) if how.by == USAGE else prompt  # the server has seen this one
+
+
+def _counted(how: Counter, text: str) -> int:
+    n_tokens = how.count(text)
+    if n_tokens is None:
+        raise NotCounted(
+            f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
+            "Check that it still runs (its log may say why), then try again.",
+        )
+    return n_tokens
+
+
+def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]) -> int:
+    """How many words fit into n tokens (`n_enough` suffices): linear interpolation, and every fourth time bisection."""
+    aim = (n + n_enough) / 2
+    low, n_low = 0, n_least
+    high, n_high = 0, 0  # 0: no upper bound yet
+    for turn in range(MOST_COUNTS - 10):
+        if n_low >= n_enough or high - low == 1:
+            break
+        if high:
+            share = 0.5 if turn % 4 == 3 else (aim - n_low) / (n_high - n_low)
+            guess = min(high - 1, low + max(1, round(share * (high - low))))
+        else:
+            per_word = (n_low - n_least) / low if low else 1.5
+            guess = low + max(1, round((aim - n_low) / max(0.2, per_word)))
+        n_guess = count(guess)
+        if n_guess <= n:
+            low, n_low = guess, n_guess
+        else:
+            high, n_high = guess, n_guess
+    return low
+
+
+def with_count(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
+    """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
+
+    Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
+    """
+    request, usage = reply.request, None
+    if request.status != OK or times.n_generated(request) is not None:
+        return request
+    if request.asked.seed is not None and sent.nonce is None:  # with a nonce, another prompt was sent
+        fields = json.loads(sent.body)
+        for name in ("stream", "stream_options", TIMINGS):
+            fields.pop(name, None)
+        twin = posted(access, access.interface(api), fields, access.timeout_s)
+        usage, choice = usage_of(as_dict(twin.get("usage"))), formats.first(twin.get("choices"))
+        is_same = choice.get("finish_reason") == request.finish_reason == "length"
+        is_same = is_same or bool(reply.text and text_of(choice) == reply.text)
+        if usage and usage.completion_tokens is not None and is_same:
+            usage = dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
+            return dataclasses.replace(request, usage=usage)
+    n_tokens = first_known(count(reply.text) for count in tokenizers(access, COMPLETIONS, model, is_prompt=False))
+    if n_tokens is None:
+        return request
+    return dataclasses.replace(request, usage=Usage(completion_tokens=n_tokens, counted_by=TOKENIZE))
+
 
 MOST_PROBES = 10
 """Maximum number of requests that generate tokens, besides one for counting prompts."""
@@ -108,7 +345,7 @@ class Server:
         LabError if the server cannot count tokens, or n is too small.
         """
         start = offset(seed, repeat, len(text.split()))
-        return prompts.make(n, self.how_to_count, text, random.Random(), start)
+        return make_prompt(n, self.how_to_count, text, random.Random(), start)
 
     @property
     def how_to_count(self) -> Counter:
@@ -168,7 +405,7 @@ class Server:
 
     def counted(self, ask: Ask, reply: Reply) -> Request:
         """The request with a token count, if the stream had none; this may send it once more."""
-        return prompts.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
+        return with_count(self.access, self.endpoint.api, self.own_name, ask, reply)
 
     def record(self, session: str, request: Request) -> RequestRecord:
         """A request as a line of a results file."""
@@ -252,7 +489,7 @@ def examine(
     }
     working = tuple(option for option in accepted if not has_no_effect.get(option))
     endpoint = Endpoint(url=access.url, api=used, server=program, version=version, accepted=working, settings=settings)
-    counter = prompts.counter(access, endpoint, chosen)
+    counter = counter_of(access, endpoint, chosen)
     capabilities = tuple(_capabilities(first, free, forced, counter, settings))
     endpoint = dataclasses.replace(endpoint, capabilities=capabilities)
     return Server(endpoint, chosen, shown, models, counter, access, client, machine.describe())
@@ -358,8 +595,8 @@ def _first_answer(
 
 
 _COUNTING = {
-    prompts.TOKENIZE: "the server's tokenizer counts the tokens of prompts",
-    prompts.USAGE: "no /tokenize; the usage of small requests counts the tokens of prompts",
+    TOKENIZE: "the server's tokenizer counts the tokens of prompts",
+    USAGE: "no /tokenize; the usage of small requests counts the tokens of prompts",
     None: "no /tokenize and no usage: the tokens of prompts cannot be counted",
 }
 
@@ -389,7 +626,7 @@ def _capabilities(
     how = f"a repeated prompt: {n_cached} tokens from a cache"
     yield seen("cached tokens", n_cached is not None, how, "the answer to a repeated prompt has no such count")
     counting = counter.by if counter else None
-    yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
+    yield Capability("tokenize", YES if counting == TOKENIZE else NO, _COUNTING[counting])
     n_slots = settings.n_slots if settings else None
     how = f"{plural(n_slots or 0, 'slot')}, a context of {settings.n_ctx if settings else None} tokens"
     yield seen("settings", n_slots is not None, how, "the server does not report its number of slots")
@@ -421,3 +658,84 @@ def prompt_text(prompt: str) -> str:
             f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file.",
         )
     return text
+
+
+N_CTX = 2048
+START_S, LOOK_S = 120, 0.1
+NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
+_ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+KEY_ENV = "MINI_LAB_SERVER_KEY"
+_CHILD = f"""
+import os, sys
+from lab.process.served import end_with_parent
+end_with_parent()
+from llama_cpp.server import __main__ as server, app
+
+class SameOrigin(app.CORSMiddleware):
+    def __init__(self, app, **_):
+        super().__init__(app)
+
+app.CORSMiddleware = SameOrigin
+sys.argv += ["--api_key", os.environ["{KEY_ENV}"]]
+server.main()
+"""
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """A server that was started here, at `url`; its key is in the environment variable `key_env`."""
+
+    url: str
+    n_threads: int
+    process: subprocess.Popen[bytes]
+    log: tempfile.TemporaryDirectory[str]
+    key_env: str = KEY_ENV
+
+    def end(self) -> None:
+        """End the server; does nothing if it has ended."""
+        self.process.kill()
+        spawning.wait_for_end(self.process)
+        self.log.cleanup()
+
+
+def start_own(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: int = 0) -> OwnServer:
+    """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        raise LabError(
+            f"The server needs packages that are not installed: {', '.join(missing)}.",
+            "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
+        )
+    n_threads = n_threads or limits.default_threads()
+    options = {
+        "model": model,
+        "model_alias": alias,
+        "host": "127.0.0.1",
+        "port": 0,
+        "n_ctx": N_CTX,
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        "n_gpu_layers": n_gpu_layers,
+        "flash_attn": True,
+        "interrupt_requests": False,
+        "verbose": False,
+    }
+    key = os.environ[KEY_ENV] = secrets.token_urlsafe(32)
+    folder = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
+    log = Path(folder.name) / "log"
+    with log.open("wb") as file:
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + START_S
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
+                return OwnServer(f"{address[1]}/v1", n_threads, process, folder)
+            time.sleep(LOOK_S)
+        printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0]  # of its threads
+        lines = printed.replace(key, "***").splitlines()
+        raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
+    except BaseException:
+        process.kill()
+        spawning.wait_for_end(process)
+        raise

@@ -1,9 +1,20 @@
-"""Measure a server: send requests of several prompt lengths, one at a time, and write each to disk when it ends.
+"""Send requests to one server and write them to one results file (for `lab measure --url` and `lab load`).
+
+The client's process sends a plan of requests. This process writes down the finished ones at intervals and sleeps in
+between, because both may share the cores with the server. Finished requests are kept even if a plan ends early.
+
+Measure a server: send requests of several prompt lengths, one at a time, and write each to disk when it ends.
 
 As with the engine, lengths are interleaved in rounds and shuffled within each round, because machines drift. Before the
 rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
 sees a length for the first time, and some load the model only then. A failed request is recorded and the others
 continue; a length that fails repeatedly is abandoned, and the session ends if the server is gone.
+
+A server as text: its name, and what it can and cannot do.
+
+Warnings on the figures of requests: warm and short requests, and what a server does not show.
+
+Requests to servers as sections: tables of medians, findings, pictures, warnings, failures, and their command.
 """
 
 from __future__ import annotations
@@ -12,27 +23,169 @@ import collections
 import dataclasses
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+from warnings import warn
 
+from rich.console import Console
+
+from lab.core import levers
+from lab.core import request_times as times
+from lab.core.lists import grouped, plural
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, NO, NOT_SENT, YES, Asked, Endpoint, Events, Request, RequestRecord
-from lab.core.results import unless_empty
+from lab.core.request import (
+    CHAT,
+    LOST,
+    NO,
+    NOT_SENT,
+    REASONING,
+    REFUSED,
+    YES,
+    Asked,
+    Endpoint,
+    Events,
+    Request,
+    RequestRecord,
+    short_name,
+)
+from lab.core.request_times import Figures, figures
+from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.features.serve import prompts as server_prompts
-from lab.features.serve.client import POLL_S
-from lab.features.serve.prompts import MOST_COUNTS, USAGE, Counter, Prompt
-from lab.features.serve.send_plan import Reply, SendPlan
-from lab.features.serve.server_session import ServerSession, warn_of_failures
-from lab.features.serve.servers import Reaching, Server, connect, prompt_text
+from lab.features.measure import plot_runs, text_results
+from lab.features.serve import servers
+from lab.features.serve.access import POLL_S
+from lab.features.serve.formats import Reply, SendPlan
+from lab.features.serve.load_figures import server_options, span, wrong
+from lab.features.serve.servers import MOST_COUNTS, USAGE, Counter, Prompt, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
-from lab.runner import progress
+from lab.runner import as_options, progress
 from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
+from lab.show import request_table, table, wording
+from lab.show.kind import Context, Kind
+from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, tabled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+GONE = (REFUSED, LOST, NOT_SENT)
+"""Failures that mean, several times in a row, that the server is gone."""
+
+
+@dataclass
+class ServerSession:
+    """A running session. Calls `report` with what it is doing."""
+
+    server: Server
+    path: Path
+    report: Callable[[str], object]
+    n_lost: int = 0  # requests in a row with a failure in GONE
+    last: Request | None = None  # the last finished one
+    can_count: bool = True  # whether the server can count tokens of answers whose stream did not
+    _kept: set[int] = field(default_factory=set)  # the plan's requests that are in the file
+    _asked: dict[Asked, Asked] = field(default_factory=dict)  # shared by thousands of requests
+
+    @property
+    def n_kept(self) -> int:
+        """Requests of the last plan in the file."""
+        return len(self._kept)
+
+    def send(
+        self,
+        plan: SendPlan,
+        look_s: float,
+        look: Callable[[], object] = lambda: None,
+        ended: Callable[[Reply], object] = lambda reply: None,
+        counts: bool = True,
+    ) -> Iterator[RequestRecord]:
+        """Send the requests of a plan; yield each record after it is written to the file.
+
+        Every `look_s` seconds writes the finished requests; calls `ended` with each reply, then `look`. With `counts`
+        the server counts the tokens of answers without a count after all have ended.
+        """
+        self._kept.clear()
+        uncounted: list[Reply] = []
+        try:
+            for batch in self.server.client.batches(plan, look_s):
+                counted: list[Reply] = []
+                for reply in batch:
+                    self.count_lost(reply.request)
+                    ended(reply)
+                    is_final = not counts or not self.can_count or _is_counted(reply.request)
+                    (counted if is_final else uncounted).append(reply)
+                yield from self._keep(counted)
+                look()
+            is_gone = plan.most_lost is not None and self.n_lost >= plan.most_lost
+            for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
+                if len(uncounted) > 1 and i % 10 == 0:
+                    self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
+                request = self.server.counted(plan.ask(reply.index), reply)
+                uncounted[i] = dataclasses.replace(reply, request=request)
+                if not _is_counted(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
+                    self.can_count = False
+                    break
+            yield from self._keep(uncounted)
+        except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
+            with suppress(LabError):  # then the rest goes to the same rescue file
+                self._keep((*self.server.client.given_up(), *uncounted))
+            raise
+
+    def count_lost(self, request: Request) -> None:
+        """Count requests in a row with a failure in GONE."""
+        self.n_lost = self.n_lost + 1 if request.failure in GONE else 0
+        self.last = request
+
+    def check_reached(self, most_lost: int, during: str = "") -> None:
+        """LabError after `most_lost` requests in a row with a failure in GONE."""
+        if self.n_lost >= most_lost and self.last:
+            why = f"{self.last.failure}: {(self.last.error or '').rstrip('.')}"
+            raise LabError(
+                f"The server at {self.server.endpoint.url} is gone: {self.n_lost} requests in a row failed "
+                f"({during}{why}).",
+                f"Read its log, and restart it. The finished requests are in {self.path}",
+            )
+
+    def keep(self, request: Request) -> RequestRecord:
+        """Write a request that no plan sent."""
+        record = self.server.record(self.path.stem, request)
+        save(self.path, record)
+        return record
+
+    def _keep(self, replies: Iterable[Reply]) -> list[RequestRecord]:
+        """Write the new replies."""
+        new = {}
+        for reply in replies:
+            asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
+            request = dataclasses.replace(reply.request, asked=asked)
+            if reply.index not in self._kept:
+                new[reply.index] = self.server.record(self.path.stem, request)
+        if new:
+            n_bytes = self.path.stat().st_size
+            try:
+                save(self.path, *new.values())
+            finally:  # after Ctrl-C during the write, do not write them again
+                if self.path.stat().st_size > n_bytes:
+                    self._kept.update(new)
+        return list(new.values())
+
+
+def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:
+    """Python warnings for a session's notes and failed requests, at the line of the user's call."""
+    failed = [error for error in errors if error]
+    for sentence in (*notes, *([f"{len(failed)} requests failed: {failed[0]}"] if failed else [])):
+        warn(sentence, stacklevel=3)
+
+
+def _is_counted(request: Request) -> bool:
+    return request.status != OK or times.n_generated(request) is not None
+
 
 DEFAULT_LENGTHS = "100,1000"
 """Without 10, because the template alone is longer in most chats."""
@@ -115,11 +268,11 @@ def make_plan(
 
 def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
     """The plan for this server. LabError if it cannot count the tokens of a prompt."""
-    n_least, refused = server_prompts.least(server.how_to_count), {}
+    n_least, refused = servers.least(server.how_to_count), {}
     for case in plan.cases:
         problem = server.too_long(case.n_prompt, case.n_gen)
         if case.n_prompt < n_least:
-            problem = server_prompts.impossible(case.n_prompt, n_least)
+            problem = servers.impossible(case.n_prompt, n_least)
         if problem:
             refused[case] = str(problem).replace("\n", " ")
     unseen = tuple(not_visible(server.endpoint, server.counter, plan.cases[0].n_gen))
@@ -153,7 +306,7 @@ def execute(
             try:
                 known = prompts.get(n)
                 prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
-            except server_prompts.NotCounted as problem:
+            except servers.NotCounted as problem:
                 request = not_sent(case, repeat, problem.what, is_warmup)
                 session.count_lost(request)
                 yield session.keep(request)
@@ -248,3 +401,306 @@ def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iter
         ),
     )
     return (sentence for is_so, sentence in known if is_so)
+
+
+def capabilities(endpoint: Endpoint, title: str = "") -> Section:
+    """What the server can do, and what showed that."""
+    columns: Columns = (
+        ("what it can do", lambda one: one.name),
+        ("answer", lambda one: one.answer),
+        ("as seen in", lambda one: one.how),
+    )
+    return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
+
+
+def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
+    """Which server, which of its models, and the table of its capabilities."""
+    server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "not named"
+    out.print(f"server   {server} at {endpoint.url}, through {endpoint.api}")
+    out.print(f"model    {model}" + (f" (of {len(models)})" if len(models) > 1 else ""))
+    print_section(capabilities(endpoint), out)
+
+
+def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
+    """Warnings on requests of one setup that went well."""
+    requests = [record.request for record in chosen]
+    ones = [figures(request) for request in requests]
+    cached = [one.n_cached or 0 for one in ones if one.is_warm]
+    short = [one for one in ones if one.is_short]
+    reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
+    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
+    other = sorted((asked, n) for asked, n in pairs if asked is not None and n is not None and asked != n)
+    named = ", ".join(f"{n:,} instead of {asked:,}" for asked, n in other[:4])
+    more = f", and {len(other) - 4} more" if len(other) > 4 else ""
+    n_uncounted = sum(one.n_generated is None for one in ones)
+    n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
+    ways = {request.usage.counted_by for request in requests if request.usage}
+    bundled = [request for request in requests if not times.came_at_once(request) and times.itl_ns(request) is None]
+    counts = [(one.n_events, one.n_generated) for one in map(figures, bundled)]
+    differ = [
+        f" For example, {n_events:,} events contained {n:,} tokens."
+        for n_events, n in counts
+        if n not in (None, n_events)
+    ]
+    reasoned = [request for request in requests if REASONING in request.events.kind]
+    n_inside = sum(times.first_output_ns(request) is None for request in reasoned)
+    said = (
+        (
+            cached,
+            f"{len(cached)} of {len(ones)} requests had {span(cached)} prompt tokens in the server's cache. They are "
+            "warm and have separate rows.",
+        ),
+        (
+            not cached and any(one.is_warm is None for one in ones),
+            "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
+            "cache could not help.",
+        ),
+        (
+            short,
+            f"{len(short)} of {len(ones)} answers were shorter than requested "
+            f"({span([one.n_generated or 0 for one in short])} tokens; finish reason: {reasons}). They have separate "
+            "rows.",
+        ),
+        (other, f"The server counted other prompt lengths than requested: {named}{more}."),
+        (n_uncounted, f"{n_uncounted} of {len(ones)} answers have no token count, so their TPOT is unknown."),
+        (
+            n_bounds,
+            f"In {n_bounds} of {len(ones)} requests the number of tokens in the first event is unknown: TPOT lies "
+            "between the two figures.",
+        ),
+        ("twin" in ways, "The stream did not count tokens; the same request without streaming did."),
+        (
+            "tokenize" in ways,
+            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.",
+        ),
+        (
+            bundled,
+            "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
+            f"latency), not between tokens (ITL).{''.join(differ[:1])}",
+        ),
+        (
+            reasoned,
+            f"{len(reasoned)} of {len(ones)} answers began with reasoning, which counts as tokens."
+            f"{f' {n_inside} ended during the reasoning.' * (n_inside > 0)}",
+        ),
+    )
+    return [*wrong(ones), *(line for holds, line in said if holds)]
+
+
+SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
+
+OF_SERVER: Columns = (
+    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+    ("prompt\ns", lambda row: wording.digits(row["server_prompt_s"])),
+    ("decode\ns", lambda row: wording.digits(row["server_decode_s"])),
+    ("TTFT minus\nprompt ms", lambda row: wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+)
+"""The server's own times, and TTFT without them."""
+
+MEANINGS = (
+    "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
+    "visible). TPOT: time per token after the first. E2E: whole request."
+)
+
+
+def finished(record: RequestRecord) -> str:
+    """A line on a request that has ended."""
+    one = figures(record.request)
+    if one.status != OK:
+        what = one.failure or one.status
+    elif one.came_at_once:
+        seconds = wording.digits((one.e2e_ns or 0) / 1e9)
+        what = f"E2E {seconds} s; the answer arrived in one piece, so TTFT is unknown"
+    elif one.ttft_ns is None:
+        what = "no token arrived"
+    else:
+        ends = dict.fromkeys(one.tpot_bounds_ns or ())  # one, if it is known exactly
+        tpot = f", TPOT {' to '.join(wording.digits(ns / 1e6) for ns in ends)} ms" if ends else ""
+        marks = [word for word, is_so in (("warm", one.is_warm), ("short", one.is_short)) if is_so]
+        what = f"TTFT {wording.digits(one.ttft_ns / 1e9)} s{tpot}" + (f" ({', '.join(marks)})" if marks else "")
+    return f"{_name(one)}, repeat {one.asked.repeat + 1}: {what}"
+
+
+def sections(records: Sequence[RequestRecord]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians, then the server's own times."""
+    rows = table.summary(table.runs(request_table.alone(records)))
+    return [
+        _section(label, part)
+        for label, of_setup in (table.setups(rows) if len(rows) else [])
+        for _, part in of_setup.groupby("n_gen")
+    ]
+
+
+def _section(label: str, rows: pd.DataFrame) -> Section:
+    known = rows.first_output_s.notna()  # of an answer that was all reasoning it is not
+    has_reasoning = bool((rows.first_output_s[known] != rows.ttft_s[known]).any() or not known.all())
+    timed = rows[rows.server_prompt_s.notna() | rows.server_decode_s.notna()].to_dict("records")
+    of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))] if timed else []
+    columns: Columns = [
+        ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+        *([("n", lambda row: f"{row['repeats']}")] if rows.repeats.nunique() > 1 else []),
+        ("answer\ntokens", _answer),
+        *(
+            (text_results.HEADINGS[name], partial(_figure, name=name))
+            for name in SHOWN
+            if name != "first_output_s" or has_reasoning
+        ),
+        ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
+    ]
+    return Section(
+        label,
+        f"{plural(int(rows.n_gen.iloc[0]), 'token')} requested; {text_results.below(rows, 'request')}",
+        **tabled(columns, rows.to_dict("records")),
+        answer=_time("", rows),
+        notes=[MEANINGS],
+        sentences=_findings(rows),
+        parts=of_server,
+    )
+
+
+def _findings(rows: pd.DataFrame) -> list[str]:
+    """Sentences on a summary of one setup and one n_gen: TTFT over the prompt's length, and its share of E2E."""
+    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
+    if rows.empty:
+        return []
+    rows = rows.sort_values("n_prompt")
+    short, long, sentences = rows.iloc[0], rows.iloc[-1], []
+    if long.n_prompt > short.n_prompt:
+        ratio = long.ttft_s / short.ttft_s
+        times_word = "about the same as" if 0.95 < ratio < 1.05 else wording.times(ratio)
+        sentences.append(
+            f"TTFT of {long.n_prompt:,} prompt tokens was {times_word} that of {short.n_prompt:,} "
+            f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
+        )
+    if long.e2e_s > 0:
+        ends = [row for row in (short, long)[: len(rows)] if row.e2e_s]
+        shares = [f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}" for row in ends]
+        sentences.append(f"TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
+    return sentences
+
+
+def failures(records: Sequence[RequestRecord]) -> list[str]:
+    """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
+    own = [record.request for record in request_table.alone(records)]
+    failed = [request for request in own if request.status != OK]
+    by_class = grouped(failed, lambda request: (request.asked.warmup, request.failure or request.status))
+    lines = []
+    for (is_warmup, name), (first, *others) in by_class.items():
+        n = sum(request.asked.warmup == is_warmup for request in own)
+        kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
+        example = f"{_name(figures(first))}, repeat {first.asked.repeat + 1}: {first.error}"
+        lines.append(f"{1 + len(others)} of {n} {kind} ({name}), for example {example}")
+    return lines
+
+
+def warnings(records: Sequence[RequestRecord]) -> list[str]:
+    """Sentences on requests that ran alone: warm and short ones, and unknown figures.
+
+    With several setups each begins with its label.
+    """
+    own = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    setups = table.setups(table.runs(own)) if own else []
+    return [
+        f"{label}: {sentence}" if len(setups) > 1 else sentence
+        for label, rows in setups
+        for sentence in doubts([own[index] for index in rows.run])
+    ]
+
+
+def length(n_prompt: float | None) -> str:
+    """A prompt's length; "?" if nobody counted it."""
+    return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
+
+
+def _name(one: Figures) -> str:
+    n = request_table.n_prompt(one)
+    name = "a prompt of unknown length" if n is None else levers.name_of(n, None)
+    return name + (f", {one.asked.load.label}" if one.asked.load else "")
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
+    if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
+        ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
+        if name == "decode_tps":
+            ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
+        return " to ".join(map(wording.digits, ends))
+    return text_results.figure(row, name)
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """Tokens of the answers, with their range if they differ."""
+    one = table.shown_in(row, "n_answer")
+    ends = f"\n{one.low:,.0f}-{one.high:,.0f}" if one.low != one.high else ""
+    return UNKNOWN if one.value != one.value else f"{one.value:,.0f}{ends}"
+
+
+OF_REQUESTS = (
+    f"{MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, ranges."
+)
+CAPTIONS = {
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
+    "line shows growth in proportion to the length.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
+    "event, between events. The line is their running median, or mean.",
+}
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Requests that ran alone; runs of the engine are in the same pictures."""
+    good = [record for record in records if request_table.went_well(record)]
+    if not good:
+        return []
+    rows = table.setups(table.runs(good))
+    of_setups = table.setups(table.runs([one for one in good if request_table.is_measured(one)] or good))
+    question = text_results.question([label for label, _ in rows])
+    if len(rows) == 1:
+        server = good[0].endpoint.server or "its server"
+        question = f"How fast does {short_name(good[0].model)} answer through {server}?"
+    parts = sections(records)
+    if context.is_page:
+        seen = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
+        parts += [capabilities(one, f"{label}: what the server can do") for label, one in seen if one.capabilities]
+    drawn = plot_runs.drawings(
+        [*(context.runs if context.together else ()), *records], by_session=context.by_session or context.is_page
+    )
+    return [
+        Section(
+            "Through a server",
+            name="requests",
+            question=question,
+            words=[OF_REQUESTS],
+            sentences=[_time(label if len(of_setups) > 1 else "", table.summary(part)) for label, part in of_setups],
+            warnings=warnings(records),
+            parts=parts,
+            pictures=[Picture(one, caption, drawn[one]) for one, caption in CAPTIONS.items() if one in drawn],
+            data=partial(text_results.summary_rows, records),
+        )
+    ]
+
+
+def _time(label: str, rows: pd.DataFrame) -> str:
+    """A sentence on the longest prompt of a setup of requests."""
+    row = rows.iloc[-1]
+    words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
+    if row.tpot_ms > 0 and not row.n_bounds:
+        words += f", each further token takes {wording.seconds(row.tpot_ms / 1e3)}"
+        words += f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
+    elif row.tpot_low_ms > 0:
+        ends = (wording.seconds(ms / 1e3) for ms in (row.tpot_low_ms, row.tpot_high_ms))
+        words += f", each further token takes {' to '.join(ends)}"
+    return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."
+
+
+def again(records: Sequence[RequestRecord]) -> str:
+    """The command of requests that ran alone. Keys and headers are in no record."""
+    asked = [record.request.asked for record in records]
+    given = {
+        "prompt_len": sorted({one.n_prompt for one in asked if one.n_prompt is not None}),
+        "gen": max(one.n_gen for one in asked),
+        "repeat": 1 + max(one.repeat for one in asked),
+    }
+    return as_options.line("measure", server_options(records[0]) | given)
+
+
+KINDS = (Kind("requests", lambda one: bool(request_table.alone([one])), chapters, again),)

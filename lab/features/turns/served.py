@@ -29,10 +29,9 @@ from lab.core.record import OK
 from lab.core.request import CHAT, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as request_figures
 from lab.features.experiment import as_rows
-from lab.features.serve import formats, text_requests
-from lab.features.serve.prompts import Prompt
-from lab.features.serve.send_plan import Ask, fresh_nonce
-from lab.features.serve.servers import Server
+from lab.features.serve import formats, load_figures, through_server
+from lab.features.serve.formats import Ask, fresh_nonce
+from lab.features.serve.servers import Prompt, Server
 from lab.features.turns import conversation, views
 from lab.runner import as_options
 from lab.runner.progress import ShowStatus, Status
@@ -209,7 +208,7 @@ def sections(records: Sequence[RequestRecord], context: Context) -> list[Section
 def again(records: Sequence[RequestRecord]) -> str:
     """The command that makes these requests again."""
     first = next(one.request.asked.turn.of for one in records if one.request.asked.turn)
-    return as_options.line("turns", text_requests.server_options(records[0]) | conversation.options_of(first))
+    return as_options.line("turns", load_figures.server_options(records[0]) | conversation.options_of(first))
 
 
 KINDS = (
@@ -246,6 +245,6 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
             return
         path, text = server.new_file(output.folder), prompt_text(asked["prompt"])
         records, problem = collect(
-            lambda watch: execute(lever, server, text, path, watch, said), path, err, None, text_requests.finished
+            lambda watch: execute(lever, server, text, path, watch, said), path, err, None, through_server.finished
         )
         output.end(records, path, problem, any(one.request.status != "ok" for one in records))
