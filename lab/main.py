@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from lab.cli.help import Group
+from lab.cli.help import EXIT_FAILED, EXIT_INTERRUPTED, Group
 from lab.errors import LabError
-from lab.features import known, running
+from lab.features import known
 
 
 class Grouped(Group):
@@ -57,21 +57,21 @@ def main() -> None:
         sys.exit(status)
     except LabError as problem:
         click.echo(f"Error: {problem}", err=True)
-        sys.exit(running.EXIT_FAILED)
+        sys.exit(EXIT_FAILED)
     except click.ClickException as problem:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
             click.echo("Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True)
-        sys.exit(running.EXIT_FAILED)
+        sys.exit(EXIT_FAILED)
     except OSError as problem:
         if problem.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to write the rest once more when it ends
         click.echo(f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True)
-        sys.exit(running.EXIT_FAILED)
+        sys.exit(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
-        sys.exit(running.EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 lab.commands = known.Commands(known.COMMANDS)

@@ -10,6 +10,8 @@ from click.core import ParameterSource
 
 from lab.core import shell
 
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+
 MOST_UNGROUPED = 7
 """Options that are listed without groups, where a command has no more."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.help import Command
+from lab.cli.help import EXIT_FAILED, Command
 from lab.cli.options import ENGINE, MODEL, as_json_option, with_options
 from lab.core import phases, stats
 from lab.core.asked_settings import AskedSettings
@@ -30,7 +30,6 @@ from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.compare import side_by_side
-from lab.features.running import EXIT_FAILED
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, limits, machine, placing, prompts
 from lab.runner.cases import Case, Plan

@@ -9,17 +9,16 @@ from typing import Any
 
 import click
 
-from lab.cli.help import Command
+from lab.cli.help import EXIT_INTERRUPTED, Command
 from lab.cli.options import DETAILS, NO_PLOT, PLOTS_OUT, SETTINGS, as_json_option, out_option, with_options
 from lab.errors import LabError
 from lab.features.running import (
-    EXIT_INTERRUPTED,
     RESULTS,
     ceilings_of,
     draws,
     hint,
     plot_folder,
-    read_runs,
+    read,
     without_tuning,
 )
 
@@ -99,7 +98,7 @@ def explain(
     from lab.show import console, table
     from lab.show.section import print_marked, print_sections
 
-    reading = without_tuning(read_runs(results, "explain"))
+    reading = without_tuning(read(results, steps_to="explain"))
     target = plot_folder(results, out) if draws(results, out, no_plot) else None
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:

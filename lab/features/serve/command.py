@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.help import Command
+from lab.cli.help import EXIT_FAILED, EXIT_INTERRUPTED, Command
 from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
 from lab.core.lists import plural
 from lab.errors import LabError
-from lab.features.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect
+from lab.features.running import Output, any_good, collect
 
 if TYPE_CHECKING:
     from rich.console import Console
