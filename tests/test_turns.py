@@ -19,12 +19,11 @@ from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestRecord, Turn, Usage
 from lab.errors import LabError
 from lab.features import known
-from lab.features.experiment import as_rows, first_difference
+from lab.features.experiment import first_difference
 from lab.features.predict import learning
 from lab.features.predict.learning import StepPrediction
 from lab.features.turns import conversation as conversations
 from lab.features.turns import served as served_turns
-from lab.features.turns import views
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -32,6 +31,10 @@ from lab.runner.session import execute, new_results_file
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 
 LEVER = Turns(20, (10, 8, 6), (5, 4, 3), "", "memory")
+
+
+def numbered(n: int) -> list[int]:
+    return list(range(n))
 
 
 def distinct(sequence: int, n: int) -> list[int]:
@@ -52,14 +55,14 @@ def broken(**changes: Any) -> Turns:
 
 
 def test_a_turn_computes_its_message_and_the_last_token_of_the_answer_before() -> None:
-    turns = list(conversations.turns_of(LEVER, distinct))
+    turns = list(conversations.turns_of(LEVER, numbered))
     assert [(len(prompt), n_cached, len(answer)) for prompt, n_cached, answer, _ in turns] == [
         (30, 0, 5),
         (43, 34, 4),
         (53, 46, 3),
     ]
     assert turns[2][0] == list(range(53))
-    uncached = conversations.turns_of(broken(keep="none"), distinct)
+    uncached = conversations.turns_of(broken(keep="none"), numbered)
     assert [n_cached for _, n_cached, *_ in uncached] == [0, 0, 0]
 
 
@@ -67,7 +70,7 @@ def test_planted_breaks_are_located_to_the_token() -> None:
     """100 random conversations with a break at a random turn; where it lies is counted here from lengths alone."""
     rng = random.Random(1)
     for _ in range(100):
-        n_turns, kind = rng.randint(3, 9), rng.choice(list(views.BREAKS))
+        n_turns, kind = rng.randint(3, 9), rng.choice(list(conversations.BREAKS))
         system, at = rng.randint(40, 400), rng.randint(3, n_turns)
         messages = tuple(rng.randint(8, 60) for _ in range(n_turns))
         answers = tuple(rng.randint(4, 40) for _ in range(n_turns))
@@ -83,12 +86,11 @@ def test_planted_breaks_are_located_to_the_token() -> None:
         }[kind]
         lever = Turns(system, messages, answers, f"{kind}@{at}", "memory")
         written = conversations.write(Case(1, 1, lever=lever), distinct, SETTINGS)
-        rows = conversations.rows([record_of(lever)])
-        assert [row.differs_at for row in rows] == [None] * (at - 1) + [differs_at] + [None] * (n_turns - at), lever
-        steps = list(scripts.shapes(written))
-        assert sum(row.n_computed for row in rows) == sum(one.n_tokens for one in steps if one.kind == PREFILL)
-        assert rows[at - 1].n_cached == differs_at and rows[at - 1].breaks == kind
-        assert all(row.n_again == 0 for row in rows if row.turn != at)
+        steps = steps_of(written).frame()
+        t = conversations.figures(steps, lever)
+        assert t.differs_at.dropna().to_dict() == {at: differs_at}, lever
+        assert t.n_computed.sum() == steps[steps.kind == PREFILL].n_tokens.sum()
+        assert t.n_cached[at] == differs_at and set(t.index[t.n_again > 0]) <= {at}
 
 
 def test_the_figures_are_those_of_the_steps() -> None:
@@ -103,7 +105,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert [row.sum_s for row in rows] == pytest.approx(list(itertools.accumulate([0.075, 0.043, 0.030])))
     assert [row.without_s for row in rows] == pytest.approx([0.075, 0.049 + 0.033, 0.059 + 0.022])  # 5 ms to cut
     assert [row.perfect_s for row in rows] == pytest.approx([0.075, 0.043, 0.030])
-    words = views.sentences(rows)
+    words = conversations.sentences(rows)
     assert words[0] == "3 turns take 148 ms; 49.0 ms of it is prefill, no token was read twice."
     assert "Without a cache they take 238 ms." in words
 
@@ -112,7 +114,7 @@ def test_the_answer_says_what_a_break_costs() -> None:
     levers = [broken(breaks="system@3"), LEVER, broken(breaks="system@3", keep="none")]
     rows = conversations.rows([record_of(lever) for lever in levers])
     assert [row.turn for row in rows] == [1, 2, 3] and [row.n_again for row in rows] == [0, 0, 30]
-    words = " ".join(views.sentences(rows))
+    words = " ".join(conversations.sentences(rows))
     assert "Turn 3 (system): the prompt differs from token 17 on, and 30 tokens after it were read again." in words
     assert "A system prompt that does not change would save 35.0 ms." in words  # 30 tokens, and the cut
 
@@ -128,12 +130,12 @@ def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -
     assert [row.load_s for row in rows] == [None, pytest.approx(0.005), pytest.approx(0.005)]
     assert rows[1].ttft_s == pytest.approx(0.005 + 0.005 + 0.010)  # forget, load, prefill
     assert [row.state_bytes for row in rows] == [1000, 2000, 3000]
-    assert "Saving 0.0 MB took 5.00 ms" in " ".join(views.sentences(rows))
+    assert "Saving 0.0 MB took 5.00 ms" in " ".join(conversations.sentences(rows))
 
 
 def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
     lever = broken(whole=True, breaks="truncate@3")
-    assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, distinct)] == [0, 34, 0]
+    assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, numbered)] == [0, 34, 0]
 
 
 def test_the_first_other_token_is_told() -> None:
@@ -159,7 +161,7 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
     assert [row.expected_ttft_s for row in rows] == pytest.approx(
         [prediction.prefill(30), prediction.prefill(9, 34), prediction.prefill(7, 46)]
     )
-    assert any("Prediction error of TTFT" in words for words in views.sentences(rows))
+    assert any("Prediction error of TTFT" in words for words in conversations.sentences(rows))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +173,9 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
         ({"turns": 0}, "--turns 0 is not possible"),
         ({"system": -1}, "--system -1 is not possible"),
         ({"keep": "cloud"}, "--keep cloud is not possible"),
-        ({"breaks": "moon@3"}, "'moon@3' is not an event"),
-        ({"breaks": "system@1"}, "turn 1 is not possible"),
-        ({"breaks": "system@9"}, "turn 9 is not possible"),
+        ({"breaks": "moon@3"}, "'moon@3' is not an event at a turn"),
+        ({"breaks": "system@1"}, "'system@1' is not an event at a turn"),
+        ({"breaks": "system@9"}, "'system@9' is not an event at a turn"),
         ({"turns": 70}, "was trained for 1,000"),
     ],
 )
@@ -200,19 +202,42 @@ def real(embedded: Path) -> Iterator[Worker]:
 
 
 def test_a_cached_turn_chooses_what_an_uncached_one_does(real: Worker, tmp_path: Path) -> None:
-    plan = conversations.plan(real, 60, "20+8", 3, "truncate@3", "memory,disk,none", 1, threads=1, folder=tmp_path)
+    asked = (30, "12+6", 3, "truncate@3,second@2", "memory,slot,disk,none", 1)
+    plan = conversations.plan(real, *asked, threads=1, folder=tmp_path)
     made = list(execute(plan, real, new_results_file(plan, tmp_path), lambda status: None))
-    runs = {(one.run.turns.keep, one.run.turns.breaks): one.run for one in made if one.run.turns}
-    assert all(run.status == "ok" for run in runs.values()), [run.error for run in runs.values()]
-    memory, disk = runs["memory", "truncate@3"], runs["disk", "truncate@3"]
-    assert memory.token_ids == disk.token_ids  # the same steps
-    at = first_difference(memory.token_ids, runs["none", "truncate@3"].token_ids)
-    assert at is None or at > 8, "the first answer has no cache"
-    for run in runs.values():
-        assert run.turns is not None
-        rows = conversations.figures(conversations.frame(run.steps), run.turns)
-        n_prefilled = sum(n for kind, n in zip(run.steps.kind, run.steps.n_tokens, strict=True) if kind == PREFILL)
-        assert rows.n_computed.sum() == n_prefilled
+    assert all(one.run.status == "ok" for one in made), [one.run.error for one in made]
+    runs = {one.run.turns.keep: one.run for one in made if one.run.turns and one.run.turns.breaks}
+    assert runs["memory"].token_ids == runs["disk"].token_ids  # the same steps
+    at = first_difference(runs["memory"].token_ids, runs["none"].token_ids)
+    assert at is None or at > 6, "the first answer has no cache"
+    ids = runs["slot"].token_ids  # of both conversations in turns, 6 each
+    at = first_difference([*ids[:6], *ids[12:18], *ids[24:30]], runs["none"].token_ids)
+    assert at is None or at > 6, "the second conversation does not change the first"
+    assert ids[6:12] != ids[:6]
+    for run, lever in ((one.run, one.run.turns) for one in made if not one.run.warmup):
+        assert lever is not None
+        steps = run.steps.frame()
+        n_prefilled = steps[steps.kind == PREFILL].n_tokens.sum()
+        n_computed = conversations.figures(steps, lever).n_computed.sum()
+        assert n_computed == n_prefilled if lever.keep != "slot" else 2 * n_computed == n_prefilled
+
+
+def test_a_second_conversation_in_a_slot_of_its_own_breaks_nothing() -> None:
+    """Beside it, the first conversation is as if it were alone; in one slot the second one takes its cache away."""
+    broken_by = broken(breaks="second@2+")
+    rows = conversations.rows([record_of(broken_by), record_of(broken(keep="slot"))])
+    one, two = ([row for row in rows if row.keep == keep] for keep in ("memory", "slot"))
+    assert [row.n_again for row in one] == [0, 14, 26] and [row.differs_at for row in one] == [None, 20, 20]
+    alone = conversations.rows([record_of()])
+    assert [(row.n_cached, row.ttft_s, row.turn_s) for row in two] == [
+        (row.n_cached, pytest.approx(row.ttft_s), pytest.approx(row.turn_s)) for row in alone
+    ]
+    assert [row.second_again for row in two] == [0, 0, 0]
+    n_bytes = 2 * 2 * 2 * 16 * 2 * 256  # layers, heads, key and value, elements of two bytes, positions
+    assert two[0].slot_bytes == n_bytes
+    words = " ".join(conversations.sentences(rows))
+    assert "slot costs 0.1 MB of memory; no token of it was read twice." in words
+    assert "A slot of its own for the second conversation would save" not in words  # no case without breaks
 
 
 @pytest.mark.usefixtures("undisturbed")
@@ -268,8 +293,8 @@ def served(
 def test_without_the_servers_figures_cached_tokens_are_estimated_and_marked() -> None:
     t = served_turns.figures(served(None))
     assert t.n_cached.tolist() == [0, 100, 70] and not t.is_known.any()
-    assert t.n_again.tolist() == [0, 11, 75]  # 130 - 100 - 11 new in turn 2; its message of 20 in turn 3
-    words = " ".join(views.sentences(as_rows(t)))
+    assert t.n_again.tolist() == [0, 10, 75]  # 130 - 100 - 10 new in turn 2; its message of 20 in turn 3
+    words = " ".join(conversations.sentences(conversations.finished(t)))
     assert (
         "from letter 65 on, and about 75 tokens after it were read again" in words
         and "estimated from the TTFT" in words
@@ -339,7 +364,7 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(fake_worker
         (b"", "has 0 turns"),
         (b"\xff\xfe", "line 1, is not a message"),
         (b'{"role": "user", "content": 5}', "line 1, is not a message"),
-        (b'{"role": "judge", "content": "x"}', "no known role"),
+        (b'{"role": "judge", "content": "x"}', "line 1, is not a message"),
         (b"[" * 100_000, "line 1, is not a message"),
         (b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}\n' * 201, "has 201 turns"),
         (b" " * (17 << 20), "larger than 16 MB"),
