@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.noise import Noise, NoiseReading
-from lab.core.placement import Tensor
+from lab.core.memory import Tensor
 from lab.core.record import (
     DECODE,
     DRAFT,
@@ -29,6 +28,8 @@ from lab.core.record import (
     Device,
     Machine,
     Model,
+    Noise,
+    NoiseReading,
     Placement,
     Record,
     Run,

@@ -9,7 +9,7 @@ import pytest
 from lab.core import cost, memory
 from lab.core import script as scripts
 from lab.core.shape import read_layers
-from lab.models import catalog, quantization, shapes, synthetic
+from lab.models import catalog, synthetic
 from lab.process.worker import Worker
 from tests import miniature
 from tests.conftest import SETTINGS
@@ -33,7 +33,7 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     entry, quantization = miniature.entry(arch), miniature.quantization(arch)
     path = tmp_path / f"{arch}.gguf"
     synthetic.write(entry.shape, quantization, path)
-    read, expected = worker.read_model(path, entry.name, "synthetic"), shapes.model_of(entry, quantization)
+    read, expected = worker.read_model(path, entry.name, "synthetic"), synthetic.model_of(entry, quantization)
     for name in ("matrices", "windows", "n_head", "n_head_kv", "head_dim", "n_params", "tensor_bytes", "n_expert_used"):
         assert getattr(read, name) == getattr(expected, name), name
     assert read.n_expert == entry.shape.n_expert and cost.step(read, 8, 100, 1) is not None
@@ -56,9 +56,9 @@ def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
     entry = miniature.entry(arch, 9, width)
     base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
     synthetic.write(entry.shape, "Q8_0", base)
-    for kind in ("Q4_K_M",) if arch == "qwen3moe" else quantization.table("types").keys() - NEED_IMPORTANCES:
+    for kind in ("Q4_K_M",) if arch == "qwen3moe" else synthetic.quantizations("types").keys() - NEED_IMPORTANCES:
         worker.quantize(base, mixed, kind, lambda done: None)
-        expected = shapes.model_of(entry, kind).tensor_bytes
+        expected = synthetic.model_of(entry, kind).tensor_bytes
         assert worker.read_model(mixed, "m", "file").tensor_bytes == expected, kind
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.core import cost, lever_figures, memory, results
+from lab.core import cost, memory, phases, results
 from lab.core import script as scripts
-from lab.core.levers import Batch
+from lab.core.payloads import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.features import batch as batching
@@ -233,7 +233,7 @@ def test_batch_command(tmp_path: Path) -> None:
     code, out, _ = run_lab("show", tmp_path, "--json")
     assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [("batch", 1), ("batch", 3)]
     timed = [record.run for record in results.read([tmp_path]).records if not record.run.warmup]
-    assert all(lever_figures.figures(run)["tpot_ms"] > 0 for run in timed)
+    assert all(phases.figures(run)["tpot_ms"] > 0 for run in timed)
     code, _, err = run_lab("batch", "-s", "1,0", "-o", tmp_path)
     assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
 
@@ -275,5 +275,5 @@ def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, 
     columns = {name: values[:1] * n for name, values in changes.items()}
     broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
     for changed in (broken, dataclasses.replace(run, batch=Batch(10**10, False)), dataclasses.replace(run, n_prompt=0)):
-        assert lever_figures.figures(changed) == {} and batching.rows([make_record(changed)]) == []
+        assert phases.figures(changed) == {} and batching.rows([make_record(changed)]) == []
         assert known.experiments_of([make_record(changed)]) == []

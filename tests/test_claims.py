@@ -20,8 +20,7 @@ from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Ve
 from lab.features.claims.session import PARTS, Session
 from lab.runner.plan import make_plan
 from lab.show import console
-from lab.show.kind import Context
-from lab.show.section import print_sections
+from lab.show.section import Context, print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_claims_judged import Planted
 from tests.test_report import Page

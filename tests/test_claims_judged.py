@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.levers import LOOKUP, Batch, Speculation
+from lab.core.payloads import LOOKUP, Batch, Speculation
 from lab.core.record import FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop

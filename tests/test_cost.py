@@ -7,13 +7,13 @@ import pytest
 from lab.core import cost, memory, shape
 from lab.core.record import Model
 from lab.core.shape import EXPERTS
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from tests.conftest import SETTINGS
 
 
 def of_catalog(name: str, quantization: str = "F16") -> Model:
     """A model of the catalog as its header would tell it."""
-    return shapes.model_of(catalog.entries()[name], quantization)
+    return synthetic.model_of(catalog.entries()[name], quantization)
 
 
 LLAMA, PHI, SEVEN = of_catalog("llama-3.2-3b"), of_catalog("phi-3-mini"), of_catalog("llama-2-7b")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.core.noise import Noise, NoiseReading, NoiseSamples
-from lab.core.record import Device, Settings
+from lab.core.record import Device, Noise, NoiseReading, NoiseSamples, Settings
 from lab.core.script import Script
 from lab.core.stats import Ratio
 from lab.errors import LabError

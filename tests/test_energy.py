@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core.noise import DRAM, GPU, PACKAGE, Noise, NoiseReading
-from lab.core.record import FAILED, Device, Record
+from lab.core.record import DRAM, FAILED, GPU, PACKAGE, Device, Noise, NoiseReading, Record
 from lab.features.measure import text_results
 from lab.runner import noise_watch
 from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy

@@ -17,7 +17,7 @@ from lab.features import page
 from lab.features.limits import probing, step_kernels
 from lab.features.predict import datasheet, laws, learning, prediction
 from lab.features.predict.learning import StepPrediction
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
 from tests.test_prediction import epyc
@@ -155,7 +155,7 @@ def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(br
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b"])
 def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, name: str) -> None:
-    model = shapes.model_of(catalog.find(name), "Q4_0")
+    model = synthetic.model_of(catalog.find(name), "Q4_0")
     runs = [dataclasses.replace(record, model=model) for record in session()]
     opened(browser, tmp_path / "page.html", with_ceilings(runs))
     dice = random.Random(2)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
-from lab.models import hub, shapes, synthetic
+from lab.models import hub, obtain, synthetic
 from lab.models.hub import Remote
 from lab.process.worker import Worker
 from tests import loopback_hub, miniature
@@ -90,10 +90,10 @@ def test_a_prediction_reads_only_the_header(
     server.repos[REPO].files["whole.gguf"] = path.read_bytes()
     monkeypatch.setattr(hub, "HEADER_BYTES", 100_000)
     with Worker() as worker:
-        found, whole = shapes.find(worker, f"hf:{REPO}/whole.gguf"), worker.read_model(path, "whole", "hub")
+        found, whole = obtain.find(worker, f"hf:{REPO}/whole.gguf"), worker.read_model(path, "whole", "hub")
         assert found == whole and server.n_bytes <= 100_000 < path.stat().st_size and is_empty()
         with pytest.raises(LabError, match="no file"):
-            shapes.find(worker, f"hf:{REPO}/none.gguf")
+            obtain.find(worker, f"hf:{REPO}/none.gguf")
 
 
 def test_the_token_stays_with_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:

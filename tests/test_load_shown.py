@@ -34,7 +34,7 @@ from lab.core.request import (
 from lab.errors import LabError
 from lab.features.compare import comparison
 from lab.features.serve import load_figures
-from lab.show import canvas, svg
+from lab.show import canvas, page
 from lab.show.console import console
 from lab.show.section import Section, print_section
 from tests.conftest import MACHINE, make_record, run_lab
@@ -466,7 +466,7 @@ def test_the_timeline_has_a_bar_a_request_and_marks_failures() -> None:
 def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
     for name, draw in pictures(*requests).items():
         assert "tiny on llama-server" in texts(canvas.drawn(draw, (8, 5)))
-        assert svg.inline(draw, name, (8, 5)).startswith("<svg")
+        assert page.inline(draw, name, (8, 5)).startswith("<svg")
 
 
 def test_a_share_is_as_sure_as_its_batches_are_alike() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from lab.core import results
 from lab.errors import LabError
-from lab.models import catalog, obtain, shapes, synthetic
+from lab.models import catalog, obtain, synthetic
 from lab.models.catalog import Shape
-from lab.models.quantization import table
+from lab.models.synthetic import quantizations
 from lab.process.worker import Worker
 from tests import loopback_hub
 from tests.conftest import run_lab, run_process, start_lab
@@ -274,15 +274,15 @@ def test_a_model_without_vocabulary_has_no_text(tmp_path: Path) -> None:
 
 def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
     for text in ("llama-3-8b:Q4_0", "llama-3.1-8b:q3_k_s", "gpt-oss:MXFP4", "phi4:IQ4_NL"):
-        spec = shapes.parse(text)
+        spec = obtain.parse(text)
         assert spec.entry is not None
-        model = shapes.model_of(spec.entry, spec.quantization or "")
-        assert model.n_bytes and model.quantization in table("types")
+        model = synthetic.model_of(spec.entry, spec.quantization or "")
+        assert model.n_bytes and model.quantization in quantizations("types")
     sizes = {("llama-3.1-8b", "Q3_K_S"): 3.66e9, ("llama-3.1-8b", "Q2_K"): 3.18e9, ("gpt-oss-120b", "MXFP4"): 63.4e9}
     for (name, kind), n_bytes in sizes.items():  # of files on the hub
-        assert shapes.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)
+        assert synthetic.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)
     with pytest.raises(LabError, match="makes no quantization UD-Q4_K_XL: Unsloth"):
-        shapes.model_of(catalog.find("phi-4"), "UD-Q4_K_XL")
+        synthetic.model_of(catalog.find("phi-4"), "UD-Q4_K_XL")
 
 
 def test_a_model_that_cannot_be_counted_is_refused_with_the_reason() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
-from lab.core.record import Record, Run
+from lab.core.record import Gpu, Noise, NoiseReading, NoiseSamples, Record, Run
 from lab.runner import noise_watch
 from lab.runner.noise_watch import GpuWatch
 from lab.show import disturbances

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core.placement import CPU, Tensor
+from lab.core.memory import CPU, Tensor
 from lab.core.record import Device, Placement, Settings
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lab.core import placement
-from lab.core.placement import CPU, Place, Tensor
+from lab.core import memory
+from lab.core.memory import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
 from lab.engine.model_params import read_log
 from lab.features.lend.server import RpcServer
@@ -48,17 +48,17 @@ def test_the_last_layers_go_to_devices_by_their_shares(
     n_gpu_layers: int, shares: tuple[float, ...], expected: str
 ) -> None:
     known = tuple(None if letter == "." else int(letter) for letter in expected)
-    assert placement.layers(4, n_gpu_layers, shares) == known
+    assert memory.layers(4, n_gpu_layers, shares) == known
 
 
 def test_shares_are_those_asked_for_or_free_memory() -> None:
     free = {"A": 3, "B": 1}
-    assert placement.shares(free, ["A", "B"], None) == (3, 1)
-    assert placement.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
-    assert placement.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
-    assert placement.shares({**free, CPU: 2}, ["A", "C"], None) == (3, 2)
-    assert placement.shares({}, ["A", "B"], None) == (1, 1)
-    assert placement.shares({"A": 0, "B": 0}, ["A", "B"], None) == (1, 1)
+    assert memory.shares(free, ["A", "B"], None) == (3, 1)
+    assert memory.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
+    assert memory.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
+    assert memory.shares({**free, CPU: 2}, ["A", "C"], None) == (3, 2)
+    assert memory.shares({}, ["A", "B"], None) == (1, 1)
+    assert memory.shares({"A": 0, "B": 0}, ["A", "B"], None) == (1, 1)
 
 
 TENSORS = (
@@ -72,7 +72,7 @@ TENSORS = (
 
 
 def weights(settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL) -> dict[str, int]:
-    places = placement.of(model, settings, tensors, ["A", "B"], (1, 1))
+    places = memory.places(model, settings, tensors, ["A", "B"], (1, 1))
     assert places is not None
     return {place.device: place.memory.weights_bytes for place in places}
 
@@ -89,8 +89,8 @@ def test_experts_and_overridden_tensors_go_elsewhere() -> None:
     assert weights(offloaded(n_cpu_moe=1)) == {"A": 230, "B": 1001, CPU: 1100}
     assert weights(offloaded(override_tensor=("exps=CPU", r"blk\.1.*=B"))) == {"A": 10, "B": 1021, CPU: 1300}
     assert weights(offloaded(n_cpu_moe=2, override_tensor=("exps=B[10.0.0.1:5]",))) == {"A": 30, "B": 1001, CPU: 1300}
-    assert placement.of(MODEL, offloaded(override_tensor=("exps=C",)), TENSORS, ["A", "B"], (1, 1)) is None
-    assert placement.of(MODEL, offloaded(split_mode="tensor"), TENSORS, ["A", "B"], (1, 1)) is None
+    assert memory.places(MODEL, offloaded(override_tensor=("exps=C",)), TENSORS, ["A", "B"], (1, 1)) is None
+    assert memory.places(MODEL, offloaded(split_mode="tensor"), TENSORS, ["A", "B"], (1, 1)) is None
 
 
 def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
@@ -98,14 +98,14 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
 
     def caches(settings: Settings) -> list[int | None]:
         return [
-            place.memory.kv_cache_bytes for place in placement.of(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
+            place.memory.kv_cache_bytes for place in memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
         ]
 
     assert caches(offloaded()) == [2 * a_layer, 0, 0]
     assert caches(offloaded(n_gpu_layers=2)) == [a_layer, 0, a_layer]
     assert caches(offloaded(kv_offload=False)) == [0, 0, 2 * a_layer]
     unknown = dataclasses.replace(MODEL, uncounted="it is odd")
-    places = placement.of(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
+    places = memory.places(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
     assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {(None, None)}
 
 
@@ -120,10 +120,10 @@ def test_buffers_of_the_log_are_told_by_device() -> None:
         *("RPC0[10.0.0.1:50052]", "RPC1[10.0.0.1:50052]", "RPC0[10.0.0.1:5005]", "RPC0[10.0.0.9:5005]", "MTL0_Mapped"),
         *("MTL0", "CPU", "CPU_REPACK", "CPU_Mapped", "CUDA_Host", "AMX", "BLAS"),
     ]
-    assert [placement.device_of(Buffer("model", name, 1), devices) for name in names] == [
+    assert [memory.device_of(Buffer("model", name, 1), devices) for name in names] == [
         *("RPC0", "RPC1", "RPC2", "RPC0[10.0.0.9:5005]", "MTL0", "MTL0", CPU, CPU, CPU, CPU, CPU, "BLAS")
     ]
-    assert placement.device_of(Buffer("model", "FPGA_TILES", 1, CPU), devices) == CPU  # as ggml said
+    assert memory.device_of(Buffer("model", "FPGA_TILES", 1, CPU), devices) == CPU  # as ggml said
     lines = ["load_tensors:  MTL0_Mapped model buffer size =     1.50 MiB", "x: TILES model buffer size = 1.00 MiB"]
     assert read_log(lines, {"MTL0": "MTL0", "TILES": CPU})[1] == (
         Buffer("model", "MTL0_Mapped", 3 * 2**19, "MTL0"),
@@ -164,15 +164,15 @@ def real_and_planned(
     model = engine.read_model(path, "m", "file")
     here = dataclasses.replace(MACHINE, devices=engine.build.devices)
     names = [device.name for device in machine.used(here, settings)]
-    shares = placement.shares(engine.free_memory(), names, settings.tensor_split)
-    planned = placement.of(model, settings, engine.tensors(path), names, shares)
+    shares = memory.shares(engine.free_memory(), names, settings.tensor_split)
+    planned = memory.places(model, settings, engine.tensors(path), names, shares)
     assert planned is not None
     engine.load(path, settings)
     engine.new_context(settings)
     real = engine.placement()
     by_part: dict[tuple[str, str], int] = {}
     for buffer in real.buffers:
-        key = placement.device_of(buffer, here.devices), buffer.part
+        key = memory.device_of(buffer, here.devices), buffer.part
         by_part[key] = by_part.get(key, 0) + buffer.n_bytes
     return real, by_part, planned
 

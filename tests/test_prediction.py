@@ -19,7 +19,7 @@ from lab.features.limits import probing, step_kernels
 from lab.features.limits.probing import Where
 from lab.features.predict import datasheet, learning, prediction
 from lab.features.predict.learning import Case, Costs, Point
-from lab.models import catalog, shapes
+from lab.models import catalog, obtain, synthetic
 from lab.show import disturbances
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
@@ -262,7 +262,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     gpu = Device("CUDA0", "Test GPU", "gpu", 3 * 10**9)
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=(gpu,))
     monkeypatch.setattr(prediction, "Worker", lambda: fake_worker)
-    monkeypatch.setattr(shapes, "find", lambda worker, text: BIG)
+    monkeypatch.setattr(obtain, "find", lambda worker, text: BIG)
     plan = prediction.plan_for("big", {})
     assert plan.settings.n_gpu_layers == (BIG.n_layer or 0) + 1
     threads = plan.settings.n_threads
@@ -302,7 +302,7 @@ PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
 
 
 def test_published_decode_rates_lie_in_the_predicted_range() -> None:
-    model = shapes.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
+    model = synthetic.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
@@ -338,7 +338,7 @@ def test_prefills_share_of_textbook_requests() -> None:
 
 @pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
 def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None:
-    model, device = shapes.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
+    model, device = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
     rows = [prediction.elsewhere(model, WIDE, device, n, 200) for n in lengths]
     for times in ("prefill_s", "tpot_s", "e2e_s"):

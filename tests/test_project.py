@@ -33,10 +33,10 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "features/lend", "runner/as_options"},
-    "pandas": {"core/gaps", "core/record", "features", "show"},
+    "pandas": {"core/phases", "core/record", "features", "show"},
     "matplotlib": {"features", "show"},
     "IPython": {"runner/progress"},
-    "jinja2": {"show/template"},
+    "jinja2": {"show/page"},
     "rich": {"show", "features"},
     "click": {"cli", "features", "main"},
 }

@@ -11,7 +11,7 @@ import pytest
 from lab.core.record import DECODE, PREFILL
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import Case, Row
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from tests.bench import clean_published, learn_published
 from tests.conftest import SETTINGS
 
@@ -105,7 +105,7 @@ def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
 def test_nothing_is_predicted_faster_than_the_limit() -> None:
     settings = dataclasses.replace(SETTINGS, n_ubatch=512)
     for name in ("smollm2-135m", "llama-3.2-1b", "llama-3.3-70b"):
-        model = shapes.model_of(catalog.find(name), "Q4_0")
+        model = synthetic.model_of(catalog.find(name), "Q4_0")
         for device in datasheet.devices().values():
             limits = datasheet.limits(model, settings, device, 512, 128)
             assert limits is not None
@@ -128,7 +128,7 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
 
 
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
-    model, device = shapes.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
+    model, device = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
     plain, packed = (datasheet.times(model, own, device, 8000, 100)[DECODE][0] for own in (SETTINGS, small))
     assert packed < 0.85 * plain
@@ -140,7 +140,7 @@ def test_a_published_row_faster_than_the_weights_can_be_read_is_cited_with_its_d
     rows = [row for row in datasheet.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
     doubted = [dataclasses.replace(row, marks=("above-bandwidth",)) for row in rows]
     left_out = [dataclasses.replace(row, marks=("does-not-fit",)) for row in rows]
-    device, model = datasheet.find_device("rtx-3060"), shapes.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    device, model = datasheet.find_device("rtx-3060"), synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
     for given, words in ((rows, "Measured by"), (doubted, "faster than this device can read"), (left_out, "")):
         monkeypatch.setattr(datasheet, "rows", lambda given=given: tuple(given))
         cited = datasheet.measured(device, model)
@@ -188,7 +188,10 @@ def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
 
 
 def test_the_range_of_a_long_prompt_is_wider_where_no_long_one_was_published() -> None:
-    model, settings = shapes.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), dataclasses.replace(SETTINGS, n_ubatch=512)
+    model, settings = (
+        synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"),
+        dataclasses.replace(SETTINGS, n_ubatch=512),
+    )
     known, device = datasheet.learned()[PREFILL], datasheet.find_device("rtx-4090")
     case = datasheet.case_for(model, settings, device, PREFILL, 32_768)
     assert case is not None
@@ -207,6 +210,6 @@ def test_the_range_of_a_long_prompt_is_wider_where_no_long_one_was_published() -
 def test_long_prompts_take_what_others_measured(
     device: str, name: str, kind: str, n_prompt: int, seconds: float
 ) -> None:
-    model, settings = shapes.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
+    model, settings = synthetic.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
     expected, fast, slow = datasheet.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
     assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5

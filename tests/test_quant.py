@@ -14,7 +14,7 @@ import pytest
 from scipy import special, stats
 
 from lab.core import results
-from lab.core.quality import Divergence, Quality
+from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
 from lab.features import known

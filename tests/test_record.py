@@ -8,8 +8,7 @@ import pytest
 
 from lab.core import results
 from lab.core.lines import parse_line, to_json
-from lab.core.noise import Noise, NoiseReading
-from lab.core.record import Steps
+from lab.core.record import Noise, NoiseReading, Steps
 from lab.errors import LabError
 from tests.conftest import make_record, make_run
 

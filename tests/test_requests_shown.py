@@ -27,7 +27,7 @@ from lab.features import known, page
 from lab.features.compare import comparison, text_compare
 from lab.features.compare.comparison import SLOWER
 from lab.features.serve import through_server
-from lab.show import console, request_table
+from lab.show import console, table
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
@@ -93,8 +93,8 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
         (5, True, False, 1, 0.005),
         (8, False, True, 1, 0.5),
     ]
-    assert [request_table.is_measured(one) for one in (cold[0], warm, short)] == [True, False, False]
-    assert len(request_table.measured(lab.runs([*cold, warm, short]))) == 3
+    assert [table.is_measured(one) for one in (cold[0], warm, short)] == [True, False, False]
+    assert len(table.measured(lab.runs([*cold, warm, short]))) == 3
 
 
 def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureFixture[str]) -> None:

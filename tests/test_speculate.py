@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from lab.core import guesses, results
-from lab.core.guesses import StepTimes
-from lab.core.levers import LOOKUP, Speculation
+from lab.core import results
+from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
 from lab.features import known, page
+from lab.features.speculate import guesses, speculation
 from lab.features.speculate import rows as speculation_rows
-from lab.features.speculate import speculation
 from lab.features.speculate.child import Lookup
+from lab.features.speculate.guesses import StepTimes
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts

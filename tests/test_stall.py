@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lab.core import gaps
+from lab.core import phases
 from lab.core import script as scripts
-from lab.core.levers import Stall
+from lab.core.payloads import Stall
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -94,7 +94,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert mixed.lost == pytest.approx(1 - (1.001 + 4 * usual / 1e3) / mixed.newcomer_s)
     assert at_once.lost == pytest.approx(0)
     assert (mixed.n_steps, at_once.n_steps) == (4, 2)
-    assert gaps.compared(records[0].run) == {
+    assert phases.figures(records[0].run) == {
         "gap_ms": pytest.approx(chunk),
         "newcomer_s": pytest.approx(mixed.newcomer_s),
     }
@@ -116,7 +116,7 @@ SHOW_NOTHING = (
 def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
     run = dataclasses.replace(record.run, stall=lever)
-    assert gaps.measured(run) is None and gaps.compared(run) == {}
+    assert phases.stall_steps(run) is None and phases.figures(run) == {}
     changed = [dataclasses.replace(record, run=run)]
     assert not stalls.rows(changed) and not stalls.check(changed)
 

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from lab.core import cost, results
+from lab.core.payloads import Phase, TokenTrace
 from lab.core.record import Ceilings, Rate, Record
-from lab.core.traced import Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
 from lab.features.trace import nodes, token_trace, trace_views
 from lab.features.trace.nodes import Node, Operand, StepTrace
 from lab.process.worker import Worker
-from lab.show.kind import Context
-from lab.show.section import Section
+from lab.show.section import Context, Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from lab.core import results
-from lab.core.levers import Batch
-from lab.core.record import FAILED, Record, Steps, Tuning
+from lab.core.payloads import Batch, Tuning
+from lab.core.record import FAILED, Record, Steps
 from lab.features.tune import result, tuning
 from lab.features.tune.result import of_sessions
 from lab.models import catalog
 from lab.show import canvas
-from lab.show.kind import Context
-from lab.show.section import Section
+from lab.show.section import Context, Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
 
 DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"

@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import results
 from lab.core import script as scripts
-from lab.core.levers import Turns
+from lab.core.payloads import Turns
 from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Endpoint, Events, Request, RequestRecord, Turn, Usage
 from lab.errors import LabError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
-from lab.show import console, terms
+from lab.show import console, wording
 from tests.conftest import run_lab
 
 SAMPLES = sorted(map(str, Path("results").glob("sample-*.jsonl")))
@@ -17,24 +17,23 @@ COMMON = {"CPU", "GPU", "RAM"}
 
 
 def test_terms_are_found_however_they_are_written() -> None:
-    assert (
-        terms.find("ttft").name == "TTFT" and terms.find("KV-Cache").name == terms.find("kv_cache").name == "KV cache"
-    )
-    assert terms.find("streams").name == "stream" and terms.find("!!").name == "disturbed"
+    assert wording.term("ttft").name == "TTFT"
+    assert wording.term("KV-Cache").name == wording.term("kv_cache").name == "KV cache"
+    assert wording.term("streams").name == "stream" and wording.term("!!").name == "disturbed"
     for word, nearest in (("tfft", "TTFT"), ("good put", "goodput"), ("attainement", "attainment")):
         with pytest.raises(LabError, match=f"The nearest is {nearest}"):
-            terms.find(word)
+            wording.term(word)
 
 
 def test_every_term_is_one_or_two_sentences_and_has_one_entry() -> None:
-    names = [terms._plain(name) for term in terms.terms() for name in (term.name, *term.also)]
-    assert len(names) == len(set(names)) and len(terms.terms()) >= 45
-    for term in terms.terms():
+    names = [wording._plain(name) for term in wording.terms() for name in (term.name, *term.also)]
+    assert len(names) == len(set(names)) and len(wording.terms()) >= 45
+    for term in wording.terms():
         assert 10 < len(term.meaning) < 280 and not term.meaning.endswith("."), term.name
 
 
 def test_where_a_term_is_shown_is_a_command() -> None:
-    shown = {place for term in terms.terms() for place in term.shown.split(", ") if place.startswith("lab ")}
+    shown = {place for term in wording.terms() for place in term.shown.split(", ") if place.startswith("lab ")}
     assert len(shown) > 10
     for place in shown:
         words = place.split()[1:]
@@ -44,11 +43,11 @@ def test_where_a_term_is_shown_is_a_command() -> None:
 
 def test_the_command_shows_all_one_or_json() -> None:
     status, out, _ = run_lab("words")
-    assert status == 0 and all(term.name in out for term in terms.terms())
+    assert status == 0 and all(term.name in out for term in wording.terms())
     status, out, _ = run_lab("words", "ttft")
     assert status == 0 and out.startswith("TTFT") and "lab measure" in out and "goodput" not in out
     assert [term["name"] for term in json.loads(run_lab("words", "KV", "cache", "--json")[1])] == ["KV cache"]
-    assert len(json.loads(run_lab("words", "--json")[1])) == len(terms.terms())
+    assert len(json.loads(run_lab("words", "--json")[1])) == len(wording.terms())
     status, _, err = run_lab("words", "throughputt")
     assert status == 1 and "The nearest is" in err
 
@@ -70,5 +69,5 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pyt
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "laptop")
     found = {word for head in heads for word in re.findall(r"\b[A-Z][A-Z0-9]+\b", head)} - UNITS - COMMON
     assert {"TTFT", "TPOT", "E2E"} <= found
-    known = {term.name for term in terms.terms()}
+    known = {term.name for term in wording.terms()}
     assert all(word in known or any(word in name.split() for name in known) for word in found), found - known

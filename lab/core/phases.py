@@ -6,7 +6,7 @@
     |------- E2E --------------------------------------------------------------------|
 
 Times are in nanoseconds as recorded. A figure is None if the run failed or is too short for it. No figure includes
-tokenization of the prompt.
+tokenization of the prompt. `figures` are those by which runs of experiments are compared.
 """
 
 from __future__ import annotations
@@ -15,9 +15,22 @@ import dataclasses
 import itertools
 import operator
 import statistics
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Settings, Steps
+from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Run, Settings, Steps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STALL = 2.0
+"""A gap longer than STALL times the usual gap is a stall."""
+
+FIGURE_NAMES = {
+    "gap_ms": "longest gap",
+    "newcomer_s": "TTFT of the newcomer",
+    "turns_s": "whole conversation",
+}
+"""The figures of `figures` that plain runs do not have, in words."""
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
@@ -129,3 +142,87 @@ def e2e_ns(run: Run) -> int | None:
     if run.status != OK or not run.steps.kind:
         return None
     return run.steps.end_ns[-1] - run.steps.start_ns[0]
+
+
+def step_s(run: Run) -> float:
+    """The mean time of the decode steps in seconds, without sampling."""
+    return statistics.fmean(decode_compute_ns(run)) / 1e9
+
+
+def figures(run: Run) -> dict[str, float]:
+    """The figures by which runs of an experiment are compared, by name.
+
+    - batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
+    - speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting
+    - turns: `turns_s`, the whole conversation
+    - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT
+
+    Empty for a plain run, a failed run, and one whose steps do not fit its experiment.
+    """
+    steps, times = run.steps, dict[str, float]()
+    if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
+        return {}
+    if run.batch is not None:
+        ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
+        sizes = {n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == DECODE}
+        if ready and sizes == {run.batch.n_seq}:  # every decode step has a token of each sequence
+            times = {"prefill_s": ready[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
+    elif run.stall is not None:
+        if (whole := stall_steps(run)) is not None:
+            known = stall_figures(whole)
+            times = {"gap_ms": 1e3 * known["longest_gap_s"], "newcomer_s": known["newcomer_s"]}
+    elif run.speculation is not None:
+        if run.speculation.text is not None and run.n_gen > 1 and PREFILL in steps.kind:
+            last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
+            times = {"tpot_ms": (steps.end_ns[-1] - steps.end_ns[last_prefill]) / 1e6 / (run.n_gen - 1)}
+    elif run.turns is not None and steps.end_ns:
+        times = {"turns_s": steps.end_ns[-1] / 1e9}
+    return times if all(value > 0 for value in times.values()) else {}
+
+
+def prompt_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps of the new prompt of `lab stall`: those with prompt tokens after the first decode step."""
+    return steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((MIXED, PREFILL))]
+
+
+def gaps(steps: pd.DataFrame) -> pd.DataFrame:
+    """A row per token of the streams of `lab stall`: `at_s` since the new prompt arrived, `gap_s`, and `when`.
+
+    All streams get a token in the same steps, so they share one list of gaps. `steps`, measured or predicted, has
+    `kind`, `start_s`, `end_s`. `when` is before the prompt, during its prefill (the gap overlaps it), or after.
+    """
+    import pandas as pd
+
+    prompt = prompt_steps(steps)
+    tokens = steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((DECODE, MIXED))]
+    arrived, done = prompt.start_s.min(), prompt.end_s.max()
+    end, previous = tokens.end_s, tokens.end_s.shift()
+    when = pd.Series("after", tokens.index).mask(previous < done, "during").mask(end <= arrived, "before")
+    return tokens.assign(at_s=end - arrived, gap_s=end - previous, when=when).iloc[1:].reset_index()
+
+
+def stall_figures(steps: pd.DataFrame) -> dict[str, float]:
+    """The figures of a run of `lab stall`. `usual_gap_s` is the median gap before the new prompt came."""
+    tokens, prompt = gaps(steps), prompt_steps(steps)
+    during, usual = tokens.gap_s[tokens.when == "during"], tokens.gap_s[tokens.when == "before"].median()
+    return {
+        "n_steps": len(prompt),
+        "n_stalls": int((during > STALL * usual).sum()),
+        "longest_gap_s": during.max(),
+        "median_gap_s": during.median(),
+        "usual_gap_s": usual,
+        "newcomer_s": prompt.end_s.max() - prompt.start_s.min(),
+    }
+
+
+def stall_steps(run: Run) -> pd.DataFrame | None:
+    """The steps of a run of `lab stall`; None for other runs, and if its steps are not those of its script."""
+    lever = run.stall
+    if lever is None or lever.n_streams < 1 or (lever.chunk is not None and lever.chunk < 1) or lever.n_before < 2:
+        return None
+    steps = run.steps.frame()
+    prompt = prompt_steps(steps)
+    n_before = (steps.loc[: prompt.index.min() - 1].kind == DECODE).sum() if len(prompt) else 0
+    n_beside = lever.n_streams * (prompt.kind == MIXED).sum()
+    is_whole = n_before == lever.n_before and prompt.n_tokens.sum() - n_beside == run.n_prompt
+    return steps if is_whole and (steps.kind == DECODE).sum() > n_before else None

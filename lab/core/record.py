@@ -11,11 +11,20 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.core.levers import LEVERS, Batch, Lever, Speculation, Stall, Turns, name_of
-from lab.core.noise import Noise
-from lab.core.quality import Quality
+from lab.core.payloads import (
+    LEVERS,
+    Attention,
+    Batch,
+    Lever,
+    Quality,
+    Speculation,
+    Stall,
+    TokenTrace,
+    Tuning,
+    Turns,
+    name_of,
+)
 from lab.core.shape import Matrix
-from lab.core.traced import Attention, TokenTrace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +43,9 @@ CRASHED = "crashed"  # the engine's process died
 
 QUANT = "quant"
 """The part of the runs that show the speed of the files of `lab quant`."""
+
+PACKAGE, DRAM, GPU = "package", "dram", "gpu"
+"""What joules cover: CPU packages, their memory, graphics cards."""
 
 UNKNOWN_THREADS = -1
 """llama.cpp's own number for "not chosen". Tables of results on GPUs do not show the number of threads."""
@@ -201,23 +213,73 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """The state of an NVIDIA GPU. `slowed` names what limits its clock (heat, power brake), if anything does."""
+
+    name: str
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    slowed: str | None = None
+    n_others: int | None = None  # processes on it other than the engine; None if indistinguishable
+    others_percent: int | None = None  # their largest share of its time in a sample of the driver since the start
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """The load of the machine, from the operating system. Counters start at boot."""
+
+    load_1min: float | None = None
+    cpu_busy_s: float | None = None  # all processes, on all cores that the lab may run on
+    cpu_steal_s: float | None = None  # taken by the host of a virtual machine
+    cpu_pressure_s: float | None = None  # time during which some task waited for a core (Linux PSI)
+    cpu_mhz: float | None = None
+    memory_available_bytes: int | None = None
+    memory_pressure_s: float | None = None  # time during which some task waited for memory (Linux PSI)
+    own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
+    switches: int | None = None  # preemptions of the engine's main thread (on Windows: context switches)
+    n_throttled: int | None = None  # how often heat slowed cores
+    gpus: tuple[Gpu, ...] | None = None
+    quota_wait_s: float | None = None  # time during which a container's CPU quota was used up
+
+
+@dataclass(frozen=True)
+class NoiseSamples:
+    """The load of the machine during a run, ten times a second. A row covers the time since the previous row.
+
+    A column that the system does not report is None.
+    """
+
+    at_ms: tuple[int, ...]  # since the first reading
+    others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, on all cores that the lab may run on
+    steal_ms: tuple[int, ...] | None = None
+    pressure_ms: tuple[int, ...] | None = None
+    switches: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        columns = (self.at_ms, self.others_ms, self.steal_ms, self.pressure_ms, self.switches)
+        if not self.at_ms or len({len(column) for column in columns if column is not None}) > 1:
+            raise ValueError("the columns of noise samples are empty, or differ in length")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Readings around a run. A sentinel is the same short decode before and after it: the median of its steps."""
+
+    before: NoiseReading
+    after: NoiseReading
+    samples: NoiseSamples | None = None
+    sentinel_before_ns: int | None = None
+    sentinel_after_ns: int | None = None
+    joules: dict[str, float] | None = None  # of the run, by what they cover, with everything that ran on it
+
+
+@dataclass(frozen=True)
 class Totals:
     """Times of whole phases from another tool; the lab records steps instead."""
 
     prefill_ns: int | None = None
     decode_ns: int | None = None  # of n_gen - 1 decode steps, without sampling
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """`lab tune`: its goal, and the stage in which a run was made.
-
-    In the stage `search` runs generate at most a part of the `n_gen` tokens that were asked for.
-    """
-
-    goal: str  # request, ttft, tpot, throughput
-    stage: str  # search, confirm, lengths
-    n_gen: int
 
 
 @dataclass(frozen=True, kw_only=True)

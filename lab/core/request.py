@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lab.core.levers import Turns
 from lab.core.lists import plural
+from lab.core.payloads import Turns
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 

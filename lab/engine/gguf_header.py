@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core.placement import Tensor
+from lab.core.memory import Tensor
 from lab.core.record import Model
 from lab.core.shape import group, read_layers
 from lab.engine import llama, native

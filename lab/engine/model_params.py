@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lab.core.placement import CPU as CPU_NAME
-from lab.core.placement import EXPERTS
+from lab.core.memory import CPU as CPU_NAME
+from lab.core.memory import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import native
 from lab.engine.bindings import P, ggml, llama_cpp

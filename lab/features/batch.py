@@ -16,9 +16,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from lab.core import cost, lever_figures, memory, script
-from lab.core.levers import Batch
+from lab.core import cost, memory, phases, script
 from lab.core.lists import grouped, join_and
+from lab.core.payloads import Batch
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -144,8 +144,8 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """
     import pandas as pd
 
-    known = [(one.run, taken) for one in records if (taken := lever_figures.figures(one.run))]
-    runs = [(*_case_of(run), lever_figures.step_s(run), taken["prefill_s"]) for run, taken in known]
+    known = [(one.run, taken) for one in records if (taken := phases.figures(one.run))]
+    runs = [(*_case_of(run), phases.step_s(run), taken["prefill_s"]) for run, taken in known]
     if not runs:
         return []
     of_cases = pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s"]).groupby(CASE)
@@ -246,7 +246,7 @@ def draw(
     The grey lines show the rates if sharing a step cost nothing.
     """
     at_ridge = ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction else None
-    runs = grouped((one for one in records if lever_figures.figures(one.run)), lambda one: _case_of(one.run)[:3])
+    runs = grouped((one for one in records if phases.figures(one.run)), lambda one: _case_of(one.run)[:3])
     parts = canvas.in_parts(alike(rows))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
@@ -258,7 +258,7 @@ def draw(
                 medians = [row.n_seq**power / row.step_s for row in group]
                 ax.plot([row.n_seq for row in group], medians, color=colour, lw=2, label=f"{name}: median")
                 own = [(_case_of(one.run)[3], one) for one in runs[first.n_prompt, first.n_gen, first.is_shared]]
-                points = [(n, n**power / lever_figures.step_s(one.run), one) for n, one in own]
+                points = [(n, n**power / phases.step_s(one.run), one) for n, one in own]
                 canvas.runs(ax, points, **style, label=f"{name}: runs")
                 if expected := [(row.n_seq, row.n_seq**power / row.expected_s) for row in group if row.expected_s]:
                     label = f"{name}: predicted"

@@ -24,8 +24,8 @@ from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
 from lab.core import shape
 from lab.core.asked_settings import SettingsKeywords, in_digits
-from lab.core.levers import Lever
 from lab.core.lists import grouped
+from lab.core.payloads import Lever
 from lab.core.record import Model, Record, Run
 from lab.core.shown import MARK
 from lab.errors import LabError
@@ -35,7 +35,7 @@ from lab.process.worker import Worker
 from lab.runner import as_options, session
 from lab.runner.cases import Plan
 from lab.show import disturbances, table
-from lab.show.kind import Context, Kind, is_plain
+from lab.show.section import Context, Kind, is_plain
 from lab.show.wording import digits
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.core.record import Ceilings, Record
-    from lab.show.kind import Context, Kind, Lines
-    from lab.show.section import Section
+    from lab.show.section import Context, Kind, Lines, Section
 
 
 COMMANDS = {
@@ -94,14 +93,14 @@ def kinds() -> tuple[Kind, ...]:
 
 def sections(records: Lines, context: Context | None = None, only: Sequence[str] = ()) -> list[Section]:
     """The sections of all records, or of those of some kinds. Without a context nothing is predicted."""
-    from lab.show import request_table
-    from lab.show.kind import Context, is_plain
+    from lab.show import table
+    from lab.show.section import Context, is_plain
 
     context = context or Context()
-    answered = any(map(request_table.went_well, request_table.alone(records)))
+    answered = any(map(table.went_well, table.alone(records)))
     context = dataclasses.replace(
         context,
-        runs=[one for one in request_table.of_engine(records) if is_plain(one)],
+        runs=[one for one in table.of_engine(records) if is_plain(one)],
         together=context.together and answered,
     )
     owned = [(kind, [one for one in records if kind.is_mine(one)]) for kind in kinds() if not only or kind.name in only]
@@ -110,10 +109,10 @@ def sections(records: Lines, context: Context | None = None, only: Sequence[str]
 
 def experiments_of(records: Lines, ceilings: Sequence[Ceilings] = (), others: Sequence[Record] = ()) -> list[Section]:
     """The tables of experiments: a section for each table and setup."""
-    from lab.show import request_table
-    from lab.show.kind import Context, is_plain
+    from lab.show import table
+    from lab.show.section import Context, is_plain
 
-    own = [one for one in request_table.of_engine(records) if is_plain(one) and one.run.lever]
+    own = [one for one in table.of_engine(records) if is_plain(one) and one.run.lever]
     names = [kind.name for kind in kinds() if any(map(kind.is_mine, own))]
     made = sections(records, Context(ceilings, others), names) if names else []
     return [part for section in made for part in section.parts]
@@ -128,19 +127,18 @@ def print_results(
     """
     from lab.features.measure import text_results
     from lab.features.serve import through_server
-    from lab.show import request_table
-    from lab.show.kind import is_plain
-    from lab.show.section import Section, print_marked, print_sections
+    from lab.show import table
+    from lab.show.section import Section, is_plain, print_marked, print_sections
 
     for section in sections(records) if made is None else made:
         print_sections([section] if section.headings or not section.parts else section.parts, out)
-    rest, alone = [one for one in request_table.of_engine(records) if is_plain(one)], request_table.alone(records)
+    rest, alone = [one for one in table.of_engine(records) if is_plain(one)], table.alone(records)
     if rest and not any(record.run.is_timed for record in rest):
         out.print("\nNo run went well.")
     of_experiments = [record for record in rest if record.run.lever is not None]
     doubts = [*text_results.imported(rest), *distrust(rest, has_next=True), *text_results.disturbed(of_experiments)]
     print_marked(doubts, text_results.failures(rest), out)
-    if alone and not any(map(request_table.went_well, alone)):
+    if alone and not any(map(table.went_well, alone)):
         out.print("\nNo request went well.")
     print_marked(through_server.warnings(alone), through_server.failures(alone), out)
     print_sections([Section(sentences=sentences)] if sentences else [], out)
@@ -150,14 +148,14 @@ def as_json(records: Lines, made: Sequence[Section] | None = None) -> dict[str, 
     """The rows of sections, what disturbed the runs, and what failed."""
     from lab.features.measure import text_results
     from lab.features.serve import through_server
-    from lab.show import request_table
+    from lab.show import table
 
     lists: dict[str, list[Any]] = {"rows": []}
     for section in sections(records) if made is None else made:
         for name, values in section.document().items():
             lists[name] = [*lists.get(name, ()), *values]
-    runs = [one for one in request_table.of_engine(records) if not one.run.is_traced]
-    alone = request_table.alone(records)
+    runs = [one for one in table.of_engine(records) if not one.run.is_traced]
+    alone = table.alone(records)
     return {
         **{name: values for name, values in lists.items() if values or name == "rows"},
         "warnings": [*warnings(runs), *through_server.warnings(alone)],

@@ -63,22 +63,22 @@ def info(spec: str, as_json: bool) -> None:
     Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
     """
     from lab.errors import printable
-    from lab.models import obtain, shapes
+    from lab.models import obtain, synthetic
     from lab.models.catalog import SYNTHETIC
     from lab.process.worker import Worker
     from lab.show import console
     from lab.show.text_setup import megabytes
 
-    wanted = shapes.parse(spec)
+    wanted = obtain.parse(spec)
     with Worker() as worker:
         file = obtain.locate(wanted)
         if file is None and wanted.entry is None:
             obtain.obtain(wanted, worker, None)  # says how to get it
-        model = worker.read_model(file.path, file.name, file.source) if file else shapes.find(worker, spec)
+        model = worker.read_model(file.path, file.name, file.source) if file else obtain.find(worker, spec)
     path = printable(str(file.path)) if file else None
     figures, entry = {"path": path, **_figures(model)}, None if file else wanted.entry
     if entry:
-        sizes = {name: _figures(sized) for name, sized in shapes.by_quantization(entry).items()}
+        sizes = {name: _figures(sized) for name, sized in synthetic.by_quantization(entry).items()}
         kept = ("n_bytes", "weight_bytes_per_decode_step", "n_ctx_that_fits")
         made = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
         commands = [obtain.how_to_get(wanted), made]

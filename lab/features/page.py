@@ -30,9 +30,8 @@ from lab.features.predict import laws
 from lab.features.serve import through_server
 from lab.features.tune import result as tuned
 from lab.runner import machine
-from lab.show import request_table, table, template, text_setup
-from lab.show.kind import Context
-from lab.show.section import UNKNOWN, Section, tabled
+from lab.show import page, table, text_setup
+from lab.show.section import UNKNOWN, Context, Section, tabled
 
 Lines = Sequence[Record | RequestRecord]
 
@@ -72,13 +71,13 @@ def html(
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
-    of_engine, alone = request_table.of_engine(records), request_table.alone(records)
-    of_loads = request_table.loads_of(records)
+    of_engine, alone = table.of_engine(records), table.alone(records)
+    of_loads = table.loads_of(records)
     rest = [record for record in of_engine if not record.run.is_apart]
     timed = [record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed]
     special = [record for record in of_engine if record.run.is_apart]
     claimed = [record for record in special if record.run.part is not None]
-    answered = [record for record in alone if request_table.went_well(record)]
+    answered = [record for record in alone if table.went_well(record)]
     traced = [record for record in special if record.run.is_traced]
     good: Lines = [*timed, *claimed, *tuned.compared(of_engine), *answered, *of_loads, *traced]
     if not good:
@@ -106,7 +105,7 @@ def html(
         with suppress(LabError):  # no plain run of a known model
             sliders = laws.laws(timed, ceilings, others)
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
-    return template.render(
+    return page.render(
         title=_title(kinds, [timed, answered] if is_all else [], good),
         dates=_dates(good),
         lead=[*lead, *faster],

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from lab.core.results import Contents
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
-    from lab.show.kind import Context
-    from lab.show.section import Section
+    from lab.show.section import Context, Section
 
 RESULTS = "results"
 """The default folder of results."""
@@ -106,7 +105,7 @@ def draws(results: tuple[str, ...], out: str | None, no_plot: bool) -> bool:
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     """Whether there is a timed or traced run, or a request, without an error."""
     from lab.core.record import Record
-    from lab.show.request_table import went_well
+    from lab.show.table import went_well
 
     return any(
         record.run.is_timed or record.run.is_traced if isinstance(record, Record) else went_well(record)
@@ -118,7 +117,7 @@ def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...],
     """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
     from lab.core.record import Record
     from lab.features.limits import probing
-    from lab.show.kind import Context
+    from lab.show.section import Context
 
     runs = [one.run for one in records if isinstance(one, Record)]
     is_lever = any(run.lever and not run.is_apart for run in runs)
@@ -181,7 +180,7 @@ class Output:
         from lab.features.compare.comparison import AT_LEAST
         from lab.features.limits import probing
         from lab.models import catalog
-        from lab.show import console, request_table
+        from lab.show import console, table
 
         if made is None:
             made = known.sections(records, context(records, (str(path),)))
@@ -190,7 +189,7 @@ class Output:
             tables(out)
         elif out:
             known.print_results(records, out, made, sentences)
-        plots, target, runs = list[Path](), None, request_table.of_engine(records)
+        plots, target, runs = list[Path](), None, table.of_engine(records)
 
         def say(line: str) -> None:
             if out:
@@ -217,7 +216,7 @@ class Output:
             explain = f"{shell.lab('ceilings', *own_engine)} && {shell.lab('explain', path)}"
             for line in next_steps(runs, self.folder, explain):
                 say(line)
-        elif any_good([*request_table.alone(records), *request_table.loads_of(records)]):
+        elif any_good([*table.alone(records), *table.loads_of(records)]):
             say(f"next     a page to share: {shell.lab('report', path)}")
         if out:
             return
@@ -291,7 +290,7 @@ def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[st
     """What to do next: measure unreliable sessions again, into the same folder, or else explain plain runs."""
     from lab.features import known
     from lab.features.measure import text_results
-    from lab.show.kind import is_plain
+    from lab.show.section import is_plain
 
     out = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
     unreliable = text_results.unreliable([one for one in records if is_plain(one)])
@@ -376,7 +375,7 @@ PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute
 
 def _show_placement(records: Sequence[Record], as_json: bool) -> None:
     """Where llama.cpp put each setup, for its largest run: devices with layers, and bytes of its buffers by part."""
-    from lab.core.placement import CPU, device_of
+    from lab.core.memory import CPU, device_of
     from lab.show import console, table
     from lab.show.text_setup import megabytes, ranges
 
@@ -490,9 +489,9 @@ def words(term: tuple[str, ...], as_json: bool) -> None:
       lab words                             # all terms
       lab words ttft
     """
-    from lab.show import console, terms
+    from lab.show import console, wording
 
-    found = [terms.find(" ".join(term))] if term else terms.terms()
+    found = [wording.term(" ".join(term))] if term else wording.terms()
     if as_json:
         console.print_json([dataclasses.asdict(one) for one in found])
         return

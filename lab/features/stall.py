@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from lab.core import gaps, lever_figures, script
-from lab.core.levers import Stall, in_chunks
+from lab.core import phases, script
 from lab.core.lists import grouped, plural
+from lab.core.payloads import Stall, in_chunks
 from lab.core.record import MIXED, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -50,7 +50,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.show import canvas, setup_columns
+from lab.show import canvas, text_setup
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -170,9 +170,12 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """
     import pandas as pd
 
-    known = [(one.run, one.run.stall, gaps.measured(one.run)) for one in records if lever_figures.figures(one.run)]
+    known = [(one.run, one.run.stall, phases.stall_steps(one.run)) for one in records if phases.figures(one.run)]
     runs = [
-        {**dict(zip(CASE, (run.n_prompt, run.n_gen, lever.n_streams, lever.chunk), strict=True)), **gaps.figures(steps)}
+        {
+            **dict(zip(CASE, (run.n_prompt, run.n_gen, lever.n_streams, lever.chunk), strict=True)),
+            **phases.stall_figures(steps),
+        }
         for run, lever, steps in known
         if lever and steps is not None
     ]
@@ -202,7 +205,7 @@ def expected_s(
         return unknown
     operations = write(case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings)
     steps = prediction.steps(operations)
-    known = None if steps is None else gaps.figures(steps)
+    known = None if steps is None else phases.stall_figures(steps)
     return (known["longest_gap_s"], known["newcomer_s"]) if known else unknown
 
 
@@ -218,12 +221,16 @@ def check(records: Sequence[Record]) -> list[str]:
         n_streams = run.stall.n_streams if run.stall else 0
         return run.n_prompt, run.n_gen, run.repeat, run.prompt_offset, n_streams, settings.seed, settings.prompt_sha256
 
-    known = [(one, one.run.stall, gaps.measured(one.run)) for one in records]
+    known = [(one, one.run.stall, phases.stall_steps(one.run)) for one in records]
     runs = [(one, lever.chunk, steps) for one, lever, steps in known if lever and steps is not None]
     alone = {texts(record): newcomer_ids(record.run) for record, chunk, _ in runs if chunk is None}
     words, parted = [], dict[str, list[int]]()
     for record, chunk, steps in ((one, chunk, steps) for one, chunk, steps in runs if chunk is not None):
-        how, n_steps, n_expected = in_chunks(chunk), len(gaps.prompt_steps(steps)), n_mixed(record.run.n_prompt, chunk)
+        how, n_steps, n_expected = (
+            in_chunks(chunk),
+            len(phases.prompt_steps(steps)),
+            n_mixed(record.run.n_prompt, chunk),
+        )
         if n_steps != n_expected:
             words.append(
                 f"Repeat {record.run.repeat}, {how}: the prompt took {n_steps:,} steps instead of {n_expected:,}."
@@ -278,7 +285,7 @@ def draw(
     known = [
         (one, lever, steps)
         for one in records
-        if (steps := gaps.measured(one.run)) is not None and (lever := one.run.stall)
+        if (steps := phases.stall_steps(one.run)) is not None and (lever := one.run.stall)
     ]
     chunks = sorted({lever.chunk for _, lever, _ in known}, key=lambda chunk: (chunk is None, chunk or 0))
     if len(chunks) > MOST_CHUNKS:
@@ -298,7 +305,7 @@ def draw(
             for name, style in zip(part, canvas.styles(len(part), canvas.OF_DECODE), strict=True):
                 if not (own := of_lines.get((name, chunk))):
                     continue
-                tokens = [gaps.of(steps).assign(record=i) for i, (_, _, steps) in enumerate(own)]
+                tokens = [phases.gaps(steps).assign(record=i) for i, (_, _, steps) in enumerate(own)]
                 points = [(one.at_s, 1e3 * one.gap_s, own[one.record][0]) for run in tokens for one in run.itertuples()]
                 canvas.runs(ax, points, **style, ms=3.5, alpha=0.5)
                 middle = pd.concat(tokens)[["at_s", "gap_s"]].groupby(level=0).median()
@@ -306,7 +313,7 @@ def draw(
                 at_s, gaps_ms = [at_s[0] - middle.gap_s[0], *at_s], [gaps_ms[0], *gaps_ms]
                 ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
                 ax.plot([], [], **style, ms=3.5, lw=1.6, label=name)
-                ttft_s = pd.Series([gaps.figures(steps)["newcomer_s"] for _, _, steps in own]).median()
+                ttft_s = pd.Series([phases.stall_figures(steps)["newcomer_s"] for _, _, steps in own]).median()
                 ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
             words = "all at once" if chunk is None else f"chunks of {chunk:,}"
             words = words if len(parts) == 1 else f"{part[0]}\n{words}"
@@ -318,7 +325,7 @@ def draw(
         ax.set_xlabel("time since the prompt came (s)")
     prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
-    title = f"Gaps between tokens of the streams when {prompt} comes\n{setup_columns.where(records)} ({repeats})"
+    title = f"Gaps between tokens of the streams when {prompt} comes\n{text_setup.where(records)} ({repeats})"
     canvas.finish(list(axes.flat), title, is_apart=True)
 
 

@@ -10,16 +10,19 @@ import difflib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import shell
+from lab.core.record import Model
 from lab.errors import LabError, printable
 from lab.models import catalog, hub, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
 from lab.models.hub import Remote
+from lab.models.synthetic import USUAL, model_of
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
@@ -195,3 +198,33 @@ def _made_path(spec: Spec) -> Path | None:
         return None
     source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
+
+
+def parse(text: str) -> Spec:
+    """`catalog.parse`, but a model that the catalog has only as a shape becomes synthetic."""
+    try:
+        return catalog.parse(text)
+    except LabError:
+        name = text.partition(":")[0].lower().strip()
+        if not any(name in (entry.name, *entry.aliases) for entry in catalog.entries().values()):
+            raise
+        return catalog.parse(f"synthetic:{text}")
+
+
+def find(worker: Worker, text: str) -> Model:
+    """The model that `text` names: from its file's header if it is here, or else from its shape in the catalog.
+
+    Of a file on the hub that is not here only the header is read.
+    """
+    spec = parse(text)
+    file = locate(spec)
+    if file is None:
+        if spec.entry:
+            return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
+        if not spec.repo or not spec.file:
+            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / Path(spec.file).name
+            hub.header(Remote(spec.repo, spec.file, spec.revision), path)
+            return worker.read_model(path, path.stem, HUB)
+    return worker.read_model(file.path, file.name, file.source)

@@ -7,18 +7,22 @@ may be faster in caches and kernels, with standard deviation 1 / sqrt(inputs), s
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core.shape import BLOCKS, DELTA_NETS
+from lab.core import memory
+from lab.core.record import Model
+from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
-from lab.models.catalog import Shape
-from lab.models.quantization import type_of
+from lab.models.catalog import Entry, Shape, data_file
 
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
 """What the lab writes directly, with LLAMA_FTYPE_* of llama.h; llama.cpp's quantizer makes the others from these."""
@@ -284,3 +288,108 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     else:
         raise LabError(f"Random weights of type {kind} are not supported.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     return blocks.reshape(-1)
+
+
+@cache
+def quantizations(name: str) -> dict[str, str]:
+    """A table of models/quantizations.toml, such as `types`: the type of most weights in each quantization."""
+    return dict(tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name])
+
+
+def known(quantization: str) -> str:
+    """llama.cpp's name of a quantization. LabError for one that it does not make."""
+    name = quantizations("aliases").get(quantization.upper(), quantization.upper())
+    if name.startswith("UD-"):
+        what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
+        raise LabError(what, "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)")
+    if name not in quantizations("types"):
+        hint = f"Use one of: {', '.join(quantizations('types'))}."
+        raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
+    return name
+
+
+def type_of(shape: Shape, quantization: str, name: str, columns: int) -> str:
+    """The type of a matrix with this name and length of rows."""
+    kind = quantizations("types")[quantization]
+    if kind in ("F32", "F16", "BF16"):
+        return kind
+    kind = _chosen(shape, quantization, name, kind, columns)
+    if columns % BLOCKS[kind][0]:
+        kind = quantizations("narrow").get(kind, kind)
+    return kind if columns % BLOCKS[kind][0] == 0 else "F16"
+
+
+def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int) -> str:
+    _, layer, part, *_ = [*name.split("."), "", ""]
+    is_low = quantization.startswith(("IQ1_", "IQ2_"))
+    if name == "output.weight" or (name == "token_embd.weight" and shape.tied_embeddings):
+        if quantization == "MXFP4_MOE" or kind == "Q8_0" or columns % BLOCKS[kind][0]:
+            return "Q8_0"
+        return "Q5_K" if is_low else "Q6_K"
+    if quantization == "MXFP4_MOE":
+        return "MXFP4" if part.endswith("_exps") else "Q8_0"
+    if name == "token_embd.weight":
+        return quantizations("embeddings").get(quantization, kind)
+    i, n = int(layer), shape.n_layer
+    has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2  # use_more_bits
+    is_value, is_down = part in ("attn_v", "attn_qkv"), part.startswith("ffn_down")
+    of_part = {"attn_q": "queries", "attn_k": "queries", "attn_output": "outputs"}.get(part)
+    of_part = "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
+    kind = quantizations(of_part).get(quantization, kind) if of_part else kind
+    if is_value and (shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)):
+        kind = quantizations("shared_values").get(quantization, kind)
+    if (is_value or is_down) and has_more and quantization in ("Q4_K_M", "Q5_K_M"):
+        kind = "Q6_K"
+    first = {"Q3_K_M": n // 16} if is_down else {"Q3_K_M": 2, "Q4_K_S": 4} if is_value else {}
+    if i < first.get(quantization, 0) or (is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")):
+        kind = "Q5_K"
+    if part.startswith(("ffn_gate", "ffn_up")) and quantization == "IQ3_XS" and n // 8 <= i < 7 * n // 8:
+        kind = "IQ3_XXS"
+    return kind
+
+
+COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
+USUAL = "Q4_K_M"
+"""Used if neither the user nor the catalog names a quantization."""
+
+
+def by_quantization(entry: Entry) -> dict[str, Model]:
+    """The model in common quantizations, without a file."""
+    return {quantization: model_of(entry, quantization) for quantization in COMMON_QUANTIZATIONS}
+
+
+def model_of(entry: Entry, quantization: str) -> Model:
+    """A model of the catalog with the fields that its file's header would have."""
+    quantization = known(quantization)
+    listed = {tensor.name: tensor for tensor in tensors(entry.shape, quantization)}
+    by_type = collections.Counter[str]()
+    for tensor in listed.values():
+        by_type[tensor.type] += tensor.n_bytes
+    shape, own = entry.shape, dataclasses.asdict(entry.shape)
+    table, output = listed["token_embd.weight"], listed.get("output.weight")
+    keys = {"attention.sliding_window": shape.window, **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()}}
+    keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
+    layers = read_layers(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
+    return Model(
+        name=entry.name,
+        source="shape",
+        repo=entry.repo,
+        file=entry.file or "",
+        n_bytes=by_type.total(),
+        quantization=quantization,
+        tensor_bytes=dict(by_type),
+        embedding_bytes=table.n_bytes,
+        output_bytes=output.n_bytes if output else None,
+        embedding_type=table.type,
+        output_type=output.type if output else None,
+        n_params=sum(tensor.n_weights for tensor in listed.values()),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
+        | dataclasses.asdict(layers),
+    )
+
+
+def placed_tensors(entry: Entry, quantization: str) -> tuple[memory.Tensor, ...]:
+    """The tensors of such a model's file."""
+    listed = tensors(entry.shape, known(quantization))
+    return tuple(memory.Tensor(tensor.name, tensor.n_bytes) for tensor in listed)

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 
 from lab.core import script as scripts
 from lab.core.lines import fields_of, from_json
-from lab.core.placement import Tensor
+from lab.core.memory import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError

@@ -16,10 +16,9 @@ from typing import Any
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
-from lab.core.levers import LEVERS, LOOKUP, Lever, Speculation, name_of
-from lab.core.memory import Memory, of_context, padded
-from lab.core.placement import Tensor
-from lab.core.record import Machine, Model, Run, Settings, Steps, Tuning
+from lab.core.memory import Memory, Tensor, of_context, padded
+from lab.core.payloads import LEVERS, LOOKUP, Lever, Speculation, Tuning, name_of
+from lab.core.record import Machine, Model, Run, Settings, Steps
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog

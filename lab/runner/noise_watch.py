@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core.noise import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
+from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
 from lab.runner.limits import ROOT, memory_available, own_cores, system_number, system_text, throttled_s
 
 if TYPE_CHECKING:

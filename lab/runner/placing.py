@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.core import placement
+from lab.core import memory as sizes
 from lab.core.asked_settings import END, STEP, AskedSettings, parts
 from lab.core.lists import join_and, plural
-from lab.core.memory import Memory
-from lab.core.placement import CPU, Place
+from lab.core.memory import CPU, Memory, Place
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
@@ -54,7 +53,7 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         pattern, _, buffer = text.rpartition("=")
         if not pattern:
             raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
-        if placement.device_of_override(buffer, buffers) is None:
+        if sizes.device_of_override(buffer, buffers) is None:
             raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(buffers)}.")
         try:
             re.compile(pattern)
@@ -90,7 +89,7 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         "lib": builds.name_of(asked.lib),
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
-    waits_once = placement.is_pipeline(model.n_layer, n_gpu_layers, len(used), *kinds)
+    waits_once = sizes.is_pipeline(model.n_layer, n_gpu_layers, len(used), *kinds)
     waits_once = waits_once or bool(n_gpu_layers and any(map(endpoint_of, used)))
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
@@ -192,12 +191,12 @@ def _free(plan: Plan) -> dict[str, int]:
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
     room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
-    shares = placement.shares(_free(plan), names, room.tensor_split)
-    own = placement.of(plan.model, room, plan.tensors or placement.alike(plan.model), names, shares)
+    shares = sizes.shares(_free(plan), names, room.tensor_split)
+    own = sizes.places(plan.model, room, plan.tensors or sizes.alike(plan.model), names, shares)
     if plan.draft is None or own is None:
         return own
     draft = plan.draft.model
-    other = placement.of(draft, room, placement.alike(draft), names, shares)
+    other = sizes.places(draft, room, sizes.alike(draft), names, shares)
     if other is None:
         return None
     pairs = zip(own, other, strict=True)

@@ -15,11 +15,11 @@ from typing import Unpack
 
 from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number, in_digits
 from lab.core.lists import join_and
-from lab.core.placement import Tensor
+from lab.core.memory import Tensor
 from lab.core.record import Model, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.models import catalog, obtain, shapes
+from lab.models import catalog, obtain, synthetic
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, limits, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
@@ -160,14 +160,14 @@ def _model(
     worker: Worker, text: str, watch: obtain.ShowTransfer | None
 ) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
     """A model's file and header; for a missing model without `watch` its shape, its tensors, and a note."""
-    spec = catalog.parse(text) if watch else shapes.parse(text)
+    spec = catalog.parse(text) if watch else obtain.parse(text)
     if watch or spec.entry is None or obtain.locate(spec):
         file = obtain.obtain(spec, worker, watch)
         return file, read_header(worker, file), (), []
-    entry, kind = spec.entry, spec.quantization or spec.entry.quantization or shapes.USUAL
+    entry, kind = spec.entry, spec.quantization or spec.entry.quantization or synthetic.USUAL
     note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())
-    return file, shapes.model_of(entry, kind), shapes.tensors(entry, kind), [note]
+    return file, synthetic.model_of(entry, kind), synthetic.placed_tensors(entry, kind), [note]
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.asked_settings import END
-from lab.core.noise import Noise
-from lab.core.record import Record, Run, Settings
+from lab.core.record import Noise, Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog

@@ -29,7 +29,7 @@ OF_PREFILL, OF_DECODE = COLOURS[:2]
 """What is of one phase has its colour; setups have the other colours, and lengths are shades of their phase's."""
 
 INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
-"""Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (svg.py)."""
+"""Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (page.py)."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.core.lists import grouped, join_and, plural
+from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.show import wording
 from lab.show.console import TEXT_COLUMNS, Grid, Terminal
@@ -220,3 +222,37 @@ def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console)
     """Prints what failed, and what disturbed the runs."""
     failed = [Text("failed ", style="red") + Text(line) for line in failures]
     print_lines([*failed, *map(_marked, warnings)], out)
+
+
+Lines = Sequence[Record | RequestRecord]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What sections may use besides the records of their kind.
+
+    `others` are more runs of these machines, `runs` (set by `known.sections`) the runs among the records.
+    """
+
+    ceilings: Sequence[Ceilings] = ()
+    others: Sequence[Record] = ()
+    details: bool = False
+    is_page: bool = False
+    by_session: bool = False  # sessions of one setup are drawn apart
+    together: bool = True  # runs and requests are drawn in one picture
+    runs: Sequence[Record] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of results. `again` is None for what no command makes again, such as imported results."""
+
+    name: str
+    is_mine: Callable[[Any], bool]
+    sections: Callable[[Any, Context], list[Section]]
+    again: Callable[[Any], str | None]
+
+
+def is_plain(one: Any) -> bool:
+    """Whether a record is a run whose results are in the common tables: of `lab measure`, or of an experiment."""
+    return isinstance(one, Record) and not one.run.is_apart

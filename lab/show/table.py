@@ -2,7 +2,7 @@
 
 Rates are computed here from times (in a summary from their medians). A figure of several runs is their median with its
 interval: a mean with a standard deviation says little on machines where another process can halve a rate for seconds.
-A sweep has one row per prompt length. A request to a server is a row like a run (request_table.py).
+A sweep has one row per prompt length. A request to a server is a row like a run.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import lever_figures, phases, shown, stats
-from lab.core.noise import GPU
-from lab.core.record import DECODE, OK, PREFILL, Record, Run
+from lab.core import phases, shown, stats
+from lab.core.lists import first_known
+from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
+from lab.core.request_times import Figures, figures
 from lab.core.shown import Shown
-from lab.show import disturbances, request_table, setup_columns
-from lab.show.request_table import or_nan
+from lab.show import disturbances, text_setup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,24 +29,24 @@ FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decod
 def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
 
-        lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
+         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
-    its own figures (core/lever_figures.py). `j_per_token` is the energy of the whole run, with everything
-    that ran on what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
-    (request_table.py); a request of a load has the load's description in `lever`.
+     A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
+     its own figures (core/phases.py). `j_per_token` is the energy of the whole run, with everything
+     that ran on what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    ; a request of a load has the load's description in `lever`.
     """
     import pandas as pd
 
     made = []
     for index, record in enumerate(records):
         if isinstance(record, RequestRecord):
-            own = [request_table.run_row(record, index)]
+            own = [request_row(record, index)]
         else:
             own = [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
         for row in own:
             if row["status"] != OK:
-                row |= dict.fromkeys(row.keys() & {*FIGURES, *request_table.FIGURES}, float("nan"))
+                row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, float("nan"))
         made += own
     rows = pd.DataFrame(made)
     if "server" in rows:  # requests can lack these
@@ -85,7 +85,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     with_requests = "server" in table
-    keys = [*setup_columns.fields(table), *(request_table.KINDS if with_requests else ()), "n_prompt", "n_gen"]
+    keys = [*text_setup.fields(table), *(REQUEST_KINDS if with_requests else ()), "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
     rows, nan = [], float("nan")
     for key, group in groups:
@@ -94,7 +94,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
-        names = [*FIGURES, *(request_table.FIGURES if with_requests else ())]
+        names = [*FIGURES, *(REQUEST_FIGURES if with_requests else ())]
         if group.energy_of.nunique() == 1:
             row["energy_of"] = group.energy_of.dropna().iloc[0]
             names.append("j_per_token")
@@ -131,12 +131,12 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     The label has the fewest fields in which the setup differs from the others; for a single setup, model, server and
     machine.
     """
-    groups = [rows for _, rows in table.groupby(setup_columns.fields(table), dropna=False, sort=False)]
+    groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
     names = ["model", *(["server"] if "server" in table else []), "machine"]
     if len(groups) > 1:
-        names = setup_columns.differing(table, len(groups))
+        names = text_setup.differing(table, len(groups))
     firsts = [rows.iloc[0] for rows in groups]
-    return [(setup_columns.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
+    return [(text_setup.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     row = {
         "run": index,
         "session": record.session,
-        **setup_columns.of_run(record),
+        **text_setup.of_run(record),
         "n_prompt": run.n_prompt,
         "n_gen": run.n_gen,
         "repeat": run.repeat,
@@ -175,7 +175,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
         "energy_of": " + ".join(joules) or None,
     }
-    return row | lever_figures.figures(run)
+    return row | phases.figures(run)
 
 
 def _step_rows(record: Record, index: int) -> pd.DataFrame:
@@ -193,7 +193,7 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
         {
             "run": index,
             "session": record.session,
-            **setup_columns.of_run(record),
+            **text_setup.of_run(record),
             "n_prompt": record.run.n_prompt,
             "n_gen": record.run.n_gen,
             "repeat": record.run.repeat,
@@ -213,3 +213,103 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
             "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
         }
     )
+
+
+REQUEST_FIGURES = (
+    *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
+    *("server_prompt_s", "server_decode_s"),
+)
+"""Figures of requests only. `tpot_low_ms` and `tpot_high_ms` are bounds of TPOT; the last two are times reported by
+llama-server."""
+
+REQUEST_KINDS = ("warm", "short")
+"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is shorter than
+requested. None if the server does not report it."""
+
+
+def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """The requests of loads."""
+    return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is not None]
+
+
+def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """The requests that ran alone, one after the other."""
+    requests = [one for one in records if isinstance(one, RequestRecord)]
+    return [one for one in requests if one.request.asked.load is None and one.request.asked.turn is None]
+
+
+def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
+    """The runs of the engine."""
+    return [one for one in records if isinstance(one, Record)]
+
+
+def went_well(record: RequestRecord) -> bool:
+    """Whether a request succeeded and is not a warm-up."""
+    return record.request.status == OK and not record.request.asked.warmup
+
+
+def is_measured(record: RequestRecord) -> bool:
+    """Whether a request is a repeat of the others: successful, not known to be warm, with a full answer."""
+    one = figures(record.request)
+    return went_well(record) and one.is_warm is not True and one.is_short is not True
+
+
+def measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count: timed and successful; for requests also alone, not known to be warm, with a full answer."""
+    rows = rows[(rows.status == OK) & ~rows.warmup]
+    if "server" not in rows:
+        return rows
+    is_apart = rows.server.notna() & ((rows.warm == True) | (rows.short == True) | rows.lever.notna())  # noqa: E712
+    return rows[~is_apart]
+
+
+def n_prompt(one: Figures) -> int | None:
+    """Tokens of the prompt: as requested, otherwise as counted by the server."""
+    return first_known((one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt))
+
+
+def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
+    """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
+    one = figures(record.request)
+    asked, timings = one.asked, one.timings
+    low, high = one.tpot_bounds_ns or (None, None)
+    return {
+        "run": index,
+        "session": record.session,
+        **text_setup.of_request(record),
+        "n_prompt": n_prompt(one),
+        "n_gen": asked.n_gen,
+        "repeat": asked.repeat,
+        "block": None,
+        "virtual": record.machine.virtual,
+        "warmup": asked.warmup,
+        "disturbed": False,
+        "status": one.status,
+        "error": one.error,
+        "started_at": one.started_at,
+        "ttft_s": or_nan(one.ttft_ns, 1e-9),
+        "tpot_ms": or_nan(one.tpot_ns, 1e-6),
+        "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
+        "e2e_s": or_nan(one.e2e_ns, 1e-9),
+        "lever": None if asked.load is None else asked.load.label,
+        "url": record.endpoint.url,
+        "warm": one.is_warm,
+        "short": one.is_short,
+        "n_prompt_counted": one.n_prompt,
+        "n_cached": one.n_cached,
+        "n_answer": one.n_generated,
+        "n_events": one.n_events,
+        "first_output_s": or_nan(one.first_output_ns, 1e-9),
+        "stall_ms": or_nan(one.longest_stall_ns, 1e-6),
+        "tpot_low_ms": or_nan(low, 1e-6),
+        "tpot_high_ms": or_nan(high, 1e-6),
+        "server_prompt_s": or_nan(timings.prompt_ms if timings else None, 1e-3),
+        "server_decode_s": or_nan(timings.gen_ms if timings else None, 1e-3),
+        "failure": one.failure,
+        "finish_reason": one.finish_reason,
+    }
+
+
+def or_nan(value: float | None, factor: float) -> float:
+    """A known value times a factor; NaN for None."""
+    return float("nan") if value is None else value * factor

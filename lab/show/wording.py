@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
 from lab.core.shown import Shown
+from lab.errors import LabError
 
 UNKNOWN = "-"
 """The cell of an unknown figure."""
@@ -39,3 +47,36 @@ def ends(one: Shown) -> str:
     if one.low is None or one.high is None or one.value != one.value:
         return ""
     return f"{digits(one.low)}-{digits(one.high)}"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term. `also`: its other spellings; `shown`: where it appears."""
+
+    name: str
+    meaning: str
+    unit: str = ""
+    shown: str = ""
+    also: tuple[str, ...] = ()
+
+
+@cache
+def terms() -> tuple[Term, ...]:
+    """All terms, in the order of a first reading."""
+    text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
+    return tuple(
+        Term(name, **{**fields, "also": tuple(fields.get("also", ()))}) for name, fields in tomllib.loads(text).items()
+    )
+
+
+def term(word: str) -> Term:
+    """The term that is written so. LabError with the nearest one for an unknown word."""
+    known = {_plain(name): term for term in reversed(terms()) for name in (*term.also, term.name)}
+    if found := known.get(_plain(word)):
+        return found
+    (near,) = difflib.get_close_matches(_plain(word), known, n=1, cutoff=0.0)
+    raise LabError(f"{word!r} is not one of the lab's terms.", f"The nearest is {known[near].name}. All: lab words")
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[\s_-]+", " ", word.strip().lower())

@@ -13,9 +13,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from lab.core import lever_figures
+from lab.core import phases
 from lab.core import script as scripts
-from lab.core.levers import Batch
+from lab.core.payloads import Batch
 from lab.core.record import Run, Settings
 from lab.features import batch as batching
 from lab.models import catalog
@@ -55,7 +55,7 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
             token_ids=outcome.token_ids,
             batch=Batch(n, False),
         )
-        figures = lever_figures.batch(run)
+        figures = phases.figures(run)
         rates[n, "prefill"], rates[n, "decode"] = n * N_PROMPT / figures["prefill_s"], 1e3 * n / figures["tpot_ms"]
     return rates
 

@@ -19,7 +19,7 @@ from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import Row
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from tests.bench.learn_published import seconds, work
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"
@@ -71,7 +71,7 @@ def marks_of(row: Row) -> tuple[str, ...]:
         return (*marks, "unknown-model")
     if device is None:
         return tuple(marks)
-    model = shapes.model_of(catalog.find(row.model), row.quantization)
+    model = synthetic.model_of(catalog.find(row.model), row.quantization)
     if device.memory_gb and (model.n_bytes or 0) > 0.95 * device.memory_gb * 2**30:
         marks.append("does-not-fit")
     least = done.least_s(device, row.phase, row.gpu_share)

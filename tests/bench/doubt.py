@@ -26,8 +26,7 @@ import pytest
 from rich.console import Console
 
 from lab.core import results
-from lab.core.noise import Noise, NoiseReading, NoiseSamples
-from lab.core.record import OK, Ceilings, Record
+from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
 from lab.features.limits import probing
 from lab.features.predict import learning, prediction
 from lab.process.wire import ATTENTION

@@ -20,7 +20,7 @@ from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import FACTORS, PARTS, Case, Learned, Row, Work
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PHASES = DECODE, PREFILL
@@ -92,7 +92,7 @@ def seconds(row: Row) -> float:
 def model_of(name: str, quantization: str) -> Model | None:
     """A model of the catalog; None where it, or its quantization, is unknown."""
     try:
-        return shapes.model_of(catalog.find(name), quantization)
+        return synthetic.model_of(catalog.find(name), quantization)
     except LabError:
         return None
 

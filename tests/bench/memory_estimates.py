@@ -17,7 +17,7 @@ from unittest import mock
 
 from lab.core import memory
 from lab.core.record import Settings
-from lab.models import catalog, shapes, synthetic
+from lab.models import catalog, synthetic
 from lab.process.worker import Worker
 from tests import miniature
 from tests.conftest import SETTINGS
@@ -42,7 +42,7 @@ class Hole:
 def errors(worker: Worker, entry: catalog.Entry, path: Path, settings: Settings) -> tuple[float, float, float, float]:
     """Bytes of KV cache and compute buffer that llama.cpp reserves, and the relative errors of the estimates."""
     kv, compute = miniature.reserved(worker.reserve(path, settings))
-    estimate = memory.of_context(shapes.model_of(entry, miniature.quantization(entry.shape.arch)), settings)
+    estimate = memory.of_context(synthetic.model_of(entry, miniature.quantization(entry.shape.arch)), settings)
     assert estimate.kv_cache_bytes is not None and estimate.compute_bytes is not None
     return kv, compute, estimate.kv_cache_bytes / kv - 1, estimate.compute_bytes / compute - 1
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lab.core import placement
+from lab.core import memory
 from lab.core.record import Settings
 from lab.engine.model_params import read_log
 from lab.features.lend.server import RpcServer
-from lab.models import catalog, shapes, synthetic
+from lab.models import catalog, synthetic
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from tests import miniature
@@ -59,14 +59,14 @@ def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Setting
     """(device, bytes worked out, bytes that llama.cpp reserves) of compute buffers."""
     devices = [device for device in worker.build.devices if device.type == "gpu"]
     names = [device.name for device in devices]
-    model = shapes.model_of(entry, miniature.quantization(entry.shape.arch))
-    tensors = shapes.tensors(entry, miniature.quantization(entry.shape.arch))
-    shares = placement.shares(worker.free_memory(), names, settings.tensor_split)
-    real = dict.fromkeys([*names, placement.CPU], 0)
+    model = synthetic.model_of(entry, miniature.quantization(entry.shape.arch))
+    tensors = synthetic.placed_tensors(entry, miniature.quantization(entry.shape.arch))
+    shares = memory.shares(worker.free_memory(), names, settings.tensor_split)
+    real = dict.fromkeys([*names, memory.CPU], 0)
     for buffer in read_log(worker.reserve(path, settings))[1]:
         if buffer.part == "compute":
-            real[placement.device_of(buffer, devices)] += buffer.n_bytes
-    places = placement.of(model, settings, tensors, names, shares) or ()
+            real[memory.device_of(buffer, devices)] += buffer.n_bytes
+    places = memory.places(model, settings, tensors, names, shares) or ()
     return [(place.device, place.memory.compute_bytes or 0, real[place.device]) for place in places]
 
 

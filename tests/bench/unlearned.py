@@ -15,7 +15,7 @@ from lab.core.record import PREFILL
 from lab.errors import LabError
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import Case, Row
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 
 
 def ratios() -> Iterator[tuple[Row, float, bool]]:
@@ -24,7 +24,7 @@ def ratios() -> Iterator[tuple[Row, float, bool]]:
         if row.marks != ("unknown-model",) or row.model not in catalog.entries():
             continue
         try:
-            model = shapes.model_of(catalog.entries()[row.model], row.quantization)
+            model = synthetic.model_of(catalog.entries()[row.model], row.quantization)
         except LabError:  # a mix of types that llama.cpp does not make
             continue
         device, n_prompt = datasheet.find_device(row.device), row.n_prompt or 64

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from lab.core import results, shell
-from lab.core.record import Record, Tuning
+from lab.core.payloads import Tuning
+from lab.core.record import Record
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.features import known

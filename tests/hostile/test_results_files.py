@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.core import cost, memory, results
-from lab.core.lines import parse_line, to_json
-from lab.core.ranges import MOST_LETTERS
+from lab.core.lines import MOST_LETTERS, parse_line, to_json
 from lab.core.record import Record
 from lab.errors import LabError, printable
 from lab.features.compare import comparison

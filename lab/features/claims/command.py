@@ -41,7 +41,7 @@ def claims(only: str | None, **asked: Any) -> None:
     from lab.runner.progress import duration
     from lab.runner.session import new_results_file
     from lab.show import console
-    from lab.show.kind import Context
+    from lab.show.section import Context
 
     output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
     chosen, err = session.choose(only), console.console(stderr=True)

@@ -13,8 +13,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, lever_figures, phases, stats
-from lab.core.levers import in_chunks
+from lab.core import cost, phases, stats
+from lab.core.payloads import in_chunks
 from lab.core.record import PREFILL
 from lab.errors import LabError
 from lab.features import batch as batching
@@ -44,7 +44,7 @@ def table(evidence: Evidence, *parts: str) -> pd.DataFrame:
     rows = []
     for record in evidence.of(*parts):
         run, model = record.run, record.model
-        of_lever = lever_figures.figures(run)
+        of_lever = phases.figures(run)
         case = {
             "record": record,
             "variant": run.variant,
@@ -61,7 +61,7 @@ def table(evidence: Evidence, *parts: str) -> pd.DataFrame:
         times = (
             *(phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)),
             None if run.lever else phases.decode_compute_mean_ns(run),
-            1e9 * lever_figures.step_s(run) if run.batch and of_lever else None,
+            1e9 * phases.step_s(run) if run.batch and of_lever else None,
             *(1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms")),
         )
         rows.append(case | dict(zip(TIMES, times, strict=True)))

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 
 from lab.core import results
 from lab.core.asked_settings import SettingsKeywords
-from lab.core.levers import LOOKUP
+from lab.core.payloads import LOOKUP
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import batch as batching

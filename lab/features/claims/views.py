@@ -17,8 +17,7 @@ from lab.features.measure import text_results
 from lab.runner import as_options
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE
-from lab.show.kind import Context, Kind
-from lab.show.section import Cell, Picture, Section
+from lab.show.section import Cell, Context, Kind, Picture, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -58,7 +58,7 @@ def compare(
     from lab.features.compare.spread import known_spreads
     from lab.features.serve import through_server
     from lab.show import console
-    from lab.show.kind import Context
+    from lab.show.section import Context
 
     reading = without_tuning(read(results))
     records = reading.measured

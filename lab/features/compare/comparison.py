@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.core import lever_figures, shown, stats
+from lab.core import phases, shown, stats
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -28,7 +28,7 @@ from lab.core.stats import CONFIDENCE, Ratio
 from lab.errors import LabError
 from lab.features.compare.spread import Spread, default, known_spreads, machine_of
 from lab.features.serve import load_figures
-from lab.show import request_table, setup_columns, table
+from lab.show import table, text_setup
 from lab.show.wording import percent, times
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ FIGURE_NAMES = {
     "decode_ms": "decode compute",
     "prefill_j": "J per prompt",
     "decode_j_per_token": "J per token",
-    **lever_figures.NAMES,
+    **phases.FIGURE_NAMES,
 }
 """The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 
@@ -152,7 +152,7 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
 
 def by_session(records: Sequence[Record]) -> list[Record]:
     """As `sessions_apart`, for records."""
-    rows = request_table.measured(table.runs(records))
+    rows = table.measured(table.runs(records))
     if sessions_apart(rows) is rows:
         return list(records)
     return [
@@ -169,20 +169,20 @@ def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
-    """The fields of the setup in which groups differ, with each group's value; None: see `setup_columns.unset`.
+    """The fields of the setup in which groups differ, with each group's value; None: see `text_setup.unset`.
 
     Fields that only engines or only servers have are left out if all of those agree.
     """
-    served = [setup_columns.is_request(group.rows.iloc[0]) for group in setups]
+    served = [text_setup.is_request(group.rows.iloc[0]) for group in setups]
     values = {}
-    for name in setup_columns.fields(setups[0].rows):
+    for name in text_setup.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
         every = [None if value != value or value is None else value for value in found]
         values[name] = [int(one) if name == "sweep_every" and one else one for one in every]
         counted = every
         if len(set(served)) > 1:  # fields of one kind are compared within that kind
-            kind = name in setup_columns.SERVING if name != "server" else None
-            if kind or name in setup_columns.of_engine_only():
+            kind = name in text_setup.SERVING if name != "server" else None
+            if kind or name in text_setup.of_engine_only():
                 counted = [value for value, is_served in zip(every, served, strict=True) if is_served == kind]
         if len(set(counted)) < 2:
             del values[name]
@@ -217,7 +217,7 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
-    has_requests = any(setup_columns.is_request(group.rows.iloc[0]) for group in setups)
+    has_requests = any(text_setup.is_request(group.rows.iloc[0]) for group in setups)
     base, *others = [_cases(group.rows, has_requests) for group in setups]
     compared = [[key for key in base if key in other] for other in others]
     compared = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.features.serve.access import Access, is_loopback
-from lab.show import request_table, setup_columns, table
+from lab.show import table, text_setup
 from lab.show.wording import percent
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Spread:
 
 def default(run: Any) -> Spread:
     """The assumed spread for the machine of a run (a row of `table.runs`)."""
-    if setup_columns.is_request(run):
+    if text_setup.is_request(run):
         try:
             is_here = is_loopback(Access(run.url))
         except ValueError:  # not an address, in a damaged file
@@ -67,12 +67,12 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     """
     import pandas as pd
 
-    rows = request_table.measured(table.runs(records)) if records else pd.DataFrame()
+    rows = table.measured(table.runs(records)) if records else pd.DataFrame()
     if rows.empty:
         return {}
     rows = rows[rows.block.isna() & rows.lever.isna()]
     rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
-    rows = rows.assign(setup=rows.groupby(setup_columns.fields(rows), dropna=False, sort=False).ngroup())
+    rows = rows.assign(setup=rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup())
     machines = {setup: machine_of(own) for setup, own in rows.groupby("setup")}
     case, known = ["setup", "n_prompt", "n_gen"], {}
     for figure in ("prefill_s", "tpot_ms", "decode_ms", *(["ttft_s"] if "server" in rows else [])):
@@ -93,4 +93,4 @@ def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
     """The identity of a machine and its computing device, for rows of one setup; for requests also the server."""
     first = rows.iloc[0]
     of_machine = first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
-    return (*of_machine, first.server) if setup_columns.is_request(first) else of_machine
+    return (*of_machine, first.server) if text_setup.is_request(first) else of_machine

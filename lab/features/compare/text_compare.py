@@ -15,7 +15,7 @@ from lab.core.lists import grouped, join_and
 from lab.features.compare import comparison
 from lab.features.compare.comparison import ALIKE, DISTURBED, FASTER, FIGURE_NAMES, SLOWER, TOO_FEW, Comparison, Group
 from lab.features.compare.spread import FEWEST_SESSIONS
-from lab.show import setup_columns
+from lab.show import text_setup
 from lab.show.section import Columns, Section, print_lines, print_sections, tabled
 from lab.show.wording import digits, percent, times
 
@@ -163,7 +163,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
         return text if len(text) <= most else f"{text[: most - 3]}..."
 
     return {
-        field: [setup_columns.unset(field) if value is None else words(field, value) for value in values]
+        field: [text_setup.unset(field) if value is None else words(field, value) for value in values]
         for field, values in differ.items()
     }
 
@@ -180,7 +180,7 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
         f"Time ratio: other / base, {how}, so it can differ from the ratio of the columns. The 95 % intervals hold "
         f"jointly. Differences below {percent(at_least)} count as none."
     ]
-    n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
+    n_served = sum(text_setup.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_words = grouped((words.split(": ", 1) for words in spreads), itemgetter(1))
         parts = [f"{words} for {join_and([name for name, _ in same])}" for words, same in by_words.items()]

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, memory, results
 from lab.core.cost import StepCost
 from lab.core.lists import join_and
+from lab.core.payloads import Attention
 from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
-from lab.core.traced import Attention
 from lab.errors import LabError
 from lab.features import known, page
 from lab.features.compare import comparison as comparing
@@ -40,12 +40,11 @@ from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
 from lab.features.serve import load_figures, servers, through_server
 from lab.features.serve.servers import OwnServer
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
-from lab.show import console, setup_columns, table, wording
-from lab.show.kind import Context
-from lab.show.section import print_section, print_sections
+from lab.show import console, table, text_setup, wording
+from lab.show.section import Context, print_section, print_sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +129,7 @@ def sessions(records: Sequence[Record]) -> list[Record]:
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
-    label = setup_columns.model_label(timed[0])
+    label = text_setup.model_label(timed[0])
     print_sections([explanation.explained(label, timed, ceilings, has_advice=False)], console.console())
     return explanation.explain(timed, ceilings)
 
@@ -217,7 +216,7 @@ def threads() -> int:
 
 def shape(name: str, quantization: str) -> Model:
     """A model of `lab models` in a quantization, made from its shape; needs no file."""
-    return shapes.model_of(catalog.find(name), quantization)
+    return synthetic.model_of(catalog.find(name), quantization)
 
 
 def kv_bytes(model: Model, kind: str = "f16") -> float:

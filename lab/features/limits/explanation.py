@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import cost, guesses, memory, phases, shape, shell, shown, stats
+from lab.core import cost, memory, phases, shape, shell, shown, stats
 from lab.core.lists import join_and, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
 from lab.core.shape import BLOCKS, EXPERTS, FEED_FORWARD
@@ -25,6 +25,7 @@ from lab.features.limits import probing, step_kernels
 from lab.features.limits.probing import UNPACKED, used_types
 from lab.features.limits.step_kernels import Roof, roof
 from lab.features.predict.learning import StepPrediction, taught_by
+from lab.features.speculate import guesses
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION as FLASH
 from lab.process.wire import DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD

@@ -28,12 +28,13 @@ from typing import Any, Unpack
 from lab.core import cost, results, shape, shown
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
-from lab.core.placement import layers as rule
-from lab.core.placement import shares
+from lab.core.memory import layers as rule
+from lab.core.memory import shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError
-from lab.models import catalog, shapes
+from lab.models import catalog
+from lab.models.obtain import find
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, progress
@@ -257,7 +258,7 @@ def measure(
     from lab.show import text_setup
 
     with Worker() as worker:
-        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
+        shape, plan = find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
         for line in text_setup.describe(plan.machine, shape):
             say(line)
         where = place_of(plan.machine, shape, plan.settings)

@@ -19,9 +19,9 @@ from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features.compare import comparison, plot_trial
 from lab.features.measure import sweep_laws
-from lab.show import canvas, request_table, setup_columns, table
+from lab.show import canvas, table, text_setup
 from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points, unbroken
-from lab.show.setup_columns import one_of
+from lab.show.text_setup import one_of
 from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     each.
     """
     timed, rows = _timed(records, by_session)
-    is_ttft = bool(request_table.alone(timed))
+    is_ttft = bool(table.alone(timed))
     figure = "ttft_s" if is_ttft else "prefill_s"
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    lines, steps, kind = _lines(rows), table.steps(request_table.of_engine(timed)), _kind(timed)
+    lines, steps, kind = _lines(rows), table.steps(table.of_engine(timed)), _kind(timed)
     axes = canvas.panels(ax or canvas.new_axes(), [name for name, *_ in lines])
     has_panels = axes[0] is not axes[-1]
     styles = canvas.styles(1 if has_panels else 1 + lines[-1][2])
@@ -211,7 +211,7 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
         "token": "time per generated token",
         "event": "time between events with tokens (inter-chunk latency)",
     }.get(what, "time between tokens, or between events with tokens")
-    first = " (the first ends TTFT)" if request_table.alone(timed) else " (prefill produces the first)"
+    first = " (the first ends TTFT)" if table.alone(timed) else " (prefill produces the first)"
     canvas.name_axes(axes, f"generated {what}{'' if has_panels else first}", f"time since the previous {what} (ms)")
     canvas.finish(axes, f"Decode: {title}\n{_subject(timed, rows)}")
     return axes[0]
@@ -322,23 +322,21 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
 
     Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
     """
-    timed = _experiments_apart(request_table.of_engine(records))
+    timed = _experiments_apart(table.of_engine(records))
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
-    good = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    good = [record for record in table.alone(records) if table.went_well(record)]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    has_ttft = any(
-        request_times.figures(one.request).ttft_ns and request_table.run_row(one, 0)["n_prompt"] for one in good
-    )
-    trials = plot_trial.sessions(request_table.of_engine(records))
+    has_ttft = any(request_times.figures(one.request).ttft_ns and table.request_row(one, 0)["n_prompt"] for one in good)
+    trials = plot_trial.sessions(table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
-        draw_by_name[name] = partial(plot_trial.plot_trial, trial, setup_columns.where(trial))
+        draw_by_name[name] = partial(plot_trial.plot_trial, trial, text_setup.where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
-    of_engine = request_table.of_engine(shown)
+    of_engine = table.of_engine(shown)
     if len(of_engine) == len(shown) and len(table.setups(table.runs(of_engine))) == 1 and any(map(_decoded, of_engine)):
         draw_by_name["shares"] = lambda figure: plot_shares(of_engine, figure.subplots())
-    if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
+    if has_ttft or any(phases.prefill_ns(record.run) for record in table.of_engine(shown)):
         draw_by_name["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
     if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
         draw_by_name["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
@@ -349,10 +347,10 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
 
 def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
     """What went well and is neither an experiment nor part of a load, and its rows: `run` is the place in the list."""
-    engine = request_table.of_engine(records)
-    good = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    engine = table.of_engine(records)
+    good = [record for record in table.alone(records) if table.went_well(record)]
     timed: list[Record | RequestRecord] = [*_experiments_apart(engine), *good]
-    if not timed and (any(record.run.lever for record in engine) or request_table.loads_of(records)):
+    if not timed and (any(record.run.lever for record in engine) or table.loads_of(records)):
         raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
         raise LabError(
@@ -372,7 +370,7 @@ def _decoded(record: Record) -> bool:
 
 
 def _kind(records: Records) -> str:
-    return "request" if request_table.alone(records) and not request_table.of_engine(records) else "run"
+    return "request" if table.alone(records) and not table.of_engine(records) else "run"
 
 
 def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, int, bool]]:
@@ -389,11 +387,11 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, int, bool]]:
 
 def _subject(records: Records, rows: pd.DataFrame) -> str:
     """Model, machine and repeats of runs; for requests also server and client."""
-    n = rows.groupby([*setup_columns.fields(rows), "n_prompt", "n_gen"], dropna=False).size()
+    n = rows.groupby([*text_setup.fields(rows), "n_prompt", "n_gen"], dropna=False).size()
     fewest, most = int(n.min()), int(n.max())
     repeats = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
-    if not request_table.alone(records):
-        return f"{setup_columns.where(request_table.of_engine(records))} ({repeats})"
+    if not table.alone(records):
+        return f"{text_setup.where(table.of_engine(records))} ({repeats})"
     of_server = rows[rows.server.notna()]
     ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {one_of(of_server.server, 'servers')}"]
     models = one_of(rows.model.map(short_name), "models")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.core import lever_figures, phases, shown, stats
+from lab.core import phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import NOT_TO_BE_TRUSTED
@@ -17,8 +17,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.session import wide_figures
 from lab.show import disturbances, table
-from lab.show.kind import Context, Kind, is_plain
-from lab.show.section import SMALL, TALL, WIDE, Cell, Picture, Section, tabled
+from lab.show.section import SMALL, TALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits, ends, percent, seconds, times
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def finished(record: Record) -> str:
     words = [f"TTFT {digits(ttft / 1e9)} s"] if ttft else [run.status]
     words += [f"TPOT {digits(tpot / 1e6)} ms"] if tpot else []
     if run.lever is not None:
-        own = lever_figures.figures(run).items()
+        own = phases.figures(run).items()
         words = [f"{FIGURE_NAMES[name]} {digits(value)} {name.rpartition('_')[2]}" for name, value in own]
     if not record.run.n_prompt:  # a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"

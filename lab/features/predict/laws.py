@@ -21,7 +21,7 @@ from lab.errors import LabError
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.predict import datasheet, learning
 from lab.features.predict.learning import Learned
-from lab.models import catalog, shapes
+from lab.models import catalog, synthetic
 from lab.runner import machine
 
 Numbers = dict[str, Any]
@@ -239,7 +239,7 @@ def _models(measured: Sequence[Model]) -> dict[str, Model]:
     found: dict[str, Model] = {}
     for model in measured:
         entry = catalog.entries().get(model.name)
-        for one in (model, *(shapes.by_quantization(entry).values() if entry else ())):
+        for one in (model, *(synthetic.by_quantization(entry).values() if entry else ())):
             if cost.step(one, 1, 0, 1) is not None:
                 found.setdefault(f"{one.name} {one.quantization or ''}".strip(), one)
     return found

@@ -41,7 +41,7 @@ from lab.features.predict.learning import (
     StepPrediction,
     Uncertainty,
 )
-from lab.models import catalog, shapes
+from lab.models import catalog, obtain, synthetic
 from lab.process.worker import Worker
 from lab.runner import machine
 from lab.runner.cases import Plan
@@ -405,7 +405,7 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
     if row.users > 1:
         return dataclasses.replace(row, misfit=f"{over} for {row.users} users")
     entry = catalog.entries().get(model.name)
-    smaller = shapes.by_quantization(entry) if entry else {}
+    smaller = synthetic.by_quantization(entry) if entry else {}
     sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
     fitting = [name for name, size in sizes.items() if size <= available]
     longest = memory.longest(model, round(available))
@@ -507,7 +507,7 @@ def elsewhere(
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model; only its shape is needed."""
     with Worker() as worker:
-        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
+        shape, plan = obtain.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings
     if chosen.n_gpu_layers and settings.get("n_gpu_layers") is None and shape.n_layer is not None:
         chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)

@@ -16,7 +16,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lab.core.quality import Divergence
+from lab.core.payloads import Divergence
 from lab.engine import llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context

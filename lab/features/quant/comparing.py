@@ -23,7 +23,7 @@ from typing import Any, Unpack
 
 from lab.core import shell
 from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
-from lab.core.quality import Divergence, Quality
+from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, shown, stats
 from lab.core.lists import grouped
-from lab.core.quality import Divergence, Quality
+from lab.core.payloads import Divergence, Quality
 from lab.core.record import Ceilings, Model, Record
 from lab.errors import LabError
 from lab.features.compare import comparison

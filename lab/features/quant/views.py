@@ -15,9 +15,8 @@ from lab.features.quant import figures
 from lab.features.quant.figures import Found
 from lab.models import catalog
 from lab.runner import as_options
-from lab.show import canvas, setup_columns
-from lab.show.kind import Kind
-from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show import canvas, text_setup
+from lab.show.section import UNKNOWN, Columns, Kind, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def sections(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> li
 def _section(records: Sequence[Record], found: Found) -> Section:
     rows = list(found.rows.itertuples())
     timed = [one for one in records if one.run.is_timed]
-    subject = setup_columns.where(timed or records)
+    subject = text_setup.where(timed or records)
     by_text = Section("", "divergence and same top by kind of text", **tabled(_of_kinds(found), rows[1:]))
     return Section(
         "Quality and speed",

@@ -52,10 +52,9 @@ from lab.core.stats import CONFIDENCE, Interval
 from lab.errors import LabError
 from lab.runner import as_options
 from lab.runner import machine as machines
-from lab.show import canvas, request_table, table
+from lab.show import canvas, table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
-from lab.show.kind import Context, Kind
-from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def row(request: Request) -> dict[str, Any]:
             n_in_window = NAN
         else:  # only their sum is known
             n_in_window, is_spread = one.n_generated * len(inside) / len(indices), one.n_generated != len(indices)
-    ok, n_prompt = one.status == OK, request_table.n_prompt(one)
+    ok, n_prompt = one.status == OK, table.n_prompt(one)
     prompt_ms = one.timings.prompt_ms if one.timings else None
     return {
         "load": load,
@@ -374,7 +373,7 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
     """The requests of each session of loads, in order of appearance; of mixed files each kind of load on its own."""
-    own = [(one.request.asked.load, one) for one in request_table.loads_of(records)]
+    own = [(one.request.asked.load, one) for one in table.loads_of(records)]
     groups = grouped(own, lambda pair: (pair[1].session, pair[0] and (pair[0].arrivals, pair[0].lengths)))
     return [[record for _, record in group] for group in groups.values()]
 
@@ -405,8 +404,8 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     import pandas as pd
 
     plain = [one for one in records if isinstance(one, Record) or one.request.asked.load is None]
-    counted = request_table.measured(table.runs(plain)) if plain else pd.DataFrame()
-    nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *request_table.FIGURES))
+    counted = table.measured(table.runs(plain)) if plain else pd.DataFrame()
+    nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES))
     of_rounds = []
     for own in sessions(records):
         (first,) = table.runs(own[:1]).to_dict("records")
@@ -896,4 +895,4 @@ def again(records: Sequence[RequestRecord]) -> str | None:
     return as_options.line("load", server_options(records[0]) | given)
 
 
-KINDS = (Kind("loads", lambda one: bool(request_table.loads_of([one])), chapters, again),)
+KINDS = (Kind("loads", lambda one: bool(table.loads_of([one])), chapters, again),)

@@ -33,7 +33,7 @@ from warnings import warn
 
 from rich.console import Console
 
-from lab.core import levers
+from lab.core import payloads
 from lab.core import request_times as times
 from lab.core.lists import grouped, plural
 from lab.core.record import FAILED, OK
@@ -67,9 +67,8 @@ from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
-from lab.show import request_table, table, wording
-from lab.show.kind import Context, Kind
-from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, tabled
+from lab.show import table, wording
+from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, print_section, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -523,7 +522,7 @@ def finished(record: RequestRecord) -> str:
 
 def sections(records: Sequence[RequestRecord]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians, then the server's own times."""
-    rows = table.summary(table.runs(request_table.alone(records)))
+    rows = table.summary(table.runs(table.alone(records)))
     return [
         _section(label, part)
         for label, of_setup in (table.setups(rows) if len(rows) else [])
@@ -545,7 +544,7 @@ def _section(label: str, rows: pd.DataFrame) -> Section:
             for name in SHOWN
             if name != "first_output_s" or has_reasoning
         ),
-        ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
+        ("note", lambda row: ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)),
     ]
     return Section(
         label,
@@ -581,7 +580,7 @@ def _findings(rows: pd.DataFrame) -> list[str]:
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
     """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
-    own = [record.request for record in request_table.alone(records)]
+    own = [record.request for record in table.alone(records)]
     failed = [request for request in own if request.status != OK]
     by_class = grouped(failed, lambda request: (request.asked.warmup, request.failure or request.status))
     lines = []
@@ -598,7 +597,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
     With several setups each begins with its label.
     """
-    own = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    own = [record for record in table.alone(records) if table.went_well(record)]
     setups = table.setups(table.runs(own)) if own else []
     return [
         f"{label}: {sentence}" if len(setups) > 1 else sentence
@@ -613,8 +612,8 @@ def length(n_prompt: float | None) -> str:
 
 
 def _name(one: Figures) -> str:
-    n = request_table.n_prompt(one)
-    name = "a prompt of unknown length" if n is None else levers.name_of(n, None)
+    n = table.n_prompt(one)
+    name = "a prompt of unknown length" if n is None else payloads.name_of(n, None)
     return name + (f", {one.asked.load.label}" if one.asked.load else "")
 
 
@@ -648,11 +647,11 @@ CAPTIONS = {
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Requests that ran alone; runs of the engine are in the same pictures."""
-    good = [record for record in records if request_table.went_well(record)]
+    good = [record for record in records if table.went_well(record)]
     if not good:
         return []
     rows = table.setups(table.runs(good))
-    of_setups = table.setups(table.runs([one for one in good if request_table.is_measured(one)] or good))
+    of_setups = table.setups(table.runs([one for one in good if table.is_measured(one)] or good))
     question = text_results.question([label for label, _ in rows])
     if len(rows) == 1:
         server = good[0].endpoint.server or "its server"
@@ -703,4 +702,4 @@ def again(records: Sequence[RequestRecord]) -> str:
     return as_options.line("measure", server_options(records[0]) | given)
 
 
-KINDS = (Kind("requests", lambda one: bool(request_table.alone([one])), chapters, again),)
+KINDS = (Kind("requests", lambda one: bool(table.alone([one])), chapters, again),)

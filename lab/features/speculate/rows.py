@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import guesses, lever_figures, stats
-from lab.core.guesses import Chain, StepTimes
-from lab.core.levers import LOOKUP
+from lab.core import phases, stats
 from lab.core.lists import grouped, plural
+from lab.core.payloads import LOOKUP
 from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
 from lab.features.experiment import as_rows, first_difference, off_by
 from lab.features.predict.learning import StepPrediction
+from lab.features.speculate import guesses
+from lab.features.speculate.guesses import Chain, StepTimes
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    known = [(one, one.run, one.run.speculation, lever_figures.figures(one.run).get("tpot_ms")) for one in records]
+    known = [(one, one.run, one.run.speculation, phases.figures(one.run).get("tpot_ms")) for one in records]
     rows = [
         (lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft, *block, one, tpot_ms / 1e3)
         for one, run, lever, tpot_ms in known

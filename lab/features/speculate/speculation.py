@@ -20,9 +20,9 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from lab.core import guesses, script, stats
-from lab.core.levers import LOOKUP, Speculation
+from lab.core import script, stats
 from lab.core.lists import grouped
+from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
@@ -40,6 +40,7 @@ from lab.features.experiment import (
     public,
 )
 from lab.features.predict.learning import StepPrediction
+from lab.features.speculate import guesses
 from lab.features.speculate import rows as speculation_rows
 from lab.models import catalog, obtain
 from lab.process.worker import Worker

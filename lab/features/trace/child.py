@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lab.core.traced import Looks
+from lab.core.payloads import Looks
 from lab.engine import kernels, llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
 from lab.engine.llama import Context

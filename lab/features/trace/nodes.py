@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.core.traced import Looks
+from lab.core.payloads import Looks
 
 if TYPE_CHECKING:
     from lab.process.worker import Worker

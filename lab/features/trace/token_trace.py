@@ -28,10 +28,10 @@ from lab.cli.options import OUTPUT, SETTINGS, TOKENS, with_options
 from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped, join_and, plural
-from lab.core.placement import device_of
+from lab.core.memory import device_of
+from lab.core.payloads import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.core.record import Buffer, Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
-from lab.core.traced import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.running import RESULTS, Output
@@ -360,7 +360,7 @@ def command(text: str | None, details: bool, **asked: Any) -> None:
     """
     from lab.features import known
     from lab.show import console, text_setup
-    from lab.show.kind import Context
+    from lab.show.section import Context
 
     unused = {"prompt_len": "--prompt-len", "gen": "--gen", "repeat": "--repeat", "results": "--ceilings"}
     output, err = Output.taken_from(asked), console.console(stderr=True)

@@ -10,16 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
+from lab.core.payloads import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.core.record import Record
-from lab.core.traced import SAMPLING, Attention, Part, Phase, TokenTrace
 from lab.features.limits.explanation import TOO_LOW
 from lab.features.trace import token_trace
 from lab.features.trace.token_trace import summed
 from lab.runner import as_options
-from lab.show import setup_columns
+from lab.show import text_setup
 from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish, grid
-from lab.show.kind import Context, Kind
-from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -60,12 +59,12 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """
     parts, data = list[Section](), list[dict[str, Any]]()
     for record in records:
-        model = setup_columns.model_label(record)
+        model = text_setup.model_label(record)
         row: dict[str, Any] = {"session": record.session, "model": record.model.name}
         if traced := record.run.trace:
             prefill, decode = (_section(model, phase, context.details) for phase in traced.phases)
             hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
-            draws = partial(draw, subject=setup_columns.where([record]), traced=traced)
+            draws = partial(draw, subject=text_setup.where([record]), traced=traced)
             notes, picture = [*decode.notes, *hint], Picture("trace", CAPTION, draws, (10, 7))
             decode = dataclasses.replace(decode, sentences=sentences(traced), notes=notes, pictures=[picture])
             parts += [prefill, decode]

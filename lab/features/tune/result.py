@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import phases, shell, stats
 from lab.core.asked_settings import table
-from lab.core.levers import Batch
 from lab.core.lists import grouped, plural
+from lab.core.payloads import Batch
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
@@ -28,11 +28,10 @@ from lab.features.exchange import other_tools
 from lab.features.tune.search import Choice, Phase, Search, Timing
 from lab.models import catalog, obtain
 from lab.runner import as_options, machine
-from lab.show import canvas, console, setup_columns
+from lab.show import canvas, console, text_setup
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.disturbances import disturbances
-from lab.show.kind import Context, Kind
-from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, tabled
+from lab.show.section import UNKNOWN, WIDE, Columns, Context, Kind, Picture, Section, print_section, tabled
 from lab.show.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -394,7 +393,7 @@ def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list
 
     def where(record: Record) -> tuple[str | None, ...]:
         here = machine.label(record.machine, record.settings)
-        return record.machine.cpu, here, record.settings.lib, setup_columns.model_label(record)
+        return record.machine.cpu, here, record.settings.lib, text_setup.model_label(record)
 
     known = [one for one in of_sessions(others) if one.goal == REQUEST and one.n_users == 1]
     known.sort(key=lambda one: one.default.session)
@@ -468,7 +467,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         ("verdict", lambda row: row.verdict),
     ]
     return Section(
-        f"{setup_columns.where([one.default])}{doubt}",
+        f"{text_setup.where([one.default])}{doubt}",
         f"{one.workload}; goal: {minimized}",
         name=f"tune-{one.default.session}",
         question=f"Which settings are the fastest for {one.aim}?",
@@ -514,7 +513,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
     names = {PREFILL: "first_token", DECODE: "each_token"}
     return {
         "session": one.default.session,
-        "subject": setup_columns.where([one.default]),
+        "subject": text_setup.where([one.default]),
         "goal": one.goal,
         "n_prompt": one.n_prompt,
         "n_gen": one.n_gen,
@@ -582,7 +581,7 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     ax.set_xlim(min(low, 0.95), max(high, 1.05))
     ax.set_xlabel("time / time with the default\n\u2190 faster | slower \u2192")
     some = f" (the {len(drawn)} fastest of {len(known)})" if len(drawn) < len(known) else ""
-    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{setup_columns.where([one.default])}"
+    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{text_setup.where([one.default])}"
     canvas.finish([ax], title, is_apart=True)
     return figure
 

@@ -25,7 +25,8 @@ from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_option
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.lists import plural
-from lab.core.record import Record, Tuning
+from lab.core.payloads import Tuning
+from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features.compare import side_by_side
@@ -392,7 +393,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
     adds the recommended settings for other programs, and the lengths for which they are faster.
     """
     from lab.features.quant import views as quant_views
-    from lab.show import console, setup_columns
+    from lab.show import console, text_setup
 
     if save is not None:
         as_options.path_of(save)  # an odd name is known before the search, not after it
@@ -436,7 +437,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
             f"Nothing is saved as {save}: no settings are recommended.",
             "Keep the default, or search longer: --budget 30min",
         )
-    about = f"{found.workload}, {setup_columns.model_label(found.winner)}"
+    about = f"{found.workload}, {text_setup.model_label(found.winner)}"
     kept = as_options.save(save, as_options.asked(found.winner.settings), about)
     model = dict(found.choice).get("model")
     options = shell.join("--settings", save, *(["--model", model] if model else []))

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lab.core import memory, script, stats
-from lab.core.levers import Turns
 from lab.core.lists import grouped, plural
+from lab.core.payloads import Turns
 from lab.core.record import DECODE, FORGET, LOAD, PREFILL, SAVE, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable

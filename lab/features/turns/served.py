@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core import results, stats
-from lab.core.levers import Turns
 from lab.core.lists import first_known, grouped
+from lab.core.payloads import Turns
 from lab.core.record import OK
 from lab.core.request import CHAT, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as request_figures
@@ -34,8 +34,7 @@ from lab.features.serve.servers import Prompt, Server
 from lab.features.turns import conversation
 from lab.runner import as_options
 from lab.runner.progress import ShowStatus, Status
-from lab.show.kind import Context, Kind
-from lab.show.section import WIDE, Picture, Section, tabled
+from lab.show.section import WIDE, Context, Kind, Picture, Section, tabled
 
 if TYPE_CHECKING:
     import click

@@ -29,7 +29,7 @@ from lab.features.why.parts import Answer, Change, Part
 from lab.features.why.pasted import DECODE, PREFILL, Setup
 from lab.runner import as_options, builds
 from lab.runner.progress import ShowStatus
-from lab.show import request_table, table
+from lab.show import table
 from lab.show.wording import digits, times
 
 FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
@@ -57,7 +57,7 @@ def of_records(name: str) -> Given:
     """The figures of a results file by setup, or by session if all are of one setup."""
     reading = without_tuning(read((name,)))
     measured = reading.measured
-    rows = comparison.sessions_apart(request_table.measured(table.runs(measured)))
+    rows = comparison.sessions_apart(table.measured(table.runs(measured)))
     rows = rows[rows.lever.isna()]
     if rows.empty:
         raise LabError(f"{name} has no plain run that succeeded.", "Measure some: lab measure")

@@ -1,20 +1,44 @@
-"""A picture as part of a page: drawn like all others, but in the page's own colours and fonts.
+"""Sections as one HTML page: the template page.html.jinja filled with values.
 
-A figure is drawn with the lab's colours, and each of them is then replaced by the name of a CSS variable. So one
-drawing follows its reader into light and dark, and its text stays text: it can be searched, read aloud and copied.
+Values come from outside, so the template escapes all of them; only the lab's own drawings are inserted unescaped. The
+content security policy allows the page's own script (explore.js) and no other.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import itertools
 import re
 from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).parent
+
+
+def render(**parts: Any) -> str:
+    """The template filled with these parts."""
+    import jinja2
+
+    script, numbers = (FOLDER / "explore.js").read_text(encoding="utf-8"), itertools.count(1)
+    loader = jinja2.FileSystemLoader(FOLDER)
+    pages = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    text: str = pages.get_template("page.html.jinja").render(
+        version=metadata.version("mini-lab"),
+        draw=lambda picture: inline(picture.draw, f"picture-{next(numbers)}", picture.size),
+        script={"text": script, "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()},
+        **parts,
+    )
+    return text
+
 
 VARIABLES = {
     **{colour.lower(): f"var(--series-{number})" for number, colour in enumerate(COLOURS, 1)},

@@ -1,0 +1,267 @@
+"""What only the runs of one feature hold: `Run` of record.py has a field for each.
+
+A lever is what a run of an experiment changed, besides prefilling a prompt and generating tokens. `kv_unified` is the
+default of that setting for its runs; None if they have one sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+from lab.core.lists import plural
+
+LOOKUP = "lookup"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each."""
+
+    kv_unified: ClassVar[str | None] = "off"
+    n_seq: int
+    is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
+
+    @property
+    def words(self) -> str:
+        return plural(self.n_seq, "sequence") + (", shared prompt" if self.is_shared else "")
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
+
+    kv_unified: ClassVar[str | None] = "on"
+    n_streams: int
+    chunk: int | None  # None: all at once, while the streams waited
+    n_context: int  # tokens of each stream's own prompt
+    n_before: int  # steps of the streams alone, before the prompt came
+
+    @property
+    def words(self) -> str:
+        return f"{in_chunks(self.chunk)} beside {plural(self.n_streams, 'stream')}"
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """`lab speculate`: tokens were drafted and verified together; or, without a text, only single steps were timed.
+
+    With a `text` the prompt was cut from it, and n_gen tokens were generated. Without one, the run has steps of 1 to
+    n_draft + 1 positions and steps of the draft model, each forgotten: the curve from which speed-ups are predicted.
+    """
+
+    kv_unified: ClassVar[str | None] = None
+    draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
+    n_draft: int  # drafted before each verification, at most; 0: plain decoding
+    text: str | None
+
+    @property
+    def words(self) -> str:
+        if self.text is None:
+            return f"steps of 1 to {self.n_draft + 1} positions"
+        return f"{self.text}, " + (f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """`lab turns`: a conversation; each turn's prompt held all earlier turns, and the cache served its beginning."""
+
+    kv_unified: ClassVar[str | None] = None
+    system: int  # tokens of the system prompt
+    messages: tuple[int, ...]  # tokens of each turn's message
+    answers: tuple[int, ...]  # tokens of each turn's answer
+    breaks: str  # what broke the cache, as in --break
+    keep: str  # where the cache was between turns: memory, disk, none
+    whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
+    asked: str = ""  # --turn, if its lengths were drawn
+    only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
+    replay: str = ""  # the file whose messages gave the lengths
+
+    @property
+    def words(self) -> str:
+        how = {"memory": "cache in memory", "disk": "cache on disk", "none": "no cache"}.get(self.keep, self.keep)
+        return f"{plural(len(self.messages), 'turn')}, {how}" + (f", {self.breaks}" if self.breaks else "")
+
+
+def in_chunks(chunk: int | None) -> str:
+    """`in chunks of 256`, or (None) `all at once`."""
+    return "all at once" if chunk is None else f"in chunks of {chunk:,}"
+
+
+Lever = Batch | Stall | Speculation | Turns
+
+LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}
+"""By the field of a run."""
+
+
+def name_of(n_prompt: int, lever: Lever | None) -> str:
+    """What a run does, for tables, progress lines and errors."""
+    return f"{n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """`lab tune`: its goal, and the stage in which a run was made.
+
+    In the stage `search` runs generate at most a part of the `n_gen` tokens that were asked for.
+    """
+
+    goal: str  # request, ttft, tpot, throughput
+    stage: str  # search, confirm, lengths
+    n_gen: int
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One chunk of text. `kl` is the Kullback-Leibler divergence (in nats) at each scored position.
+
+    `n_same`: at how many of them the most likely token is the reference's. `nll`: the mean negative log-probability of
+    the text's own next token, of the candidate and of the reference. `most`: where only a part of the reference's
+    predictions was kept, `kl` is the least that is possible and this the largest mean; None where `kl` is exact.
+    """
+
+    kl: tuple[float, ...]
+    n_same: int
+    nll: float
+    reference_nll: float
+    most: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.kl or not 0 <= self.n_same <= len(self.kl):
+            raise ValueError("a chunk needs positions, and no more of them agree than there are")
+        if min(self.kl) < -1e-3 or min(self.nll, self.reference_nll) < 0:
+            raise ValueError("divergences and negative log-probabilities are not below zero")
+        if self.most is not None and not sum(self.kl) / len(self.kl) <= self.most + 1e-6:
+            raise ValueError("the largest possible divergence is not below the least")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """All chunks of one candidate. `texts` names the kind of text of each chunk."""
+
+    reference: str  # the variant that it was compared with
+    text: str  # the source of the text: the option --text, or the lab's own
+    texts: tuple[str, ...]
+    chunks: tuple[Divergence, ...]
+    is_floor: bool = False  # the reference itself, with other settings
+    budget_s: float | None = None  # the options --budget and --until; None: from before these were kept
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.chunks or len(self.texts) != len(self.chunks):
+            raise ValueError("a quality needs chunks, and the kind of text of each")
+        if not 10 <= (self.budget_s or 10) <= 86400 or not 0.001 <= (self.until or 0.001) < 1:
+            raise ValueError("a budget is 10 s to 24 h, and --until is a share")
+
+
+SAMPLING = "sampling"
+"""The part of a step after its last operation and the copy of its logits: choosing a token."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The operations of one kind in one layer (None: before the first or after the last), or the sum of several.
+
+    `n_bytes` are read; None where that is not known. `flops` are those of products; None if there are none. `least_s`:
+    at the kernel's ceiling, None where none is known; `held_s` is the time of the operations that have one.
+    """
+
+    operation: str
+    layer: int | None
+    device: str
+    n_bytes: float | None
+    flops: float | None
+    seconds: float
+    least_s: float | None = None
+    held_s: float = 0.0
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps.
+
+    The last parts are what lies before the first operation and after the last one, and sampling.
+    """
+
+    name: str  # prefill, decode
+    n_tokens: int
+    n_past: int
+    parts: tuple[Part, ...]
+    stops_s: dict[str, float]  # by device the cost of a stop, taken off; without a device that shows none
+    untraced_s: float  # the same step without stops, and without sampling
+    n_stops: int  # in each step
+    n_steps: int
+    threads_s: float | None = None  # the start and end of the CPU's threads, taken off too; None for one thread
+
+    def __post_init__(self) -> None:
+        if not (0 < self.untraced_s < math.inf and 0 < self.total_s < math.inf):
+            raise ValueError("a traced step needs a time")
+
+    @property
+    def total_s(self) -> float:
+        """All parts, without those that were faster than their stops: of such a part noise is left, below zero."""
+        return sum(max(0.0, part.seconds) for part in self.parts)
+
+    @property
+    def sum_s(self) -> float:
+        """All parts without sampling."""
+        return sum(part.seconds for part in self.parts if part.operation != SAMPLING)
+
+    @property
+    def off(self) -> float:
+        """How far that is from the step without stops, as a share of it."""
+        return self.sum_s / self.untraced_s - 1
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """A token's way: prefill and decode, and which ceilings the operations are held against (None: none known)."""
+
+    prefill: Phase
+    decode: Phase
+    ceilings_measured_at: str | None
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        return self.prefill, self.decode
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a model looks at in a prompt of n tokens, for each layer: attention weights, the means over its heads.
+
+    `prefill`: n rows (one for each token that asks) of n weights. `decode`: the row of the last token, decoded alone
+    after the others. `changes`: how far K and V of the later tokens move when one token is replaced, as shares of
+    their size.
+    """
+
+    prefill: tuple[tuple[tuple[float, ...], ...], ...]
+    decode: tuple[tuple[float, ...], ...]
+    changes: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The weights of every layer, the texts of the tokens, and which of them was replaced by which other one."""
+
+    text: str
+    tokens: tuple[str, ...]
+    replaced: int
+    replacement: str
+    looks: Looks
+
+    def __post_init__(self) -> None:
+        looks, n = self.looks, len(self.tokens)
+        rows = [row for layer in (*looks.prefill, looks.decode) for row in layer]
+        is_whole = 0 < len(looks.prefill) == len(looks.decode) == len(looks.changes)
+        is_square = all(len(layer) == n for layer in looks.prefill) and all(len(row) == n for row in rows)
+        if not (is_whole and is_square and 0 <= self.replaced < n):
+            raise ValueError("attention needs a weight for each pair of tokens in each layer")
+
+    @property
+    def differs(self) -> float:
+        """The largest difference between the row of decode and the last row of prefill."""
+        pairs = zip(self.looks.decode, (rows[-1] for rows in self.looks.prefill), strict=True)
+        return max(abs(one - other) for row, last in pairs for one, other in zip(row, last, strict=True))
