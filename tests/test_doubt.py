@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.features import known, page, running
 from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, probing, step_kernels
-from lab.features.limits.explanation import Lever
+from lab.features.limits.explanation import Advice
 from lab.features.limits.probing import Where
 from lab.features.measure import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
@@ -192,14 +192,14 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     assert rows.limit.iloc[-1] == explanation.ATTENTION
     assert "Attention (with --flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
     (lever, *_) = explanation.levers(rows, record, best)
-    assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
+    assert lever.figures["change"] == "flash attention off instead of on" and lever.figures["decode_gain"] > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
     off = dataclasses.replace(WIDE, flash_attn_resolved="off")
     changed = step_kernels.total(BIG, off, best, 1, 22, 1)
     assert changed and changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts
 
 
-def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list[Lever], str]:
+def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list[Advice], str]:
     """The levers of a run whose decode attention limits, with further probes and settings; and the page's sentences."""
     slow = [dataclasses.replace(rate(ATTENTION, kind, n, 20, 0.01), n_positions=4096) for n in (1, 512)]
     products = [one for one in FAST.rates if one.op in (MUL_MAT, probing.READ)]
@@ -218,8 +218,8 @@ def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
     assert not limited_by_attention("F16")[0]  # no advice without a measured rate
     probed = [dataclasses.replace(rate(ATTENTION, "Q8_0", n, 20, 0.02), n_positions=4096) for n in (1, 512)]
     (lever, *_), words = limited_by_attention("F16", *probed)
-    assert lever.change == "q8_0 KV cache instead of f16" and lever.decode_gain and 1.5 < lever.decode_gain < 2
-    assert f"decode after 20 tokens is {lever.decode_gain:.3g}x as fast" in words
+    assert lever.figures["change"] == "q8_0 KV cache instead of f16" and 1.5 < lever.figures["decode_gain"] < 2
+    assert f"decode after 20 tokens is {lever.figures['decode_gain']:.3g}x as fast" in words
     slower = [dataclasses.replace(one, times_ns=(10 * one.times_ns[0],)) for one in probed]
     assert not limited_by_attention("F16", *slower)[0]
 

@@ -37,7 +37,7 @@ def tried(best: Ceilings, record: Record | None = None, ram_bytes: int = 10**12,
     records = [dataclasses.replace(given, machine=machine, **changes)]
     rows = explanation.explain([given], best)
     found = explanation.experiments(rows, records, best)
-    return {one.experiment: SimpleNamespace(**one.figures, command=one.command, words=one.words) for one in found}
+    return {one.figures["experiment"]: SimpleNamespace(**one.figures, words=one.words) for one in found}
 
 
 def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> None:

@@ -88,7 +88,7 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
         explanation.verdicts(rows, WIDE)
     )
     assert "too low" not in " ".join(explanation.verdicts(explanation.explain(records, FAST), WIDE))
-    assert all(0 < lever.best < 100 for lever in explanation.levers(rows, records[0], low))
+    assert all(0 < lever.figures["decode_gain"] < 100 for lever in explanation.levers(rows, records[0], low))
 
 
 def test_kernels_of_a_decode_step_read_each_weight_once() -> None:

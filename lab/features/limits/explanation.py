@@ -1,19 +1,22 @@
-"""Explains the time of a run: its cost compared with the best of the machine's own kernels.
+"""Explains the time of runs from the best rates of the machine's own kernels, and predicts what would help.
 
 A phase's least time is the sum of its kernels at their ceilings: every weight type at the columns of its steps, and
 attention over its positions. Measured time beyond that is overhead (norms, softmax, threads that wait for each other,
 small matrices that do not fill a core). Below are the two classical roofs: arithmetic (FLOPs over the machine's best
 FLOP/s) and memory traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is a separate
-limit if it takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009). With layers on several
-devices, each has its own kernels, and the copies between them take time too (step_kernels.py).
+limit if it takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009).
+
+`levers` predicts changes of settings: it replaces one part of a phase by another with a known ceiling and keeps
+everything else, including overhead, as measured. `experiments` predicts the gains of batches, cached prompts and
+speculation from the times of steps that the runs do not have (StepPrediction in predict/learning.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, memory, phases, shape, shell, shown, stats
@@ -32,7 +35,7 @@ from lab.process.wire import DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPL
 from lab.runner import machine
 from lab.runner.as_options import options
 from lab.show import canvas, disturbances
-from lab.show.canvas import COLOURS, INK, MARKERS, PAPER, new_axes, points
+from lab.show.canvas import COLOURS, INK, MARKERS, PAPER
 from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -41,24 +44,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
-ATTENTION = "attention"
-OVERHEAD_SHARE = 0.5
-"""A phase that spends more than this share outside its kernels is limited by overhead."""
+LAYERS, ATTENTION, OUTPUT, BETWEEN = "layers", "attention", "output", "between devices"
+"""Parts of a phase; attention is a limit too."""
 
-ATTENTION_SHARE = 0.5
-"""A phase whose kernels spend more than this share in attention is limited by attention."""
+OVERHEAD_SHARE, ATTENTION_SHARE, KERNEL_FACTOR = 0.5, 0.5, 1.5
+"""Overhead limits a phase with more than this share outside its kernels; attention one with more than this share of its
+kernels' time; the kernel one that is slower than arithmetic and memory traffic by this factor."""
 
 BEYOND = 1.005
 """A phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts."""
 
-KERNEL_FACTOR = 1.5
-"""Kernels slower than both arithmetic and memory traffic by this factor are the limit."""
-
-LAYERS, OUTPUT, BETWEEN = "layers", "output", "between devices"
-"""Parts of a phase besides ATTENTION."""
-
-
 CASE = ["n_prompt", "n_gen", "phase"]
+
+Step = tuple[cost.StepCost, step_kernels.Parts]
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
@@ -74,22 +72,28 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows, known = [], dict[Any, tuple[cost.StepCost, step_kernels.Parts]]()
-    for record in records:
-        for run in phases.by_length(record.run):
-            if run.is_timed and run.lever is None:
-                if run.totals is not None:
-                    raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
-                own = [phase for phase in (PREFILL, DECODE) if phase in run.steps.kind]
-                rows += [_phase(phase, run, record, ceilings, known) for phase in own]
-    if not rows:
-        if any(record.run.lever for record in records):
-            raise LabError(
-                "There are only experiments here; lab explain needs runs of lab measure.",
-                "The tables of experiments include predictions: lab show RESULTS",
-            )
+    known = dict[Any, Step]()
+    runs = [
+        (run, record)
+        for record in records
+        for run in phases.by_length(record.run)
+        if run.is_timed and run.lever is None
+    ]
+    if any(run.totals is not None for run, _ in runs):
+        raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
+    of_runs = pd.DataFrame(
+        _phase(phase, run, record, ceilings, known)
+        for run, record in runs
+        for phase in (PREFILL, DECODE)
+        if phase in run.steps.kind
+    )
+    if of_runs.empty and any(record.run.lever for record in records):
+        raise LabError(
+            "There are only experiments here; lab explain needs runs of lab measure.",
+            "The tables of experiments include predictions: lab show RESULTS",
+        )
+    if of_runs.empty:
         raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
-    of_runs = pd.DataFrame(rows)
     cases = of_runs.groupby(CASE)
     t = of_runs.drop_duplicates(CASE).set_index(CASE).sort_index(ascending=[True, True, False])  # prefill first
     for name in ("measured_s", "choosing_s", "harness_s", "of_request"):
@@ -99,41 +103,30 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     t["gflops"], t["gbps"] = t.flops / t.measured_s / 1e9, t.n_bytes / t.measured_s / 1e9
     t["limit"] = [limit_of(row) for row in t.itertuples()]
     of_ceilings, fewest = probing.doubts(ceilings), stats.fewest_for_interval()
+    above = [(shown.ABOVE,) if is_above else () for is_above in t.least_s > BEYOND * t.measured_s]
     t["doubts"] = [
-        shown.all_of(
-            [
-                shown.of_runs(row.n_runs, row.n_disturbed, fewest),
-                of_ceilings,
-                (shown.ABOVE,) if row.least_s > BEYOND * row.measured_s else (),
-            ]
-        )
-        for row in t.itertuples()
+        shown.all_of([shown.of_runs(n, n_disturbed, fewest), of_ceilings, one])
+        for n, n_disturbed, one in zip(t.n_runs, t.n_disturbed, above, strict=True)
     ]
     return t.reset_index().drop(columns=["is_disturbed", "n_disturbed"])
 
 
-def _phase(
-    phase: str,
-    run: Run,
-    record: Record,
-    ceilings: Ceilings,
-    known: dict[Any, tuple[cost.StepCost, step_kernels.Parts]],
-) -> dict[str, Any]:
+def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict[Any, Step]) -> dict[str, Any]:
     """A phase of one run (decode: the mean per token); `known` are the steps of other runs. LabError without a cost."""
     model, settings, steps = record.model, record.settings, run.steps
     last, layers = phases.n_prefill_steps(run) - 1, probing.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]
-    shapes = [(steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0) for i in chosen]
-    for size in shapes:
+    sizes = [(steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0) for i in chosen]
+    for size in sizes:
         if (size, layers) not in known:
             step = cost.step(model, *size, settings.type_k, settings.type_v)
             if step is None:
                 raise step_kernels.not_known(model)
             known[size, layers] = step, step_kernels.parts(model, settings, ceilings, *size, layers=layers)
-    costs, parts = zip(*(known[size, layers] for size in shapes), strict=True)
+    costs, parts = zip(*(known[size, layers] for size in sizes), strict=True)
     n = len(chosen) if phase == DECODE else 1
     is_split, best = len(parts[0].by_device) > 1, roof(ceilings, layers)
-    by_part: dict[str, float] = {}
+    by_part = dict[str, float]()
     for name in parts[0].by_device:
         sums = [sum(times) / n for times in zip(*(step.by_device[name] for step in parts), strict=True)]
         first = f"{probing.label(name)} " if is_split else ""
@@ -166,96 +159,249 @@ def _phase(
     }
 
 
-def part_s(row: Any, kind: str) -> float:
-    """Least seconds of LAYERS, ATTENTION or OUTPUT on all devices."""
-    return float(sum(seconds for name, seconds in row.parts.items() if name.endswith(kind)))
-
-
 def limit_of(row: Any) -> str:
     """What is nearest to the measured time."""
+    attention_s = sum(part for name, part in row.parts.items() if name.endswith(ATTENTION))
     if row.measured_s - row.least_s > OVERHEAD_SHARE * row.measured_s:
         return OVERHEAD
-    if part_s(row, ATTENTION) > ATTENTION_SHARE * row.least_s:
+    if attention_s > ATTENTION_SHARE * row.least_s:
         return ATTENTION
     if row.least_s > KERNEL_FACTOR * max(row.arithmetic_s, row.traffic_s):
         return KERNEL
     return ARITHMETIC if row.arithmetic_s > row.traffic_s else TRAFFIC
 
 
+# Advice
+
+LEAST_GAIN = 1.05
+MOST_LEVERS = 3
+IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
+SMALL_CACHE = "q8_0"
+
+SEQUENCES = (2, 4, 8, 16)
+NEW = 64
+"""Most tokens of a new message after the cached ones."""
+ANSWER = 2
+"""Tokens of an answer in the command: the fewest of `lab turns`."""
+DRAFT_LENGTHS = range(1, 9)
+ACCEPTANCE = 0.8
+"""The acceptance for which a speed-up is predicted."""
+LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "on"), ("--prompt", "random")]}
+"""Options that commands do not get: they have one sequence, and speculation uses the lab's texts, not random tokens."""
+
+
+class Advice(NamedTuple):
+    """What is predicted to be faster: in words, with its figures, and the command that tries it.
+
+    Without a command the lab cannot download or make that model.
+    """
+
+    words: str
+    command: str | None
+    figures: dict[str, Any]
+
+
+class Change(NamedTuple):
+    """A change to judge: the model and the settings with it, and its options with their old and new values."""
+
+    words: str
+    model: Model
+    settings: Settings
+    options: Mapping[str, tuple[object, object]]
+    at_longest: bool = False  # decode is judged after the longest prompt
+
+
+def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
+    """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
+
+    Prefill is judged at the longest prompt, decode after the shortest, with other attention after the longest. If
+    attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure the predicted case.
+    """
+    rows = rows[rows.doubts.map(shown.may_promise)]
+    first_attention = bool((rows.limit == ATTENTION).any())
+    found = list[tuple[tuple[bool, float], Advice]]()
+    for change in _changes(rows, record, ceilings):
+        lengths = sorted({int(n) for n in rows.n_prompt})
+        at = {PREFILL: lengths[-1], DECODE: lengths[-1 if change.at_longest else 0]}
+        gains: dict[str, float] = {}
+        try:
+            for phase, own in rows.groupby("phase"):
+                is_longest = phase == PREFILL or change.at_longest
+                row: Any = next(own.sort_values("n_prompt", kind="stable").iloc[[-1 if is_longest else 0]].itertuples())
+                n_tokens = min(change.settings.n_ubatch, row.n_prompt)
+                step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if phase == PREFILL else (1, row.n_prompt, 1)
+                old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
+                new_s = step_kernels.total(change.model, change.settings, ceilings, *step).total_s
+                rest = max(0.0, row.measured_s - row.least_s)
+                gains[str(phase)] = row.measured_s / (rest + (row.measured_s - rest) * new_s / old_s)
+        except LabError:  # a ceiling is missing
+            continue
+        best = max(gains.values())
+        if best < LEAST_GAIN:
+            continue
+        command = None
+        if change.options:
+            replaced = {*change.options, *(["--threads-batch"] if "--threads" in change.options else [])}
+            shared = [word for option in options(record) if option[0] not in replaced for word in option]
+            old, new = ([word for name, both in change.options.items() for word in (name, both[i])] for i in (0, 1))
+            at_lengths = ",".join(str(n) for n in sorted({lengths[0], lengths[-1]}))
+            command = shell.lab("ab", old, new, "--prompt-len", at_lengths, "--gen", str(rows.n_gen.max()), *shared)
+        said = {PREFILL: f"prefill of {at[PREFILL]:,} tokens", DECODE: f"decode after {at[DECODE]:,} tokens"}
+        faster = ", ".join(f"{said[phase]} is {digits(gains[phase])}x as fast" for phase in said if gains.get(phase))
+        figures: dict[str, Any] = {"change": change.words}
+        figures |= {f"{phase}_gain": gains.get(phase) for phase in said} | {f"{phase}_at": at[phase] for phase in said}
+        figures["command"] = command
+        is_first = first_attention and change.at_longest
+        order = not is_first, 0.0 if is_first else -best
+        found.append((order, Advice(f"{change.words}: {faster}", command, figures)))
+    return [advice for _, advice in sorted(found, key=lambda one: one[0])][:MOST_LEVERS]
+
+
+def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator[Change]:
+    """Weights of other types, other threads, flash attention on or off, and a packed KV cache: whatever was probed."""
+    model, settings = record.model, record.settings
+    known = shape.matrices(model)
+    if known is None or rows.empty:
+        return
+    main = used_types(model)[0]
+    ops = {MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main}
+    sizes = {(matrix.rows, matrix.columns) for matrix in known if matrix.part in IN_LAYERS}
+    kinds = {
+        rate.type
+        for rate in ceilings.rates
+        if rate.op in ops
+        and (ceilings.on_gpu or rate.n_threads == settings.n_threads)
+        and (rate.rows, rate.columns) in sizes
+    }
+    for kind in sorted((kinds - {main}) & BLOCKS.keys()):
+        n_bytes, changed = {one: float(n) for one, n in model.tensor_bytes.items()}, []
+        for matrix in known:  # embedding and output matrix keep their type
+            if matrix.type == main and matrix.part in IN_LAYERS and matrix.columns % BLOCKS[kind][0] == 0:
+                n_bytes[main] -= matrix.n_bytes
+                matrix = dataclasses.replace(matrix, type=kind)
+                n_bytes[kind] = n_bytes.get(kind, 0.0) + matrix.n_bytes
+            changed.append(matrix)
+        by_type = {one: round(n) for one, n in n_bytes.items() if round(n)}
+        other = dataclasses.replace(model, tensor_bytes=by_type, matrices=tuple(changed))
+        can_make = kind in synthetic.QUANTIZATIONS and model.source != "file"
+        specs = {"--model": (catalog.spec_of(model), catalog.spec_of(model, kind))} if can_make else {}
+        yield Change(f"{kind} instead of {main}", other, settings, specs)
+    for n in sorted({rate.n_threads for rate in ceilings.rates if not ceilings.on_gpu} - {settings.n_threads}):
+        fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
+        words = f"{plural(n, 'thread')} instead of {settings.n_threads}"
+        yield Change(words, model, fewer, {"--threads": (settings.n_threads, n)})
+    is_off = settings.flash_attn_resolved == "off"
+    if {FLASH, PLAIN_ATTENTION} <= {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}:
+        now, new = ("off", "on") if is_off else ("on", "off")
+        switched = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
+        yield Change(f"flash attention {new} instead of {now}", model, switched, {"--flash-attn": (now, new)}, True)
+    # llama.cpp packs values only with flash attention, and only heads whose size is a multiple of a block
+    types = settings.type_k, settings.type_v
+    is_limited = bool(((rows.limit == ATTENTION) & (rows.phase == DECODE)).any())
+    is_unpacked = {kind.upper() for kind in types} <= set(UNPACKED)
+    fits = model.head_dim and not model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]
+    if is_limited and is_unpacked and fits and not is_off:
+        packed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
+        words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys(types))}"
+        both = {f"--cache-type-{name}": (kind, SMALL_CACHE) for name, kind in zip("kv", types, strict=True)}
+        yield Change(words, model, packed, both, True)
+
+
+def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Advice]:
+    """The experiments with a predicted gain, for one setup's explained rows and their records."""
+    plain = [record for record in records if record.run.lever is None]
+    rows = rows[rows.doubts.map(shown.may_promise)]
+    if not plain or rows.empty:
+        return []
+    record, found = plain[0], list[Advice]()
+    for name, words, sizes, figures in _experiments(rows, record, taught_by(plain, record, ceilings)):
+        shared = [option for option in options(record) if option not in LEFT_OUT.get(name, ())]
+        command = shell.lab(name, *(word for option in [*sizes.items(), *shared] for word in option))
+        found.append(Advice(words, command, {**figures, "command": command, "experiment": name}))
+    return found
+
+
+def _experiments(
+    rows: pd.DataFrame, record: Record, prediction: StepPrediction
+) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Each experiment that pays: its name, what is predicted, the sizes in its command, and its figures."""
+    model, settings = record.model, record.settings
+    can_cut = not any(model.windows or ())  # a cache of the last positions only cannot be copied and cut
+    decode = rows[rows.phase == DECODE].sort_values(["n_prompt", "n_gen"], ascending=[True, False], kind="stable")
+    shortest: Any = next(decode.itertuples(), None)  # the longest answer after the shortest prompt
+    if shortest is not None:
+        n_prompt, n_gen = shortest.n_prompt, shortest.n_gen
+        n_past, asked = n_prompt + max(0, n_gen - 2) // 2, {"n_prompt": n_prompt, "n_gen": n_gen}
+        lengths = {"--prompt-len": n_prompt, "--gen": n_gen}
+        one_s, n_best, best = prediction.seconds(1, n_past, 1), 1, 1.0
+        for n in SEQUENCES:
+            step_s = prediction.seconds(1, n_past, n, [(1, n_past)] * (n - 1))
+            is_possible = n <= settings.n_batch and _fits(record, n, n_prompt + n_gen)
+            if is_possible and one_s and step_s and n * one_s / step_s >= LEAST_GAIN * best:
+                n_best, best = n, n * one_s / step_s
+        if n_best > 1:
+            words = (
+                f"{n_best} sequences decoded together: {digits(best)}x the tokens/s in total, "
+                f"{digits(best / n_best)}x per user, after prompts of {n_prompt:,} tokens"
+            )
+            figures = {"n_seq": n_best, "total_gain": best, "user_share": best / n_best, **asked}
+            yield "batch", words, {"--sequences": f"1,{n_best}", **lengths}, figures
+    trained = model.n_ctx_train or math.inf
+    prefill = rows[(rows.phase == PREFILL) & (rows.n_prompt + ANSWER <= trained) & (rows.n_prompt >= 8)]
+    longest: Any = next(prefill.sort_values("n_prompt", ascending=False, kind="stable").itertuples(), None)
+    if longest is not None and can_cut:
+        n_new = min(NEW, longest.n_prompt // 4)  # the second turn of a conversation
+        n_cached = longest.n_prompt - n_new
+        cached_s, new_s = prediction.prefill(n_cached, 0, 0), prediction.prefill(n_new, n_cached)
+        if cached_s is not None and new_s is not None:
+            ttft_s, n_system = longest.measured_s, n_cached - n_new - ANSWER
+            saved_s = ttft_s * cached_s / (cached_s + new_s)
+            gain = ttft_s / (ttft_s - saved_s)
+            words = (
+                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached (a system prompt of {n_system:,} tokens "
+                f"and one turn): first token {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
+            )
+            figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
+            if gain >= LEAST_GAIN:
+                yield "turns", words, {"--system": n_system, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}, figures
+    if shortest is None or not can_cut or model.source == catalog.SYNTHETIC:  # the text of random weights is noise
+        return
+    drafts = [n for n in DRAFT_LENGTHS if n < settings.n_ubatch and n <= n_gen - 2]
+    steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in drafts}
+    costs = {n: step_s / one_s for n, step_s in steps.items() if step_s and one_s}
+    paying = {n: v for n, v in costs.items() if n + 1 >= LEAST_GAIN * v}  # with full acceptance
+    if paying:
+        least = {n: share for n, v in paying.items() if (share := guesses.break_even(v, 0.0, n)) is not None}
+        gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
+        n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
+        other = "" if n_best == n_draft else f"drafts of {n_best} are "
+        words = (
+            f"speculative decoding with drafts of {plural(n_draft, 'token')}: faster if more than "
+            f"{100 * least[n_draft]:.0f} % are accepted; at {100 * ACCEPTANCE:.0f} %, "
+            f"{other}{digits(gains[n_best])}x as fast (without the time to draft)"
+        )
+        sizes = {"--draft": "lookup", "--draft-len": ",".join(str(n) for n in sorted({n_draft, n_best})), **lengths}
+        figures = {"n_draft": n_draft, "least_acceptance": least[n_draft], "acceptance": ACCEPTANCE}
+        yield "speculate", words, sizes, figures | {"best_n_draft": n_best, "gain": gains[n_best], **asked}
+
+
+def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
+    """Whether n_seq sequences fit into the machine's memory; true if its size is unknown."""
+    n_ctx = n_seq * memory.padded(n_tokens)
+    need = memory.of_context(record.model, dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=n_seq))
+    sizes = [record.machine.ram_bytes]
+    if record.settings.n_gpu_layers:
+        sizes = [device.memory_bytes for device in machine.accelerators(record.machine.devices)]
+    return not sizes or None in sizes or need.total_bytes <= sum(size for size in sizes if size is not None)
+
+
+# Words
+
 FEW = 5
 """The most lengths that a picture or a sentence names each."""
 
 FIRST = MOST_LINES - 1
 """Verdicts of an explanation on a terminal, before the first advice; --details shows all."""
-
-
-def of_ceilings(ceilings: Ceilings) -> Section:
-    """The kernels' best rates, and the ridge of the"""
-    measured = datetime.strptime(ceilings.measured_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    days = (datetime.now(UTC) - measured).total_seconds() / 86400
-    age = "today" if days < 1 else f"{days:.0f} days ago"
-    columns: Columns = (
-        ("kernel", lambda rate: rate.op),
-        ("type", lambda rate: rate.type),
-        ("shape", _shape),
-        ("buffer", lambda rate: rate.buffer),
-        ("tokens", lambda rate: str(rate.n_tokens)),
-        ("threads", lambda rate: UNKNOWN if ceilings.on_gpu else str(rate.n_threads)),
-        ("GB/s", lambda rate: digits(probing.gbps(rate))),
-        ("GFLOP/s", lambda rate: digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
-    )
-
-    def order(rate: Rate) -> tuple[Any, ...]:
-        return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
-
-    best, name = roof(ceilings), ceilings.device
-    answer, sentences = (
-        (
-            f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
-            f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
-        ),
-        list[str](),
-    )
-    copied = []
-    for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
-        if copies := sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes):
-            of_few = f"{copies[0].n_bytes:,} bytes in {seconds(min(copies[0].times_ns) / 1e9)}"
-            copied.append(f"{direction} {probing.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
-    sentences += [f"Copies: {'; '.join(copied)}."] if copied else []
-    device = probing.device_of(ceilings.machine, name)
-    if device is not None and probing.is_remote(device):
-        most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
-        sentences.append(
-            f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "
-            "memory is slower than these figures."
-        )
-    return Section(
-        f"Ceilings of {probing.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
-        answer=answer,
-        **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
-        sentences=sentences,
-        parts=[of_ceilings(other) for other in ceilings.others or ()],
-    )
-
-
-def _shape(rate: Rate) -> str:
-    """The shape of a probe: a matrix, its experts, or heads and positions."""
-    if rate.op in (FLASH, PLAIN_ATTENTION):
-        positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
-        return f"{rate.rows} heads of {rate.columns}{positions}"
-    if rate.op in (UPLOAD, DOWNLOAD):
-        return f"{rate.n_bytes:,} bytes"
-    experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
-    return UNKNOWN if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
-
-
-def _shares(row: Any) -> str:
-    """The parts of a phase's time in percent; several devices have a sentence instead."""
-    if row.is_split or shown.ABOVE in row.doubts:
-        return UNKNOWN
-    parts = *(row.parts[name] for name in (LAYERS, ATTENTION, OUTPUT)), max(0.0, row.measured_s - row.least_s)
-    return "/".join(f"{100 * part / row.measured_s:.0f}" for part in parts)
-
 
 EXPLAINED: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
@@ -264,7 +410,14 @@ EXPLAINED: Columns = (
     ("measured\nms", lambda row: f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
     ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
-    ("weights/attention/\noutput/rest %", _shares),
+    (
+        "weights/attention/\noutput/rest %",  # of several devices a sentence has them
+        lambda row: (
+            UNKNOWN
+            if row.is_split or shown.ABOVE in row.doubts
+            else "/".join(f"{100 * part / row.measured_s:.0f}" for part in bar_parts(row).values())
+        ),
+    ),
     ("GFLOP/s", lambda row: digits(row.gflops)),
     ("GB/s", lambda row: digits(row.gbps)),
     ("FLOPs\nper byte", lambda row: digits(row.intensity)),
@@ -282,43 +435,113 @@ LIMITS = {
 TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
 
 
+def of_ceilings(ceilings: Ceilings) -> Section:
+    """The kernels' best rates, and the ridge of the roofline."""
+    measured = datetime.strptime(ceilings.measured_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    days = (datetime.now(UTC) - measured).total_seconds() / 86400
+    age = "today" if days < 1 else f"{days:.0f} days ago"
+
+    def size(rate: Rate) -> str:
+        if rate.op in (FLASH, PLAIN_ATTENTION):
+            return f"{rate.rows} heads of {rate.columns}" + (f" over {rate.n_positions:,}" if rate.n_positions else "")
+        if rate.op in (UPLOAD, DOWNLOAD):
+            return f"{rate.n_bytes:,} bytes"
+        experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
+        return UNKNOWN if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
+
+    columns: Columns = (
+        ("kernel", lambda rate: rate.op),
+        ("type", lambda rate: rate.type),
+        ("shape", size),
+        ("buffer", lambda rate: rate.buffer),
+        ("tokens", lambda rate: str(rate.n_tokens)),
+        ("threads", lambda rate: UNKNOWN if ceilings.on_gpu else str(rate.n_threads)),
+        ("GB/s", lambda rate: digits(probing.gbps(rate))),
+        ("GFLOP/s", lambda rate: digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
+    )
+
+    def order(rate: Rate) -> tuple[Any, ...]:
+        return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
+
+    best, name, copied, sentences = roof(ceilings), ceilings.device, list[str](), list[str]()
+    for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
+        if copies := sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes):
+            of_few = f"{copies[0].n_bytes:,} bytes in {seconds(min(copies[0].times_ns) / 1e9)}"
+            copied.append(f"{direction} {probing.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
+    if copied:
+        sentences.append(f"Copies: {'; '.join(copied)}.")
+    device = probing.device_of(ceilings.machine, name)
+    if device is not None and probing.is_remote(device):
+        most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
+        sentences.append(
+            f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "
+            "memory is slower than these figures."
+        )
+    return Section(
+        f"Ceilings of {probing.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
+        answer=f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
+        f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below.",
+        **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
+        sentences=sentences,
+        parts=[of_ceilings(other) for other in ceilings.others or ()],
+    )
+
+
 def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True) -> Section:
     """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits, changes and parts.
 
     `data` is the document of --json. LabError if there is nothing to explain, or a ceiling is missing.
     """
-    rows = explain(records, ceilings)
-    changes = levers(rows, records[0], ceilings) if has_advice else []
+    rows, first = explain(records, ceilings), records[0]
+    changes = levers(rows, first, ceilings) if has_advice else []
     tried = experiments(rows, records, ceilings) if has_advice else []
-    advice: Advice = [*changes, *tried]
-    first, best = records[0], roof(ceilings, probing.layers_of(records[0]))
-    lines = list(rows.itertuples())
-    limits, advised = verdicts(rows, first.settings), [advice_of(one) for one in advice]
-    choosing, harness = (
-        ", ".join(
-            f"{_ends(own[name])} per {'token' if phase == DECODE else 'prompt'}"
-            for phase, own in rows.groupby("phase", sort=False)
-        )
-        for name in ("choosing_s", "harness_s")
-    )
+    settings, best, lines = first.settings, roof(ceilings, probing.layers_of(first)), list(rows.itertuples())
+    answer = ""
+    if has_advice:
+        answer = "What limits these runs cannot be told: they, or the ceilings, were disturbed."
+        limits = rows[rows.doubts.map(shown.is_firm)].limit.value_counts()
+        if len(limits):
+            kind, what = first.model.quantization or "these", f"{limits.index[0]} limits the speed"
+            if limits.index[0] == KERNEL:
+                what = (
+                    f"the largest part of the time goes to multiplying {kind} weights: llama.cpp's kernel (routine) "
+                    f"for {kind} is slower than memory and arithmetic allow"
+                )
+            change = "No known change helps."
+            if changes or tried:
+                change = f"The change that helps most (predicted) is {[*changes, *tried][0].words}."
+            answer = f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
+    verdict, advised, apart = verdicts(rows, settings), [advice_of(one) for one in (*changes, *tried)], []
+    for name in ("choosing_s", "harness_s"):
+        ends = rows.groupby("phase", sort=False)[name].agg(["min", "max"]).map(seconds)
+        both = ((" to ".join(dict.fromkeys((low, high))), phase) for phase, low, high in ends.itertuples())
+        apart.append(", ".join(f"{times} per {'token' if phase == DECODE else 'prompt'}" for times, phase in both))
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
-        f"The times above leave out choosing tokens ({choosing}) and the lab itself ({harness}).",
+        f"The times above leave out choosing tokens ({apart[0]}) and the lab itself ({apart[1]}).",
         f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
         f"FLOPs per byte (the ridge) memory limits, above it arithmetic (ceilings of {ceilings.measured_at}).",
     ]
+    caveats = {
+        "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers.": (
+            settings.split_mode == "tensor"
+        ),
+        "Tensors that --override-tensor moved are counted on the device of their layer.": settings.override_tensor,
+        "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
+    }
+    warnings = [*(sentence for sentence, is_so in caveats.items() if is_so), *probing.doubt_words(ceilings)]
     caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
-    draw = partial(_on_figure, partial(plot_roofline, rows, best, label))
-    pictures = [Picture("roofline", caption, draw, (5, 4.8))]
+    pictures = [
+        Picture("roofline", caption, lambda figure: plot_roofline(rows, best, label, figure.subplots()), (5, 4.8))
+    ]
     if first.run.every is None:  # a sweep generates too little for a request
         caption = f"Where the time of a request goes: prompt and {first.run.n_gen:,} generated tokens."
-        pictures.append(Picture("where", caption, partial(_on_figure, partial(plot_where, rows, label)), (5, 4.8)))
-    warnings = [*_caveats(first), *probing.doubt_words(ceilings)]
+        pictures.append(Picture("where", caption, lambda figure: plot_where(rows, label, figure.subplots()), (5, 4.8)))
     document: dict[str, Any] = {
         "setup": label,
         "roof": best._asdict(),
-        "levers": [change._asdict() for change in changes],
-        "experiments": [{**one.figures, "command": one.command, "experiment": one.experiment} for one in tried],
+        "levers": [one.figures for one in changes],
+        "experiments": [one.figures for one in tried],
         "ceilings_measured_at": ceilings.measured_at,
         "warnings": warnings,
         "rows": rows.to_dict("records"),
@@ -327,64 +550,30 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         label,
         "measured ms leave out sampling; 100 % of ceiling: as fast as the same kernels alone (lab ceilings); "
         "output: the last layer; rest: time outside the kernels",
-        answer=answer(rows, advice, first.model.quantization or "these") if has_advice else "",
+        answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
-        sentences=[*limits[:FIRST], *advised[:1], *limits[FIRST:], *advised[1:], *more],
+        sentences=[*verdict[:FIRST], *advised[:1], *verdict[FIRST:], *advised[1:], *more],
         pictures=pictures,
         data=lambda: document,
     )
 
 
-def answer(rows: pd.DataFrame, changes: Advice, quantization: str) -> str:
-    """What limits most of the time, and the change that is predicted to help most."""
-    firm = rows[rows.doubts.map(shown.is_firm)]
-    if firm.empty:
-        return "What limits these runs cannot be told: they, or the ceilings, were disturbed."
-    limits = firm.limit.value_counts()
-    what = f"{limits.index[0]} limits the speed"
-    if limits.index[0] == KERNEL:
-        what = (
-            f"the largest part of the time goes to multiplying {quantization} weights: llama.cpp's kernel (routine) "
-            f"for {quantization} is slower than memory and arithmetic allow"
-        )
-    change = f"The change that helps most (predicted) is {changes[0].words}." if changes else "No known change helps."
-    return f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
-
-
 def where_it_went(row: Any) -> str:
     """A sentence with the parts of a phase's time on several devices, in percent."""
     parts = {name: part for name, part in row.parts.items() if part or name == BETWEEN}
-    parts["rest"] = max(0.0, row.measured_s - row.least_s)
+    parts[ALL_ELSE] = max(0.0, row.measured_s - row.least_s)
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items())
     overlap = " (the devices work at the same time)" if row.overlaps else ""
     return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}{overlap}."
 
 
-def _ends(times_s: pd.Series[float]) -> str:
-    return " to ".join(dict.fromkeys(seconds(value) for value in (times_s.min(), times_s.max())))
-
-
-def _caveats(record: Record) -> list[str]:
-    """Where the ceilings do not fit a record's settings."""
-    settings = record.settings
-    words = {
-        "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers.": (
-            settings.split_mode == "tensor"
-        ),
-        "Tensors that --override-tensor moved are counted on the device of their layer.": settings.override_tensor,
-        "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
-    }
-    return [sentence for sentence, is_so in words.items() if is_so]
-
-
 def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
     """Sentences on what limited the phases, with the share of the ceiling that each reached; one for each limit."""
     sentences = []
-    firm = rows[rows.doubts.map(shown.is_firm)]
     now = {"flash": settings.flash_attn_resolved or settings.flash_attn, "k": settings.type_k, "v": settings.type_v}
-    for limit, alike in firm.groupby("limit", sort=False):
-        phases = []
+    for limit, alike in rows[rows.doubts.map(shown.is_firm)].groupby("limit", sort=False):
+        reached = []
         for phase, own in alike.groupby("phase", sort=False):
             lengths = join_and([f"{n:,}" for n in sorted(set(own.n_prompt))])
             shares = join_and([f"{100 * share:.0f}" for share in own.of_ceiling])
@@ -392,8 +581,8 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
                 lengths = f"{own.n_prompt.iloc[0]:,} to {own.n_prompt.iloc[-1]:,}"
                 shares = f"{100 * own.of_ceiling.min():.0f} to {100 * own.of_ceiling.max():.0f}"
             what = "prefill of" if phase == PREFILL else "decode after"
-            phases.append(f"{what} {lengths} tokens ({shares} % of the ceiling)")
-        sentences.append(f"{LIMITS[str(limit)].format(**now)} {' and '.join(phases)}.")
+            reached.append(f"{what} {lengths} tokens ({shares} % of the ceiling)")
+        sentences.append(f"{LIMITS[str(limit)].format(**now)} {' and '.join(reached)}.")
     disturbed = rows[rows.doubts.map(lambda doubts: shown.DISTURBED in doubts)]
     if len(disturbed):
         lengths = join_and([f"{n:,}" for n in sorted(set(disturbed.n_prompt))])
@@ -406,7 +595,7 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
     return sentences
 
 
-def advice_of(one: Lever | Experiment) -> str:
+def advice_of(one: Advice) -> str:
     """A sentence on a change: its predicted gain, and the command to try it."""
     return f"Predicted for {one.words}.{f' Try: {one.command}' if one.command else ''}"
 
@@ -417,16 +606,12 @@ HATCHES = ("", "//", "..", "xx", "--")
 ALL_ELSE = "rest"
 
 
-def _on_figure(draw: Any, figure: Any) -> None:
-    draw(ax=figure.subplots())
-
-
 def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
     """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs.
 
     lab.plot_roofline(lab.explain(records, best), lesson.roof(best), "my machine")
     """
-    ax = ax or new_axes()
+    ax = ax or canvas.new_axes()
     ends = min(1, rows.intensity.min()) / 2, max(roof.ridge, rows.intensity.max()) * 3
     ridge = [ends[0], roof.ridge, ends[1]]
     label = f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s"
@@ -435,7 +620,7 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
     for number, (phase, own) in enumerate(rows.groupby("phase", sort=False)):
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
         unsure = [not shown.is_firm(doubts) for doubts in own.doubts]
-        points(ax, own.intensity.tolist(), own.gflops.tolist(), unsure, ms=7, **style, label=phase)
+        canvas.points(ax, own.intensity.tolist(), own.gflops.tolist(), unsure, ms=7, **style, label=phase)
         ceilings = own.flops / own.least_s / 1e9
         bar: dict[str, Any] = {"ls": "", "marker": "_", "ms": 9, "mew": 2, "color": COLOURS[number]}
         ax.plot(own.intensity, ceilings, **bar, label=f"{phase}: ceiling of its kernels")
@@ -457,7 +642,7 @@ def plot_where(rows: pd.DataFrame, subject: str, ax: Axes | None = None) -> Axes
     """
     import pandas as pd
 
-    ax, n_gens = ax or new_axes(), sorted(set(rows.n_gen))
+    ax, n_gens = ax or canvas.new_axes(), sorted(set(rows.n_gen))
     bars = list[dict[str, Any]]()
     for row in rows.itertuples():
         own = bar_parts(row)  # scaled to the phase's share of the request
@@ -503,7 +688,7 @@ def bar_parts(row: Any) -> dict[str, float]:
     """
     rest = max(0.0, row.measured_s - row.least_s)
     if not row.is_split:
-        parts = {"weights": row.parts[LAYERS], "attention": part_s(row, ATTENTION), "output": row.parts[OUTPUT]}
+        parts = {"weights": row.parts[LAYERS], "attention": row.parts[ATTENTION], "output": row.parts[OUTPUT]}
         return parts | {ALL_ELSE: rest}
     scale = row.least_s / sum(row.parts.values()) if row.overlaps else 1.0
     made: dict[str, float] = {}
@@ -511,283 +696,3 @@ def bar_parts(row: Any) -> dict[str, float]:
         device = name if name == BETWEEN else name.rpartition(" ")[0]
         made[device] = made.get(device, 0.0) + scale * part
     return made | {ALL_ELSE: rest}
-
-
-LEAST_GAIN = 1.05
-MOST_LEVERS = 3
-IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
-SMALL_CACHE = "q8_0"
-
-SEQUENCES = (2, 4, 8, 16)
-NEW = 64
-"""Most tokens of a new message after the cached ones."""
-ANSWER = 2
-"""Tokens of an answer in the command: the fewest of `lab turns`."""
-DRAFT_LENGTHS = range(1, 9)
-ACCEPTANCE = 0.8
-"""The acceptance for which a speed-up is predicted."""
-LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "on"), ("--prompt", "random")]}
-"""Options that commands do not get: they have one sequence, and speculation uses the lab's texts, not random tokens."""
-
-
-class Lever(NamedTuple):
-    """A change of settings or of the model, its predicted speed-up of each phase, and the command that tries it."""
-
-    change: str
-    prefill_gain: float | None  # at the longest prompt, of prefill_at tokens
-    decode_gain: float | None  # after a prompt of decode_at tokens: the shortest, of attention the longest
-    prefill_at: int
-    decode_at: int
-    command: str | None  # None: the lab cannot download or make that model
-
-    @property
-    def best(self) -> float:
-        return max(self.prefill_gain or 0.0, self.decode_gain or 0.0)
-
-    @property
-    def words(self) -> str:
-        gains = (
-            (f"prefill of {self.prefill_at:,} tokens", self.prefill_gain),
-            (f"decode after {self.decode_at:,} tokens", self.decode_gain),
-        )
-        return f"{self.change}: {', '.join(f'{phase} is {digits(gain)}x as fast' for phase, gain in gains if gain)}"
-
-
-class Experiment(NamedTuple):
-    """An experiment with a predicted gain: its figures by name, in words, and the command that tries it."""
-
-    experiment: str
-    words: str
-    command: str
-    figures: dict[str, float]
-
-
-Advice = Sequence[Lever | Experiment]
-
-
-class Change(NamedTuple):
-    """A change to judge: the model and the settings with it, and its options with their old and new values."""
-
-    words: str
-    model: Model
-    settings: Settings
-    options: Mapping[str, tuple[object, object]]
-    at_longest: bool = False  # decode is judged after the longest prompt
-
-
-def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Lever]:
-    """The three levers with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
-
-    If attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure the predicted
-    case: the same lengths, tokens and settings, except for the change.
-    """
-    rows = rows[rows.doubts.map(shown.may_promise)]
-    judged = [(one, _judged(one, rows, record, ceilings)) for one in _changes(rows, record, ceilings)]
-    good = [(one, lever) for one, lever in judged if lever and lever.best >= LEAST_GAIN]
-    if (rows.limit == ATTENTION).any():  # flash attention first, then the cache
-        good.sort(key=lambda pair: (not pair[0].at_longest, 0.0 if pair[0].at_longest else -pair[1].best))
-    else:
-        good.sort(key=lambda pair: -pair[1].best)
-    return [lever for _, lever in good][:MOST_LEVERS]
-
-
-def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator[Change]:
-    """Weights of other types, other threads, flash attention on or off, and a packed KV cache: whatever was probed."""
-    model, settings = record.model, record.settings
-    known = shape.matrices(model)
-    if known is None or rows.empty:
-        return
-    main = used_types(model)[0]
-    ops = {MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main}
-    shapes = {(matrix.rows, matrix.columns) for matrix in known if matrix.part in IN_LAYERS}
-    kinds = {
-        rate.type
-        for rate in ceilings.rates
-        if rate.op in ops
-        and (ceilings.on_gpu or rate.n_threads == settings.n_threads)
-        and (rate.rows, rate.columns) in shapes
-    }
-    for kind in sorted((kinds - {main}) & BLOCKS.keys()):
-        sizes, changed = {one: float(n_bytes) for one, n_bytes in model.tensor_bytes.items()}, []
-        for matrix in known:  # embedding and output matrix keep their type
-            if matrix.type == main and matrix.part in IN_LAYERS and matrix.columns % BLOCKS[kind][0] == 0:
-                sizes[main] -= matrix.n_bytes
-                matrix = dataclasses.replace(matrix, type=kind)
-                sizes[kind] = sizes.get(kind, 0.0) + matrix.n_bytes
-            changed.append(matrix)
-        by_type = {one: round(n_bytes) for one, n_bytes in sizes.items() if round(n_bytes)}
-        other = dataclasses.replace(model, tensor_bytes=by_type, matrices=tuple(changed))
-        can_make = kind in synthetic.QUANTIZATIONS and model.source != "file"
-        specs = {"--model": (catalog.spec_of(model), catalog.spec_of(model, kind))} if can_make else {}
-        yield Change(f"{kind} instead of {main}", other, settings, specs)
-    for n in sorted({rate.n_threads for rate in ceilings.rates if not ceilings.on_gpu} - {settings.n_threads}):
-        fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
-        words = f"{plural(n, 'thread')} instead of {settings.n_threads}"
-        yield Change(words, model, fewer, {"--threads": (settings.n_threads, n)})
-    is_off = settings.flash_attn_resolved == "off"
-    if {FLASH, PLAIN_ATTENTION} <= {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}:
-        now, new = ("off", "on") if is_off else ("on", "off")
-        other_attention = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
-        words = f"flash attention {new} instead of {now}"
-        yield Change(words, model, other_attention, {"--flash-attn": (now, new)}, True)
-    # llama.cpp packs values only with flash attention, and only heads whose size is a multiple of a block
-    types = settings.type_k, settings.type_v
-    is_limited = bool(((rows.limit == ATTENTION) & (rows.phase == "decode")).any())
-    is_unpacked = {kind.upper() for kind in types} <= set(UNPACKED)
-    fits = model.head_dim and not model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]
-    if is_limited and is_unpacked and fits and not is_off:
-        packed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
-        words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys(types))}"
-        both = {f"--cache-type-{name}": (kind, SMALL_CACHE) for name, kind in zip("kv", types, strict=True)}
-        yield Change(words, model, packed, both, True)
-
-
-def _judged(change: Change, rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Lever | None:
-    """The gains of a change: prefill of the longest prompt, decode after the shortest; None if a ceiling is missing."""
-    gains: dict[str, float] = {}
-    at = {"prefill": rows.n_prompt.max(), "decode": rows.n_prompt.max() if change.at_longest else rows.n_prompt.min()}
-    for phase, own in rows.groupby("phase"):
-        ordered = own.sort_values("n_prompt", kind="stable")
-        is_longest = phase == "prefill" or change.at_longest
-        row: Any = next(ordered.iloc[[-1 if is_longest else 0]].itertuples())
-        step = 1, row.n_prompt, 1
-        if phase == "prefill":  # a step in the middle
-            n_tokens = min(change.settings.n_ubatch, row.n_prompt)
-            step = n_tokens, (row.n_prompt - n_tokens) // 2, 1
-        try:
-            old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
-            new_s = step_kernels.total(change.model, change.settings, ceilings, *step).total_s
-        except LabError:
-            return None
-        rest = max(0.0, row.measured_s - row.least_s)
-        gains[str(phase)] = row.measured_s / (rest + (row.measured_s - rest) * new_s / old_s)
-    command = None
-    if change.options:
-        replaced = {*change.options, *(["--threads-batch"] if "--threads" in change.options else [])}
-        shared = [word for option in options(record) if option[0] not in replaced for word in option]
-        old, new = ([word for name, both in change.options.items() for word in (name, both[i])] for i in (0, 1))
-        lengths = ",".join(str(n) for n in sorted({rows.n_prompt.min(), rows.n_prompt.max()}))
-        command = shell.lab("ab", old, new, "--prompt-len", lengths, "--gen", str(rows.n_gen.max()), *shared)
-    gained = gains.get("prefill"), gains.get("decode")
-    return Lever(change.words, *gained, int(at["prefill"]), int(at["decode"]), command)
-
-
-def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Experiment]:
-    """The experiments with a predicted gain, for one setup's explained rows and their records."""
-    plain = [record for record in records if record.run.lever is None]
-    rows = rows[rows.doubts.map(shown.may_promise)]
-    if not plain or rows.empty:
-        return []
-    prediction = taught_by(plain, plain[0], ceilings)
-    tried = [of(rows, plain[0], prediction) for of in (_batch, _cache, _speculation)]
-    return [one for one in tried if one]
-
-
-def _batch(rows: pd.DataFrame, record: Record, prediction: StepPrediction) -> Experiment | None:
-    """The largest of SEQUENCES that pays: in total LEAST_GAIN times the tokens per second of any smaller number."""
-    row, n_past = _shortest_decode(rows)
-    if row is None:
-        return None
-    one_s, n_best, best = prediction.seconds(1, n_past, 1), 1, 1.0
-    for n in SEQUENCES:
-        if n > record.settings.n_batch or not _fits(record, n, row.n_prompt + row.n_gen):
-            continue
-        step_s = prediction.seconds(1, n_past, n, [(1, n_past)] * (n - 1))
-        if one_s is not None and step_s is not None and n * one_s / step_s >= LEAST_GAIN * best:
-            n_best, best = n, n * one_s / step_s
-    if n_best == 1:
-        return None
-    words = (
-        f"{n_best} sequences decoded together: {digits(best)}x the tokens/s in total, {digits(best / n_best)}x per "
-        f"user, after prompts of {row.n_prompt:,} tokens"
-    )
-    sizes = {"--sequences": f"1,{n_best}", "--prompt-len": row.n_prompt, "--gen": row.n_gen}
-    figures = {"n_seq": n_best, "total_gain": best, "user_share": best / n_best}
-    return _experiment("batch", words, record, sizes, figures | {"n_prompt": row.n_prompt, "n_gen": row.n_gen})
-
-
-def _cache(rows: pd.DataFrame, record: Record, prediction: StepPrediction) -> Experiment | None:
-    """The gain for the longest prompt that is the second turn of a conversation within the trained context.
-
-    The saving is the share that the cached tokens have of the measured prefill.
-    """
-    trained = record.model.n_ctx_train
-    known = rows[rows.phase == "prefill"]
-    known = known if trained is None else known[known.n_prompt + ANSWER <= trained]
-    row: Any = max(known.itertuples(), key=lambda row: row.n_prompt, default=None)
-    if row is None or row.n_prompt < 8 or _forgets(record):
-        return None
-    n_new = min(NEW, row.n_prompt // 4)
-    n_cached = row.n_prompt - n_new
-    cached_s, new_s = prediction.prefill(n_cached, 0, 0), prediction.prefill(n_new, n_cached)
-    if cached_s is None or new_s is None:
-        return None
-    saved_s = row.measured_s * cached_s / (cached_s + new_s)
-    gain = row.measured_s / (row.measured_s - saved_s)
-    if gain < LEAST_GAIN:
-        return None
-    n_system = n_cached - n_new - ANSWER
-    words = (
-        f"{n_cached:,} of {row.n_prompt:,} prompt tokens cached (a system prompt of {n_system:,} tokens and one turn): "
-        f"first token {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(row.measured_s)})"
-    )
-    sizes = {"--system": n_system, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
-    figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": row.measured_s, "saved_s": saved_s, "gain": gain}
-    return _experiment("turns", words, record, sizes, figures)
-
-
-def _speculation(rows: pd.DataFrame, record: Record, prediction: StepPrediction) -> Experiment | None:
-    """None if even full acceptance would not pay, and for random weights, whose text is noise."""
-    row, n_past = _shortest_decode(rows)
-    if row is None or record.model.source == catalog.SYNTHETIC or _forgets(record):
-        return None
-    one_s = prediction.seconds(1, n_past, 1)
-    lengths = [n for n in DRAFT_LENGTHS if n < record.settings.n_ubatch and n <= row.n_gen - 2]
-    steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in lengths}
-    costs = {n: step_s / one_s for n, step_s in steps.items() if step_s is not None and one_s}
-    paying = {n: v for n, v in costs.items() if n + 1 >= LEAST_GAIN * v}
-    if not paying:
-        return None
-    least = {n: share for n, v in paying.items() if (share := guesses.break_even(v, 0.0, n)) is not None}
-    gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
-    n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
-    best = "" if n_best == n_draft else f"drafts of {n_best} are "
-    words = (
-        f"speculative decoding with drafts of {plural(n_draft, 'token')}: faster if more than "
-        f"{100 * least[n_draft]:.0f} % are accepted; at {100 * ACCEPTANCE:.0f} %, "
-        f"{best}{digits(gains[n_best])}x as fast (without the time to draft)"
-    )
-    asked = ",".join(str(n) for n in sorted({n_draft, n_best}))
-    sizes = {"--draft": "lookup", "--draft-len": asked, "--prompt-len": row.n_prompt, "--gen": row.n_gen}
-    figures = {"n_draft": n_draft, "least_acceptance": least[n_draft], "acceptance": ACCEPTANCE}
-    figures |= {"best_n_draft": n_best, "gain": gains[n_best], "n_prompt": row.n_prompt, "n_gen": row.n_gen}
-    return _experiment("speculate", words, record, sizes, figures)
-
-
-def _experiment(name: str, words: str, record: Record, sizes: dict[str, Any], figures: dict[str, float]) -> Experiment:
-    """An experiment; its command has the lengths, model and settings of the explained runs."""
-    shared = [option for option in options(record) if option not in LEFT_OUT.get(name, ())]
-    command = shell.lab(name, *(word for option in [*sizes.items(), *shared] for word in option))
-    return Experiment(name, words, command, figures)
-
-
-def _shortest_decode(rows: pd.DataFrame) -> tuple[Any, int]:
-    """Decode after the shortest prompt with the longest answer (None without any), and the position in its middle."""
-    decode = rows[rows.phase == "decode"]
-    row: Any = min(decode.itertuples(), key=lambda row: (row.n_prompt, -row.n_gen), default=None)
-    return row, 0 if row is None else row.n_prompt + max(0, row.n_gen - 2) // 2
-
-
-def _forgets(record: Record) -> bool:
-    """Whether layers keep only the last positions; such a cache cannot be copied and cut."""
-    return any(record.model.windows or ())
-
-
-def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
-    """Whether n_seq sequences fit into the machine's memory; true if its size is unknown."""
-    n_ctx = n_seq * memory.padded(n_tokens)
-    need = memory.of_context(record.model, dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=n_seq))
-    sizes = [record.machine.ram_bytes]
-    if record.settings.n_gpu_layers:
-        sizes = [device.memory_bytes for device in machine.accelerators(record.machine.devices)]
-    return not sizes or None in sizes or need.total_bytes <= sum(size for size in sizes if size is not None)

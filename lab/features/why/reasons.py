@@ -200,10 +200,14 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     best_s, command = row.least_s, shell.lab("explain", name)
     for lever in explanation.levers(rows, first, known):
-        gain = (lever.prefill_gain if one.is_prefill else lever.decode_gain) or 0.0
+        gain = lever.figures[f"{phase}_gain"] or 0.0
         changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= explanation.LEAST_GAIN else best_s
         if 0 < changed_s < best_s:
-            best_s, command, words = changed_s, lever.command or command, f"{lever.change}: {times(gain)} in all"
+            best_s, command, words = (
+                changed_s,
+                lever.command or command,
+                f"{lever.figures['change']}: {times(gain)} in all",
+            )
     if best_s < row.least_s:
         how = f"predicted from ceilings: {parts.NO_RANGE}"
         found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
