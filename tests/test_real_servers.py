@@ -311,6 +311,28 @@ def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, wh
     assert {figures(one).is_warm for one in timed} == ({False} if which == LLAMA else {None})
 
 
+def test_a_conversation_from_a_file_is_replayed_through_a_server(llama: RealServer, tmp_path: Path) -> None:
+    """Its messages are sent, with the real answers between them; what the cache served is the server's own count."""
+    said = [WORDS[:300], "How many ships came?", "Seven.", "And in the spring, with the long nights?", "", "Thanks."]
+    roles = ("system", "user", "assistant", "user", "tool", "user")
+    file, url = tmp_path / "session.jsonl", ("--url", llama.url, "--api", CHAT)
+    messages = [{"role": role, "content": content} for role, content in zip(roles, said, strict=True)]
+    messages[4:5] = [{"role": "assistant", "content": "No ship."}, {"role": "tool", "content": "log: 0 ships"}]
+    file.write_text("\n".join(map(json.dumps, messages)))
+    status, out, err = run_lab("turns", *url, "--replay", file, "--break", "system@3", "--out", tmp_path, "--no-plot")
+    assert status == 0 and "3 turns take" in out, err
+    (path,) = tmp_path.glob("*-llama-server.jsonl")
+    sent = [one.request for one in results.read([path]).requests]
+    assert [(one.asked.turn.number, one.asked.turn.is_cold) for one in sent if one.asked.turn] == [
+        *[(1, False), (2, False), (3, False)],  # the conversation
+        *[(2, True), (3, True)],  # without a cache
+    ]
+    rows = json.loads(run_lab("show", path, "--json")[1])["rows"]
+    assert [row["n_cached"] for row in rows] == [one.usage.cached_tokens for one in sent[:3] if one.usage]
+    assert rows[1]["n_again"] == 0 and rows[2]["n_again"] > 40 and all(row["is_known"] for row in rows)
+    assert rows[2]["n_cached"] < 40 < rows[1]["n_cached"] < rows[1]["n_prompt"] < rows[2]["n_prompt"]
+
+
 def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
     options = ("--api", COMPLETIONS, "-p", "24", "-n", "3", "-c", "1,3", "--rounds", "1", "--warmup", "0.2")
     status, out, err = run_lab("load", "--url", llama.url, *options, "--duration", "1", "--out", tmp_path, "--json")
