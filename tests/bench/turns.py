@@ -21,10 +21,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lab.core.payloads import Turns
-
 import lab
 from lab.core import results
+from lab.core.payloads import Turns
 from lab.core.record import Record
 from lab.features.limits import probing
 from lab.features.predict import learning
