@@ -19,7 +19,7 @@ from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
 from lab.features import known
 from lab.features.quant import child as quality
-from lab.features.quant import comparing, figures, views
+from lab.features.quant import comparing, figures
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import limits, prompts
@@ -106,7 +106,7 @@ def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatc
 def test_intervals_rest_on_chunks() -> None:
     random = np.random.default_rng(2)
     means = random.gamma(4, 0.01, 12)
-    row = figures._of_chunks([chunk(kl) for kl in means])
+    row = figures.of_chunks([chunk(kl) for kl in means])
     expected = stats.t.interval(0.95, 11, means.mean(), stats.sem(means))
     assert (row["kl"], row["kl_low"], row["kl_high"]) == pytest.approx((means.mean(), *expected))
     assert row["kl_max"] == pytest.approx(means.max())
@@ -120,13 +120,13 @@ def test_the_planted_front_is_found() -> None:
     assert rows.decode["Q4_K_M"] == pytest.approx(2, rel=0.02)
     assert rows.decode_low["Q4_K_M"] < rows.decode["Q4_K_M"] < rows.decode_high["Q4_K_M"]
     assert found.floor == pytest.approx(1e-5) and found.equal == []
-    said = views.sentences(planted(), found)
+    said = figures.sentences(planted(), found)
     assert said[0] == (
         "No other one is better in both quality and decode speed than F16, Q8_0 and Q4_K_M; Q4_0 is beaten in both."
     )
-    answer = views.answer(found)
+    answer = figures.answer(found)
     assert answer.startswith("Q8_0 decodes 1.5") and "as fast as F16" in answer and "on 98 % of tokens" in answer
-    assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == views.LIMITS
+    assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == figures.LIMITS
 
 
 def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart() -> None:
@@ -136,7 +136,7 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     records = [quality_record("B: x", one), quality_record("C: y", other)]
     ((_, found),) = figures.of_sessions(records)
     assert found.equal == [("x", "y")] and found.rows.on_front.all()
-    assert views.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
+    assert figures.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
 
 
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert set(known_of.reference) == {"F16"} and known_of.kl.min() == pytest.approx(0.001)
     assert figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None, name="other")).empty
     (tmp_path / "other").mkdir()
-    assert views.known_lines(tmp_path / "other", [MODEL]) == []
-    assert f"Quality of {MODEL.name}" in views.known_lines(tmp_path, [MODEL])[0]
+    assert figures.known_lines(tmp_path / "other", [MODEL]) == []
+    assert f"Quality of {MODEL.name}" in figures.known_lines(tmp_path, [MODEL])[0]
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
@@ -286,4 +286,4 @@ def test_cache_types_of_the_embedded_model(
     assert found.floor is not None and found.floor < row.kl
     assert results.read([path]).traces == tuple(records)
     assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)
-    assert any("ran one after the other" in line for line in views.sentences(records, found)) == apart
+    assert any("ran one after the other" in line for line in figures.sentences(records, found)) == apart

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,18 +51,17 @@ def ab(
 
     A variant has its own settings (and model, if it differs), `shared` those of all. A notebook shows a progress line.
     """
-    named = [
-        (
-            shell.join(*(word for name, value in settings.items() for word in as_options.option(name, value))),
-            settings,
-        )
-        for settings in variants
-    ]
     with Worker() as worker:
-        plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, model=model, **shared)
+        plans = plan(worker, named(variants), blocks, prompt_len=prompt_len, gen=gen, model=model, **shared)
     path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))
+
+
+def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Settings with their words: as options."""
+    options = [[as_options.option(name, value) for name, value in settings.items()] for settings in variants]
+    return [(shell.join(*itertools.chain(*words)), own) for words, own in zip(options, variants, strict=True)]
 
 
 def plan(

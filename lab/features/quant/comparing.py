@@ -21,20 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.core import shell
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import ENGINE, OUTPUT, SEED, SHARE, TOKENS, with_options
 from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
+from lab.core.lists import plural
 from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.quant import figures
+from lab.features.running import Output, collect, introduce
 from lab.features.tune.tuning import seconds_of
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
-from lab.runner import as_options, progress, prompts
+from lab.runner import progress, prompts
 from lab.runner.cases import Plan, run_without_steps, utc_now
-from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.session import new_results_file
 
@@ -124,34 +128,41 @@ def plan(
     **asked: Any,
 ) -> QuantPlan:
     """What `quant` will measure. LabError for what cannot be compared."""
-    types = [one.strip() for one in cache_type.split(",")] if isinstance(cache_type, str) else list(cache_type)
+    types = [one.strip() for one in (cache_type.split(",") if isinstance(cache_type, str) else cache_type)]
     types = list(filter(None, types))
     if unknown := [one for one in types if one not in CACHE_TYPES]:
         raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
     if types and len(files) > 1:
         raise LabError(f"--cache-type compares one file, and {len(files)} are named.", "Name one.")
     chosen = list(files) if types else [file for file, _ in expanded(files)]
-    if len(types or chosen) < 2:
-        first = types[0] if types else chosen[0]
+    first, *more = compared = types or chosen
+    if not more:
         example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
         raise LabError(
             f"There is nothing to compare {first} with.", f"Name at least two, the reference first: {example}"
         )
-    if len(set(types or chosen)) < len(types or chosen):
+    if len(set(compared)) < len(compared):
         raise LabError("A file or type is named twice.", "Name each once.")
     if not 0.001 <= until < 1:
         raise LabError(f"--until {until:g} is not possible.", "Give a share from 0.1% to 99%, such as 5%.")
     check_number("blocks", blocks, 1000)
-    texts, budget_s = _texts(text), seconds_of(budget)
-    variants: list[dict[str, Any]] = [{"cache_type_k": one, "cache_type_v": one} for one in types]
+    budget_s = seconds_of(budget)
+    if text is None:
+        texts = {kind: prompts.own_text(names) for kind, names in KINDS.items()}
+    else:
+        try:
+            source = prompts.source(text)
+        except LabError as problem:
+            what = problem.what.replace("prompt file", "text")
+            raise LabError(what, "Give a UTF-8 text, or leave --text out.") from None
+        if source.text is None:
+            raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
+        texts = {source.name: source.text}
+    variants: list[dict[str, Any]] = [{"model": one} for one in chosen]
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
-    variants = variants or [{"model": one} for one in chosen]
-    words = [
-        shell.join(*(word for key, value in one.items() for word in as_options.option(key, value))) for one in variants
-    ]
-    named = list(zip(words, variants, strict=True))
-    plans = side_by_side.plan(worker, named, blocks, make_plan, may_be_apart=True, **asked)
+        variants = [{"cache_type_k": one, "cache_type_v": one} for one in types]
+    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, may_be_apart=True, **asked)
     name, *others = plans
     for other in others:
         paths = plans[name].file.path, plans[other].file.path
@@ -173,19 +184,6 @@ def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
 def missing(files: Sequence[str]) -> dict[str, int]:
     """What would have to be downloaded of the quantizations that a name of the catalog stands for: bytes by SPEC."""
     return {spec: n_bytes for spec, n_bytes in expanded(files) if n_bytes and not obtain.locate(catalog.parse(spec))}
-
-
-def _texts(asked: str | None) -> dict[str, str]:
-    """The texts by kind: the lab's own, some of them (`code,dialogue`), or a file's."""
-    if asked is None:
-        return {kind: prompts.own_text(names) for kind, names in KINDS.items()}
-    try:
-        source = prompts.source(asked)
-    except LabError as problem:
-        raise LabError(problem.what.replace("prompt file", "text"), "Give a UTF-8 text, or leave --text out.") from None
-    if source.text is None:
-        raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
-    return {source.name: source.text}
 
 
 def execute(
@@ -215,6 +213,16 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         is_narrow = bool(means) and all(high - mean <= made.until * abs(mean) for mean, _, high in means)
         return i >= 2 and (is_narrow or time.monotonic() - began > share * made.budget_s)
 
+    def keep(key: str, own: Sequence[Divergence]) -> Record:
+        """Append the record of a candidate, or of the noise floor, to `path`."""
+        is_floor, kinds = key == FLOOR, tuple(kind for kind, _ in pieces[: len(own)])
+        of, used = made.plans[name if is_floor else key], elsewhere(settings[name]) if is_floor else settings[key]
+        quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s, made.until)
+        run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
+        record = Record(path.stem, of.machine, of.model, used, run)
+        save(path, record)
+        return record
+
     try:
         with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
             for number, group in enumerate(groups, 1):
@@ -222,7 +230,15 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                     watch(Status("loading the models", elapsed_s=time.monotonic() - began))
                     workers = {key: stack.enter_context(new_worker()) for key in group}
                     for key, worker in workers.items():
-                        settings[key] = _load(made, key, worker, settings[key], pieces)
+                        worker.use(made.plans[key].backend)
+                        vocabulary = worker.load(made.plans[key].file.path, settings[key])
+                        own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
+                        if pieces and own != pieces:
+                            raise LabError(
+                                f"{key} splits the text into other tokens than the reference.",
+                                "Compare files of one model.",
+                            )
+                        pieces, settings[key] = own, worker.new_context(settings[key])
                     n = min(n, len(pieces))
                     for i in range(n):
                         if is_over(i, [key for key in group if key != name], number / len(groups)):
@@ -243,40 +259,10 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks
         for key in found if n > 1 else ():
-            _keep(made, path, key, found[key][:n], pieces, settings, started_at)
+            keep(key, found[key][:n])
         raise
-    for key, own in found.items():
-        yield _keep(made, path, key, own, pieces, settings, started_at)
-
-
-def _load(made: QuantPlan, key: str, worker: Worker, asked: Settings, pieces: list[Chunk]) -> Settings:
-    """Load a file and cut the text into `pieces`. Returns the settings of its context."""
-    worker.use(made.plans[key].backend)
-    vocabulary = worker.load(made.plans[key].file.path, asked)
-    own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
-    if pieces and own != pieces:
-        raise LabError(f"{key} splits the text into other tokens than the reference.", "Compare files of one model.")
-    pieces[:] = own
-    return worker.new_context(asked)
-
-
-def _keep(
-    made: QuantPlan,
-    path: Path,
-    key: str,
-    own: Sequence[Divergence],
-    pieces: Sequence[Chunk],
-    settings: dict[str, Settings],
-    started_at: str,
-) -> Record:
-    """Append the record of a candidate, or of the noise floor, to `path`."""
-    name, is_floor, kinds = next(iter(made.plans)), key == FLOOR, tuple(kind for kind, _ in pieces[: len(own)])
-    of, used = made.plans[name if is_floor else key], elsewhere(settings[name]) if is_floor else settings[key]
-    quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s, made.until)
-    run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
-    record = Record(path.stem, of.machine, of.model, used, run)
-    save(path, record)
-    return record
+    for key, measured in found.items():
+        yield keep(key, measured)
 
 
 def elsewhere(settings: Settings) -> Settings:
@@ -309,3 +295,74 @@ def chunks(
             f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %.",
         )
     return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
+
+
+@click.command("quant", cls=Command, first=("cache-type", "text", "budget", "until", "blocks"))
+@click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
+@with_options(
+    click.option("--cache-type", default="", help="Compare these cache types of one file: f16,q8_0,q4_0."),
+    click.option(
+        "--text", metavar="TEXT", help="A text file, or some of the lab's own: code,dialogue.  [default: the lab's own]"
+    ),
+    click.option("--budget", default=BUDGET, show_default=True, help="Time to spend on quality, such as 2min or 1h."),
+    click.option(
+        "--until", type=SHARE, default="5%", show_default=True, help="Stop when each divergence is known to this share."
+    ),
+    click.option(
+        "--blocks", default=N_BLOCKS, show_default=True, help="Blocks that measure speed; each runs every file twice."
+    ),
+    click.option(
+        "--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of runs for speed."
+    ),
+    click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
+    click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
+    click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
+    *ENGINE,
+    SEED,
+    *OUTPUT,
+)
+def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | None, yes: bool, **asked: Any) -> None:
+    """Show what quantizations cost in quality and gain in speed.
+
+    \b
+      lab quant                           # the embedded model, requantized
+      lab quant model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf
+      lab quant llama-3.2-1b              # the catalog's files, downloaded
+
+    The first file is the reference. All files predict the same text, in chunks of 512 tokens: the table shows how far
+    each one's predictions are from the reference's (mean Kullback-Leibler divergence), and how often both find the same
+    token most likely. The reference against itself with other settings shows the noise floor. Chunks are added until
+    the divergences are known to --until, the text ends or the --budget is spent. Then the speeds are measured in
+    blocks, as lab ab does.
+
+    The output names the files that no other one beats in both. It does not say how well a model does a task. Files of
+    other models are refused. Files that do not fit into memory together run one after the other, and the divergences
+    are then known within bounds. A FILE is a SPEC: see lab models --help.
+    """
+    from lab.features.exchange import llama_bench_format
+    from lab.features.measure import text_results
+    from lab.show import console
+
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    if (sizes := missing(files)) and not (yes or cache_type):
+        listed = ", ".join(f"{spec} {n_bytes / 1e9:.1f} GB" for spec, n_bytes in sizes.items())
+        total = f"{plural(len(sizes), 'file')}, {sum(sizes.values()) / 1e9:.1f} GB"
+        click.confirm(f"Download {total}: {listed}?", abort=True, err=True)
+    with Worker() as worker, console.transfer(err) as transferring:
+        made = plan(worker, files, cache_type, **asked, prompt_len=[prompt_len], watch=transferring)
+    introduce(list(made.plans.values()), err, err)
+    path = new_results_file(made.reference, output.folder)
+
+    def finished(record: Record) -> str:
+        if not (quality := record.run.quality):
+            return text_results.finished(record)
+        mean, *_ = figures.mean(quality.chunks, figures.divergence)
+        return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
+
+    records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
+    if csv and any(record.run.quality for record in records):
+        try:
+            llama_bench_format.harmless(figures.quant_table(records)).to_csv(csv, index=False)
+        except OSError as failed:
+            raise LabError(f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv.") from None
+    output.end(records, path, problem)

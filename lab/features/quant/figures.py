@@ -1,4 +1,4 @@
-"""The figures of a session of `lab quant`: divergences over chunks, ratios of times over blocks, and the front.
+"""What a session of `lab quant` found: divergences over chunks, ratios of times over blocks, the front; its section.
 
 Chunks are the replicates of quality: tokens of one chunk are correlated. Two candidates saw the same chunks, so they
 are compared by the differences chunk by chunk.
@@ -10,24 +10,44 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, shown, stats
-from lab.core.lists import grouped
+from lab.core import cost, results, shown, stats
+from lab.core.lists import grouped, join_and, plural
 from lab.core.payloads import Divergence, Quality
-from lab.core.record import Ceilings, Model, Record
+from lab.core.record import QUANT, Ceilings, Model, Record
 from lab.errors import LabError
 from lab.features.compare import comparison
 from lab.features.limits import probing, step_kernels
+from lab.features.measure import text_results
+from lab.models import catalog
+from lab.runner import as_options
+from lab.show import canvas, text_setup
+from lab.show.section import UNKNOWN, Columns, Kind, Picture, Section, tabled
+from lab.show.wording import digits, percent, times
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
 NAN = float("nan")
-UNKNOWN: tuple[tuple[float, float, float], tuple[str, ...]] = (NAN, NAN, NAN), ()
+NO_RATIO: tuple[tuple[float, float, float], tuple[str, ...]] = (NAN, NAN, NAN), ()
 """A ratio with its ends, and its doubts."""
+
+ABOUT = (
+    "Divergence is the mean Kullback-Leibler divergence (in nats) of the next token's distribution from the "
+    "reference's, over the second half of chunks of 512 tokens; 0 is equal. Same top: the share of these positions at "
+    "which both find the same token most likely. Intervals (95 %) are over chunks, those of speed over blocks."
+)
+LIMITS = "Not measured: how well a model does a task, and what it answers with a chat template or in long chats."
+CAPTION = (
+    "To the right faster than the reference, down closer to it. Bars are 95 % intervals, the line is the front. "
+    "A cross shows the speed if only the bytes read counted. Below the shaded noise floor nothing can be told apart."
+)
 
 
 @dataclass(frozen=True)
@@ -84,67 +104,76 @@ def known_quality(records: Sequence[Record], model: Model) -> pd.DataFrame:
     """
     import pandas as pd
 
-    def is_same(other: Model) -> bool:
-        if model.sha256 and other.sha256:
-            return model.sha256 == other.sha256
-        return (model.name, model.quantization) == (other.name, other.quantization)
-
-    return pd.DataFrame(
-        {
-            "reference": quality.reference.partition(": ")[2],
-            "type_k": record.settings.type_k,
-            "type_v": record.settings.type_v,
-            **_of_chunks(quality.chunks),
-        }
-        for record, quality in candidates(records)
-        if is_same(record.model)
-    )
+    rows = []
+    for record, quality in candidates(records):
+        other = record.model
+        is_same = (model.name, model.quantization) == (other.name, other.quantization)
+        if model.sha256 == other.sha256 if model.sha256 and other.sha256 else is_same:
+            of = {"reference": quality.reference.partition(": ")[2]}
+            of |= {"type_k": record.settings.type_k, "type_v": record.settings.type_v}
+            rows.append(of | of_chunks(quality.chunks))
+    return pd.DataFrame(rows)
 
 
 def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found:
     """The figures of one session."""
     import pandas as pd
 
-    qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
-    floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
-    first = next(iter(qualities.values()))
     timed = [one for one in records if one.run.is_timed]
-    of_floor = [(first.reference, one) for one in records if one.run.quality and one.run.quality.is_floor]
-    of_variant = dict(of_floor)
-    of_variant |= {one.run.variant or "": one for one in (*(record for record, _ in candidates(records)), *timed)}
-    variants = [first.reference, *qualities]
+    qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
+    first = next(iter(qualities.values()))
+    variants, floors, of_variant = [first.reference, *qualities], list[Quality](), dict[str, Record]()
+    for one in (*(one for one in records if one.run.quality), *timed):  # the timed run if there is one
+        if one.run.quality and one.run.quality.is_floor:
+            floors.append(one.run.quality)
+            of_variant[first.reference] = one
+        else:
+            of_variant[one.run.variant or ""] = one
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
-    ratios = _ratios(timed)
-    floor = mean([one for quality in floors for one in quality.chunks], divergence)[0] if floors else None
-    rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
+    ratios, rows, kinds = _ratios(timed), list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
-        quality = qualities.get(name)
+        quality, record = qualities.get(name), of_variant.get(name)
         row = {"label": labels[name], "variant": name, "is_reference": quality is None}
-        row |= _of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
+        row |= of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
         for phase in PHASES:
-            ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), UNKNOWN)
-            row |= dict(zip((phase, f"{phase}_low", f"{phase}_high"), ratio, strict=True))
-        rows.append(row | _of_file(of_variant.get(name), ceilings))
+            ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), NO_RATIO)
+            row |= _with_ends(phase, ratio)
+        row |= dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token", "ceiling_tps"), NAN)
+        if record:
+            model, settings, run = record.model, record.settings, record.run
+            row["n_bytes"] = float(model.n_bytes or NAN)
+            if run.placement:
+                row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in run.placement.buffers))
+            if step := cost.step(model, 1, run.n_prompt + run.n_gen // 2, 1, settings.type_k, settings.type_v):
+                best = probing.known(ceilings, probing.place_of_record(record))
+                row["bytes_per_token"] = step.n_bytes
+                row["ceiling_tps"] = 1e9 * step_kernels.roof(best).gbps / step.n_bytes if best else NAN
+        rows.append(row)
         by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
         for kind, own in by_kind.items():
-            kinds.append({"label": labels[name], "text": kind, **_of_chunks([chunk for _, chunk in own])})
+            kinds.append({"label": labels[name], "text": kind, **of_chunks([chunk for _, chunk in own])})
     table = pd.DataFrame(rows)
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
     pairs = list(itertools.combinations(qualities, 2))
     apart = {(one, other): _difference(qualities[one], qualities[other], len(pairs)) for one, other in pairs}
-    equal = [(labels[a], labels[b]) for (a, b), sign in apart.items() if not sign]
 
     def beats(one: str, other: str) -> bool:
         """Whether `one` is better in quality and speed than `other`, both beyond their intervals."""
         if other == first.reference:
             return False
         closer = one == first.reference or apart.get((one, other), 0) < 0 or apart.get((other, one), 0) > 0
-        (_, low, _), doubts = ratios.get(("decode", other, one), UNKNOWN)
+        (_, low, _), doubts = ratios.get(("decode", other, one), NO_RATIO)
         return closer and low > 1 and shown.DISTURBED not in doubts
 
     table["on_front"] = [not any(beats(one, name) for one in variants if one != name) for name in variants]
-    n_positions = sum(len(one.kl) for one in first.chunks)
-    return Found(table, pd.DataFrame(kinds), floor, equal, len(first.chunks), n_positions)
+    return Found(
+        table,
+        pd.DataFrame(kinds),
+        mean([chunk for one in floors for chunk in one.chunks], divergence)[0] if floors else None,
+        [(labels[a], labels[b]) for (a, b), sign in apart.items() if not sign],
+        len(first.chunks),
+        sum(len(one.kl) for one in first.chunks),
+    )
 
 
 def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
@@ -161,6 +190,7 @@ def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, st
 
 
 def divergence(chunk: Divergence) -> float:
+    """The mean over a chunk's positions."""
     return math.fsum(chunk.kl) / len(chunk.kl)
 
 
@@ -180,17 +210,26 @@ def _perplexity(chunks: Sequence[Divergence], name: str) -> float:
     return _exp(math.fsum(getattr(chunk, name) for chunk in chunks) / len(chunks))
 
 
-def _of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
+def _with_ends(name: str, values: Sequence[float]) -> dict[str, Any]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
+    """The figures of a candidate: divergence, agreement and perplexity, with their intervals."""
     import numpy as np
 
     kl = np.concatenate([chunk.kl for chunk in chunks])
-    row: dict[str, Any] = {"n_chunks": len(chunks), "kl_99": float(np.quantile(kl, 0.99)), "kl_max": float(kl.max())}
-    for name, figure in (("kl", divergence), ("same", lambda chunk: chunk.n_same / len(chunk.kl))):
-        row |= dict(zip((name, f"{name}_low", f"{name}_high"), mean(chunks, figure), strict=True))
-    ratio = map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))
-    row |= dict(zip(("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high"), ratio, strict=True))
     most = [NAN if chunk.most is None else chunk.most for chunk in chunks]
-    return row | {"perplexity": _perplexity(chunks, "nll"), "kl_most": math.fsum(most) / len(most)}
+    return {
+        "n_chunks": len(chunks),
+        "kl_99": float(np.quantile(kl, 0.99)),
+        "kl_max": float(kl.max()),
+        **_with_ends("kl", mean(chunks, divergence)),
+        **_with_ends("same", mean(chunks, lambda chunk: chunk.n_same / len(chunk.kl))),
+        **_with_ends("perplexity_ratio", [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))]),
+        "perplexity": _perplexity(chunks, "nll"),
+        "kl_most": math.fsum(most) / len(most),
+    }
 
 
 def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
@@ -200,9 +239,9 @@ def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
     """
     logs = [[math.log(max(divergence(chunk), 1e-12)) for chunk in each.chunks] for each in (one, other)]
     values = [a - b for a, b in zip(*logs, strict=False)]
-    mean = math.fsum(values) / len(values)
+    centre = math.fsum(values) / len(values)
     half = stats.mean_half_width(values, 1 - (1 - stats.CONFIDENCE) / n_pairs) if len(values) > 1 else math.inf
-    return 0 if abs(mean) <= half else 1 if mean > 0 else -1
+    return 0 if abs(centre) <= half else 1 if centre > 0 else -1
 
 
 def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
@@ -211,31 +250,223 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
         groups = comparison.groups(records)
     except LabError:  # no speed was measured
         return {}
-    made: dict[tuple[str, str, str], Any] = {}
+    made, of_figure = dict[tuple[str, str, str], Any](), {figure: phase for phase, figure in PHASES.items()}
     for base in groups:
         others = [one for one in groups if one is not base]
         name = str(base.rows.variant.iloc[0])
         made |= {(phase, name, name): ((1.0, 1.0, 1.0), ()) for phase in PHASES}
         for group, compared in zip(others, comparison.compare_groups([base, *others]), strict=True):
-            for row in compared.rows:
-                if phase := next((phase for phase, figure in PHASES.items() if figure == row.figure), None):
-                    ends = (1 / row.ratio.high, 1 / row.ratio.low) if row.ratio else (NAN, NAN)
-                    made[phase, name, str(group.rows.variant.iloc[0])] = (1 / row.estimate, *ends), row.doubts
+            for row in (row for row in compared.rows if row.figure in of_figure):
+                ends = (1 / row.ratio.high, 1 / row.ratio.low) if row.ratio else (NAN, NAN)
+                key = of_figure[row.figure], name, str(group.rows.variant.iloc[0])
+                made[key] = (1 / row.estimate, *ends), row.doubts
     return made
 
 
-def _of_file(record: Record | None, ceilings: Sequence[Ceilings]) -> dict[str, Any]:
-    """Size, memory, bytes that a decode step reads, and the decode rate that bandwidth would allow."""
-    row: dict[str, Any] = dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token", "ceiling_tps"), NAN)
-    if record is None:
-        return row
-    model, settings = record.model, record.settings
-    row["n_bytes"] = float(model.n_bytes or NAN)
-    if placed := record.run.placement:
-        row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in placed.buffers))
-    n_past = record.run.n_prompt + record.run.n_gen // 2
-    if step := cost.step(model, 1, n_past, 1, settings.type_k, settings.type_v):
-        best = probing.known(ceilings, probing.place_of_record(record))
-        row["bytes_per_token"] = step.n_bytes
-        row["ceiling_tps"] = 1e9 * step_kernels.roof(best).gbps / step.n_bytes if best else NAN
-    return row
+# As a section
+
+
+def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "") -> str:
+    """A figure with its interval in a second line."""
+    value, low, high = (scale * getattr(row, end) for end in (name, f"{name}_low", f"{name}_high"))
+    if value != value:
+        return UNKNOWN
+    first = f"{digits(value)}{unit}"
+    return first if low != low or low == high else f"{first}\n{digits(max(low, 0))}-{digits(high)}"
+
+
+COLUMNS: Columns = (
+    ("name", lambda row: f"{row.label}{' (reference)' if row.is_reference else ''}"),
+    ("MB", lambda row: digits(row.n_bytes / 1e6)),
+    ("divergence", lambda row: _cell(row, "kl")),
+    ("same top\n%", lambda row: _cell(row, "same", 100)),
+    ("decode", lambda row: _cell(row, "decode", 1, f"x{shown.mark(row.decode_doubts)}")),
+    ("prefill", lambda row: _cell(row, "prefill", 1, f"x{shown.mark(row.prefill_doubts)}")),
+    ("by bytes\nalone", lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth)),
+    ("divergence\n99 %", lambda row: digits(row.kl_99)),
+    ("divergence\nlargest", lambda row: digits(row.kl_max)),
+    ("perplexity", lambda row: digits(row.perplexity)),
+    ("perplexity\nratio", lambda row: _cell(row, "perplexity_ratio")),
+    ("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
+    ("MB read\nper token", lambda row: digits(row.bytes_per_token / 1e6)),
+    ("ceiling\ntokens/s", lambda row: digits(row.ceiling_tps)),
+)
+
+
+def sections(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[Section]:
+    """A section for each session; none for speed without quality."""
+    made = []
+    for own, one in of_sessions(records, ceilings):
+        rows, kinds, parts = list(one.rows.itertuples()), one.kinds, list[Section]()
+        if kinds.text.nunique() > 1:
+            cells = [
+                f"{_cell(k, 'kl')}\n{percent(k.same)} of {plural(k.n_chunks, 'chunk')}" for k in kinds.itertuples()
+            ]
+            by_text = kinds.assign(cell=cells).pivot(index="label", columns="text", values="cell").fillna("")
+            by_text = by_text.loc[[row.label for row in rows[1:]], kinds.text.unique()]
+            table = {"headings": ["name", *by_text.columns], "cells": by_text.reset_index().to_numpy().tolist()}
+            parts = [Section("", "divergence and same top by kind of text", **table)]
+        timed = [record for record in own if record.run.is_timed]
+        picture = partial(draw, one, text_setup.where(timed or own))
+        made.append(
+            Section(
+                "Quality and speed",
+                f"{one.n_chunks} chunks, {one.n_positions:,} positions, against {rows[0].label}",
+                name="quant",
+                question="What does each quantization cost in quality, and what does it gain in speed?",
+                answer=answer(one),
+                words=[ABOUT],
+                **tabled(COLUMNS, rows),
+                sentences=sentences(own, one),
+                warnings=text_results.disturbed(timed),
+                parts=parts,
+                pictures=[Picture("quant", CAPTION, picture, (10, 5.2))],
+                data=partial(_document, one),
+            )
+        )
+    return made
+
+
+def _document(found: Found) -> dict[str, list[Any]]:
+    """For JSON, without figures that are missing."""
+    tables = {"quant": found.rows, "quant_texts": found.kinds}
+    rows = {name: table.to_dict("records") for name, table in tables.items()}
+    known = {name: [{key: x for key, x in row.items() if x == x} for row in own] for name, own in rows.items()}
+    return {**known, "quant_floor": [] if found.floor is None else [found.floor]}
+
+
+def answer(found: Found) -> str:
+    """What the files that no other one beats gain and lose, in one sentence."""
+    first, *others = found.rows.sort_values("kl", na_position="first").itertuples()
+    said = list[str]()
+    for row in others:
+        if not row.on_front or row.decode != row.decode or shown.DISTURBED in row.decode_doubts:
+            continue
+        is_sure = row.decode_low == row.decode_low
+        ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if is_sure else ""
+        gain, share = f"{'' if is_sure else 'about '}{times(row.decode)}", percent(row.same)
+        if said:
+            said.append(f"{row.label} {gain}{ends} and on {share}")
+        else:
+            agrees = f"agrees with it on {share} of tokens"
+            said.append(f"{row.label} decodes {gain} as fast as {first.label}{ends} and {agrees}")
+    shares = join_and([f"{row.label} on {percent(row.same)}" for row in others])
+    return f"{'; '.join(said)}." if said else f"Agreement with {first.label} on the most likely token: {shares}."
+
+
+def sentences(records: Sequence[Record], found: Found) -> list[str]:
+    """Which files are beaten in both, what cannot be told apart, and the basis of the figures."""
+    first, *others = found.rows.itertuples()
+    lines, known = list[str](), [row for row in others if row.decode == row.decode]
+    if known and all(shown.DISTURBED in row.decode_doubts for row in known):
+        lines.append("The speeds are unclear: at least half of the runs were disturbed. Measure again.")
+    elif known:
+        front, beaten = ([row.label for row in (first, *others) if row.on_front == good] for good in (True, False))
+        more = f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both" if beaten else ""
+        lines.append(f"No other one is better in both quality and decode speed than {join_and(front)}{more}.")
+    if found.equal:
+        pairs = join_and([f"{a} and {b}" for a, b in found.equal])
+        lines.append(f"By divergence these cannot be told apart: {pairs}.")
+    if found.floor is not None:
+        below = [row.label for row in others if not row.kl_low > found.floor]
+        same = f" {join_and(below)} cannot be told from {first.label}." if below else ""
+        floor = f"{max(0.0, found.floor):.2g}"
+        lines.append(f"The noise floor, {first.label} against itself with other settings, is {floor}.{same}")
+    model = next((one for one in records if one.run.variant == first.variant), records[0]).model
+    if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
+        kind = catalog.entries()[model.name].quantization
+        lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
+    if bounded := [row for row in others if row.kl_most == row.kl_most]:
+        ends = join_and([f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded])
+        lines.append(
+            "The models ran one after the other, and the reference's 1,024 most likely tokens and the sum of the rest "
+            f"were kept: divergences are the least that is possible. Within these bounds: {ends}."
+        )
+    if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
+        lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
+    return [*lines, LIMITS]
+
+
+def known_lines(folder: Path, models: Sequence[Model]) -> list[str]:
+    """What sessions of `lab quant` in a folder found for these files, in sentences."""
+    records, lines = results.nearby([folder], holding=b'"quality":{').traces, dict[str, None]()
+    measured = {record.model.name for record in records}
+    for model in (one for one in models if one.name in measured):
+        for row in known_quality(records, model).itertuples():
+            cache = "" if row.type_k == "f16" else f" with a {row.type_k} cache"
+            lines[
+                f"Quality of {model.name} {model.quantization}{cache} by lab quant, the same on every device: "
+                f"divergence {digits(row.kl)} from {row.reference}, the same most likely token at {percent(row.same)}."
+            ] = None
+    return list(lines)
+
+
+def draw(found: Found, subject: str, figure: Figure) -> None:
+    """Speed against divergence: decode on the left, prefill on the right."""
+    rows = [row for row in found.rows.itertuples() if not row.is_reference and row.kl > 0]
+    reference, axes = found.rows.label.iloc[0], list(figure.subplots(1, 2, sharey=True))
+    marked: dict[str, list[Any]] = {}
+    for ax, phase in zip(axes, PHASES, strict=True):
+        known = [(row, *(getattr(row, end) for end in (phase, f"{phase}_low", f"{phase}_high"))) for row in rows]
+        known = [one for one in known if one[1] == one[1]]
+        ax.set_yscale("log")
+        ax.set_xlabel(f"{phase}: times as fast as {reference}")
+        ax.axvline(1, color=canvas.GUIDE, lw=1, ls=":")
+        for row, x, low, high in known:
+            colour = canvas.COLOURS[0 if row.on_front else 1]
+            label = "not beaten in both" if row.on_front else "beaten in quality and decode speed"
+            ax.plot([x], [row.kl], "o", color=colour, label=label)
+            if low == low:
+                ax.plot([low, high], [row.kl, row.kl], color=colour, lw=1.4)
+            if row.kl_low == row.kl_low:
+                ax.plot([x, x], [max(row.kl_low, row.kl / 1e3), row.kl_high], color=colour, lw=1.4)
+            if phase == "decode" and row.bandwidth == row.bandwidth:
+                ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label="by bytes read alone")
+        if phase == "decode":
+            front = sorted((row.kl, x) for row, x, *_ in known if row.on_front)
+            ax.plot([x for _, x in front], [y for y, _ in front], color=canvas.COLOURS[0], lw=1, ls="--", label="front")
+        if found.floor and found.floor > 0:
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, found.floor / 3), high)
+            ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
+        sizes = ["" if row.n_bytes != row.n_bytes else f", {digits(row.n_bytes / 1e6)} MB" for row, *_ in known]
+        marked[phase] = [(x, row.kl, row.label + size) for (row, x, *_), size in zip(known, sizes, strict=True)]
+    axes[0].set_ylabel("mean divergence (nats)")
+    canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
+    crosses = [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth]
+    for ax, (phase, points) in zip(axes, marked.items(), strict=True):
+        canvas.label_points(ax, points, crosses if phase == "decode" else [])
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of `lab quant`."""
+    timed = [one for one in records if one.run.is_timed]
+    kept = [(one, one.run.quality) for one in records if one.run.quality]
+    of_variant = {one.run.variant or "": one for one in timed}
+    of_variant |= {of.reference if of.is_floor else one.run.variant or "": one for one, of in kept}
+    firsts = [of_variant[name] for name in sorted(of_variant)]
+    given: dict[str, object] = {}
+    if timed:
+        given["blocks"] = 1 + max(one.run.block or 0 for one in timed)
+    if kept:
+        _, asked = kept[0]
+        budget = None if asked.budget_s is None else f"{asked.budget_s:g}s"
+        given |= {"text": asked.text, "budget": budget, "until": asked.until}
+    if timed:
+        given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen}
+    specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
+    shared = [words for words in as_options.shared(firsts) if words[0] not in ("--model", "--prompt")]
+    if len(specs) == 1:
+        given["cache_type"] = [one.settings.type_k for one in firsts]
+        shared = [words for words in shared if not words[0].startswith("--cache-type")]
+    return as_options.line("quant", given, [(spec,) for spec in specs], shared)
+
+
+KINDS = (
+    Kind(
+        "quant",
+        lambda one: isinstance(one, Record) and one.run.part == QUANT,
+        lambda records, context: sections(records, context.ceilings),
+        again,
+    ),
+)

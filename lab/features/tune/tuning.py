@@ -392,7 +392,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
     adds the recommended settings for other programs, and the lengths for which they are faster.
     """
-    from lab.features.quant import views as quant_views
+    from lab.features.quant.figures import known_lines
     from lab.show import console, text_setup
 
     if save is not None:
@@ -427,7 +427,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
         )
     output.end(records, path, problem)
     if asked["allow_lossy"] and not output.as_json:
-        for line in quant_views.known_lines(output.folder, [made.default.model]):
+        for line in known_lines(output.folder, [made.default.model]):
             click.echo(line)
     if save is None:
         return
