@@ -10,7 +10,7 @@ import pytest
 from lab.core import memory
 from lab.core.memory import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
-from lab.engine.model_params import read_log
+from lab.engine.llama import read_log
 from lab.features.lend.server import RpcServer
 from lab.models import synthetic
 from lab.process.wire import Backend

@@ -18,7 +18,7 @@ import pytest
 import lab
 from lab.core import script as scripts
 from lab.core.results import read as read_results
-from lab.engine import native
+from lab.engine import devices
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
 from lab.process import rpc
@@ -203,11 +203,11 @@ def test_a_vanished_peer_is_noticed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())
         with client, listening.accept()[0] as accepted:
-            peers = native.enable_keepalive()
+            peers = devices.enable_keepalive()
             assert {"{}:{}".format(*one.getpeername()) for one in (client, accepted)} <= set(peers)
             for one in (client, accepted):
                 assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == native.N_UNANSWERED
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == devices.N_UNANSWERED
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")

@@ -16,7 +16,7 @@ from typing import Any
 from lab.core.lines import converted, to_json
 from lab.core.record import Placement, Settings
 from lab.core.script import Operation
-from lab.engine import devices, execute, gguf_header, kernels, llama, native
+from lab.engine import devices, execute, gguf_header, kernels, llama
 from lab.process import served
 from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
@@ -28,7 +28,7 @@ def serve() -> None:
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "libraries": native.libraries,
+    "libraries": devices.libraries,
     "read_model": gguf_header.read_model,
     "tensors": gguf_header.read_tensors,
     "free_memory": devices.free_memory,
@@ -45,7 +45,7 @@ class _Child:
     """A method for each other verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
-        self._build = native.start(sys.argv[2:])
+        self._build = devices.start(sys.argv[2:])
         self._progress = progress
         self._loaded: llama.Loaded
         self._context: llama.Context

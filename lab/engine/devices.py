@@ -1,4 +1,8 @@
-"""ggml's devices, including those of RPC servers, and random tensors on them.
+"""Load llama.cpp's libraries, keep their log, and describe their devices, including those of RPC servers.
+
+The Python bindings contain copies of llama.cpp's structures. If a library of another version has different fields, no
+call fails, but values arrive in the wrong fields. `libraries` therefore reads the sizes and the defaults of every
+field, so that two builds can be compared.
 
 On a device of an RPC server, ggml's functions behave differently (ggml-rpc.cpp). Synchronizing waits only until a graph
 is sent, every operation counts as supported, and a graph without a number is sent in full each time. llama.cpp numbers
@@ -7,42 +11,162 @@ its graphs, so that repeating a step takes one short message; the lab does the s
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import ctypes
 import itertools
 import json
 import os
-import time
+import platform
+import socket
 from collections.abc import Sequence
-from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from lab.core.record import Device
-from lab.core.shape import BLOCKS
-from lab.engine.bindings import P, ggml, llama_cpp
+from lab.engine.bindings import TEXT, P, ggml, llama_cpp, loaded
 from lab.errors import LabError
+from lab.process.wire import Build, Libraries
+
+DEBUG, WARNING, ERROR = 1, 3, 4  # of ggml's log levels
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
+
+STRUCTURES = ("llama_model", "llama_context", "llama_model_quantize")
+"""Structures with default values: the names of the functions, without `_default_params`."""
+
+ROOM = 4096
+"""More bytes than any of these structures has."""
+
+
+class _Symbol(ctypes.Structure):
+    """struct Dl_info of dlfcn.h."""
+
+    _fields_ = (("path", TEXT), ("base", P), ("name", TEXT), ("address", P))
+
+
+IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
+"""TCP keepalive: seconds before the first probe, seconds between probes, unanswered probes before an error."""
+
+
+def start(rpc: Sequence[str] = ()) -> Build:
+    """Load the libraries, keep their log in memory, connect to these RPC servers, and describe the build.
+
+    Probe the servers first (process/rpc.py): llama.cpp aborts this process if one does not answer. LabError for
+    libraries that cannot be loaded or lack a function.
+    """
+    try:
+        lib, base = llama_cpp(), ggml()
+    except (AttributeError, OSError, RuntimeError) as problem:  # a missing function, file or dependency
+        hint = "Install the missing library, or add its folder to LD_LIBRARY_PATH."
+        if isinstance(problem, AttributeError):
+            hint = f"llama-cpp-python {version('llama-cpp-python')} needs the version in its source distribution."
+        raise LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint) from None
+    lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    lib.llama_backend_init()
+    commit = base.ggml_commit().decode()
+    for endpoint in rpc:
+        connect(endpoint)
+    if rpc:
+        enable_keepalive()
+    return Build(
+        llama_cpp_python=version("llama-cpp-python"),
+        llama_cpp_commit=None if commit in ("", "unknown") else commit,
+        system_info=lib.llama_print_system_info().decode().strip(),
+        devices=known(),
+    )
+
+
+def clear_log() -> None:
+    _log.clear()
+
+
+def log_says(phrase: str) -> bool:
+    """Whether llama.cpp logged `phrase` since the log was cleared."""
+    return any(phrase in text for _, text in _log)
+
+
+def log_lines() -> list[str]:
+    """The newest lines of llama.cpp's log since it was cleared."""
+    return [text for _, text in _log]
+
+
+def last_warnings() -> str:
+    """llama.cpp's last three warnings and errors since the log was cleared."""
+    warnings = [text for level, text in _log if level in (WARNING, ERROR) and text]
+    return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
+
+
+def _keep_log(level: int, text: bytes, _: Any) -> None:
+    if level != DEBUG or b"assigned to device" in text:
+        _log.append((level, text.decode(errors="replace").strip()[:300]))
+
+
+_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_keep_log)
+
+
+def libraries() -> Libraries:
+    """The loaded libraries: version, files, and the visible part of their structures' layout."""
+    layout = dict[str, str]()
+    for name in STRUCTURES:
+        function = getattr(llama_cpp(), f"{name}_default_params")
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            # There a C function returns a structure by writing to memory that the caller provides. The bytes that are
+            # equal after two calls on differently filled memory belong to the structure. Rounded up to 8.
+            address = ctypes.cast(function, ctypes.c_void_p).value
+            assert address is not None
+            filled = [ctypes.create_string_buffer(bytes([byte]) * ROOM, ROOM) for byte in (0x00, 0xFF)]
+            for buffer in filled:
+                ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)(ctypes.cast(buffer, ctypes.c_char_p))
+            last = max(
+                i for i, (one, other) in enumerate(zip(*(buffer.raw for buffer in filled), strict=True)) if one == other
+            )
+            layout[f"the size of {name}_params"] = str(-(-(last + 1) // 8) * 8)
+        params = function()
+        for field, kind, *_ in params._fields_:
+            if isinstance(value := getattr(params, field), (bool, int, float)) and kind is not ctypes.c_void_p:
+                layout[f"the default of {name}_params.{field}"] = str(value)
+    layout |= {f"tensor type {number}": name or "none" for number, name in enumerate(type_names())}
+    paths = []
+    if os.name != "nt":  # Windows has no dladdr
+        files = (llama_cpp()._lib, "llama_model_default_params"), (loaded("ggml"), "ggml_backend_dev_count")
+        for library, name in (*files, (loaded("ggml-base"), "ggml_version")):
+            symbol, function = _Symbol(), ctypes.cast(getattr(library, name), ctypes.c_void_p)
+            if ctypes.CDLL(None).dladdr(function, ctypes.byref(symbol)) and symbol.path:
+                paths.append(os.fsdecode(symbol.path))
+    return Libraries(ggml().ggml_version().decode(), tuple(paths), layout)
+
+
+def enable_keepalive() -> list[str]:
+    """Enable TCP keepalive (tcp(7)) on all connections over IPv4; returns the peers' addresses, HOST:PORT.
+
+    Without it llama.cpp waits forever for a machine that lost its power or network; with it the wait ends with an error
+    after half a minute. Empty on Windows, where sockets are not files.
+    """
+    wanted = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPALIVE": IDLE_S, "TCP_KEEPINTVL": BETWEEN_S, "TCP_KEEPCNT": N_UNANSWERED}
+    peers = []
+    for path in Path("/dev/fd").glob("*"):
+        with contextlib.suppress(OSError):  # not a socket, or not connected
+            connection = socket.socket(fileno=int(path.name))
+            try:
+                if connection.family == socket.AF_INET:
+                    peers.append("{}:{}".format(*connection.getpeername()))
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for name, value in wanted.items():
+                        if hasattr(socket, name):  # macOS has TCP_KEEPALIVE, Linux TCP_KEEPIDLE
+                            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            finally:
+                connection.detach()
+    return peers
+
 
 CPU = 0
 """The device type of the CPU (ggml-backend.h). BLAS (on macOS) has another type and is listed before the CPU."""
-
-N_READINGS = 20
-SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 
 def type_names() -> list[str]:
     """ggml's names of tensor types by number; "" for an unused number."""
     return [(ggml().ggml_type_name(number) or b"").decode() for number in range(llama_cpp().GGML_TYPE_COUNT)]
-
-
-@cache
-def _type_numbers() -> dict[str, int]:
-    return {name.upper(): number for number, name in enumerate(type_names()) if name}
-
-
-def type_number(name: str) -> int:
-    """ggml's number of a weight type. LabError if ggml lacks the type or the lab does not know its block size."""
-    if name not in BLOCKS or name not in _type_numbers():
-        raise LabError(f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}.")
-    return _type_numbers()[name]
 
 
 def handles() -> list[Any]:
@@ -153,60 +277,3 @@ def extra_buffer_types(device: Any) -> list[Any]:
     address = ggml().ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
     extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
     return [P(pointer) for pointer in itertools.takewhile(bool, extra)] if extra else []
-
-
-def random_rows(name: str, rows: int, columns: int) -> bytes:
-    """Random weights of a type. Never zeros, because some kernels and memories handle zeros faster.
-
-    Repeats a few hundred random rows. Types that need an importance matrix get equal importances.
-    """
-    import numpy as np
-
-    number = type_number(name)
-    some = min(rows, 32 if name in SLOW_TO_PACK else 512)
-    values = (0.05 * np.random.default_rng(1).standard_normal((some, columns))).astype(np.float32)
-    target = ctypes.create_string_buffer(ggml().ggml_row_size(number, columns) * some)
-    pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    importance = (ctypes.c_float * columns)(*[1.0] * columns)
-    ggml().ggml_quantize_chunk(number, pointer, target, 0, some, columns, importance)
-    return (target.raw * (-(-rows // some)))[: ggml().ggml_row_size(number, columns) * rows]
-
-
-def fill(tensor: Any, data: bytes) -> None:
-    """Copy `data` into a tensor of the same size."""
-    ggml().ggml_backend_tensor_set(tensor, data, 0, len(data))
-
-
-def is_remote(device: Any) -> bool:
-    """Whether the device belongs to an RPC server."""
-    return bool(ggml().ggml_backend_reg_name(P(ggml().ggml_backend_dev_backend_reg(device))).startswith(b"RPC"))
-
-
-def supports(device: Any, operation: Any) -> bool:
-    """Whether a device can compute an operation. For a remote device this asks the local CPU instead."""
-    asked = device_of(None) if is_remote(device) else device
-    return bool(ggml().ggml_backend_dev_supports_op(asked, operation))
-
-
-def number_graph(backend: Any, graph: Any, most_nodes: int) -> None:
-    """Number a graph, as llama.cpp's scheduler does. All its tensors must be in the backend's memory."""
-    cpu = P(ggml().ggml_backend_dev_init(device_of(None), None))  # a scheduler needs the CPU as its last backend
-    scheduler = P(ggml().ggml_backend_sched_new((P * 2)(backend, cpu), None, 2, 2 * most_nodes, False, False))
-    ggml().ggml_backend_sched_split_graph(scheduler, graph)
-    ggml().ggml_backend_sched_free(scheduler)
-    ggml().ggml_backend_free(cpu)
-
-
-def wait_for(result: Any) -> None:
-    """Wait for all work sent so far, by reading a value: a server answers in order."""
-    ggml().ggml_backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
-
-
-def reading_ns(result: Any) -> int:
-    """The shortest time of `wait_for` when no work is pending."""
-    times = []
-    for _ in range(N_READINGS):
-        start = time.perf_counter_ns()
-        wait_for(result)
-        times.append(time.perf_counter_ns() - start)
-    return min(times)

@@ -21,10 +21,9 @@ from typing import Any
 from lab.core import record
 from lab.core import script as scripts
 from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
-from lab.engine import llama, native
+from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import Context
-from lab.engine.logits import Logits, Rows
+from lab.engine.llama import Context, Logits, Rows
 from lab.engine.loop import Move, as_steps, walk
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
@@ -42,7 +41,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
             llama.check_rollback(one)
         if one is not None:
             lib.llama_memory_clear(lib.llama_get_memory(one.pointer), False)
-    native.clear_log()
+    devices.clear_log()
     preparation = _Preparation(context, draft, script, progress)
     moves = preparation.moves()
     gc.collect()
@@ -208,7 +207,7 @@ class _Preparation:
         def save() -> None:
             n_bytes = lib.llama_state_seq_save_file(pointer, os.fsencode(path), sequence, None, 0)
             if not n_bytes:
-                what = f"llama.cpp could not save a state to {path}: {native.last_warnings()}"
+                what = f"llama.cpp could not save a state to {path}: {devices.last_warnings()}"
                 raise LabError(what, "Free some space.")
             with path.open("r+b") as file:
                 os.fsync(file.fileno())
@@ -223,7 +222,9 @@ class _Preparation:
             no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
             arguments = os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
             if not lib.llama_state_seq_load_file(pointer, *arguments):
-                raise LabError(f"llama.cpp could not restore a state: {native.last_warnings()}", "Try shorter prompts.")
+                raise LabError(
+                    f"llama.cpp could not restore a state: {devices.last_warnings()}", "Try shorter prompts."
+                )
 
         return (save, drop_from_cache) if operation.kind == record.SAVE else (load, None)
 

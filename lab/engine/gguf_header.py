@@ -21,7 +21,7 @@ from typing import Any
 from lab.core.memory import Tensor
 from lab.core.record import Model
 from lab.core.shape import group, read_layers
-from lab.engine import llama, native
+from lab.engine import devices, llama
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
 
@@ -187,10 +187,10 @@ def _opened(path: Path) -> Iterator[_Header]:
     if magic != b"GGUF":
         what = f"{path.name} is not a GGUF file (it begins with {magic!r})."
         raise LabError(what, "Give a model in llama.cpp's format, GGUF.")
-    native.clear_log()
+    devices.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
-        raise LabError(f"{path.name} is a broken GGUF file: {native.last_warnings()}", "Get the file again.")
+        raise LabError(f"{path.name} is a broken GGUF file: {devices.last_warnings()}", "Get the file again.")
     try:
         yield _Header(gguf)
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -19,7 +20,6 @@ from lab.core.record import Rate
 from lab.core.shape import BLOCKS
 from lab.engine import devices
 from lab.engine.bindings import InitParams, P, ggml
-from lab.engine.devices import fill, is_remote, random_rows, type_number
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 
@@ -33,6 +33,9 @@ NARROW, N_NARROW = 1.02, 4
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types of llama.cpp's KV cache."""
 
+N_READINGS = 20
+SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+
 I32 = 26
 """GGML_TYPE_I32."""
 
@@ -45,7 +48,8 @@ class _Bench:
         self.device = devices.device_of(probe.device)
         self.backend = P(lib.ggml_backend_dev_init(self.device, None))
         self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
-        self.is_remote = is_remote(self.device)
+        registry = P(lib.ggml_backend_dev_backend_reg(self.device))
+        self.is_remote = bool(lib.ggml_backend_reg_name(registry).startswith(b"RPC"))
         self.probe, self.data, self.graphs = probe, self.context(), self.context()
         self.tensors: list[Any] = []
         self.buffer = ""  # the name of the weights' buffer type, once they are filled
@@ -85,8 +89,8 @@ class _Bench:
                 else:
                     fill(tensor, data)
             self.buffer = str(self.lib.ggml_backend_buft_name(kind).decode())
-        elif not devices.supports(self.device, product):
-            raise _unsupported(self.probe)
+        else:
+            self.check(product)
         self.allocate(self.graphs, self.memory)
 
     def allocate(self, context: Any, kind: Any) -> None:
@@ -113,9 +117,20 @@ class _Bench:
             lib.ggml_backend_buffer_free(empty)
             if supported:
                 return candidate
-        if not devices.supports(device, product):
-            raise _unsupported(self.probe)
+        self.check(product)
         return self.memory
+
+    def check(self, product: Any) -> None:
+        """LabError if the device cannot compute an operation. For a remote device this asks the local CPU instead."""
+        probe, asked = self.probe, devices.device_of(None) if self.is_remote else self.device
+        if self.lib.ggml_backend_dev_supports_op(asked, product):
+            return
+        if probe.op in (MUL_MAT, MUL_MAT_ID):
+            raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
+        raise LabError(
+            f"This device has no attention kernel for a {probe.type} cache.",
+            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
+        )
 
     def graph_of(self, results: Iterable[Any]) -> Any:
         graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
@@ -165,15 +180,6 @@ def run(probe: Probe) -> Rate:
     return Rate(probe.op, probe.type, bench.buffer, *sizes, n_bytes, flops, times, *more)
 
 
-def _unsupported(probe: Probe) -> LabError:
-    if probe.op in (MUL_MAT, MUL_MAT_ID):
-        return LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
-    return LabError(
-        f"This device has no attention kernel for a {probe.type} cache.",
-        "Use another cache type: --cache-type-k f16 --cache-type-v f16",
-    )
-
-
 def _check(probe: Probe) -> None:
     """LabError where ggml would abort the process."""
     type_number(probe.type)
@@ -199,32 +205,45 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     registry = P(lib.ggml_backend_dev_backend_reg(bench.device))
     if address := lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads"):
         ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, probe.n_threads)
-    if bench.is_remote:
-        devices.number_graph(backend, graph, MAX_NODES)
+    if bench.is_remote:  # number the graph, as llama.cpp's scheduler does; its last backend must be the CPU
+        cpu = P(lib.ggml_backend_dev_init(devices.device_of(None), None))
+        scheduler = P(lib.ggml_backend_sched_new((P * 2)(backend, cpu), None, 2, 2 * MAX_NODES, False, False))
+        lib.ggml_backend_sched_split_graph(scheduler, graph)
+        lib.ggml_backend_sched_free(scheduler)
+        lib.ggml_backend_free(cpu)
 
     def compute() -> None:
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
-        if bench.is_remote:
-            devices.wait_for(result)
         if status:
             raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again.")
 
-    return _time(probe.seconds, compute, devices.reading_ns(result) if bench.is_remote else 0)
+    return _time(probe.seconds, compute, result if bench.is_remote else None)
 
 
-def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
+def _time(seconds: float, work: Callable[[], object], awaited: Any) -> tuple[int, ...]:
     """Call `work`, first without timing it, for `seconds` or until N_NARROW calls are as fast as the best.
 
-    Returns nanoseconds of each timed call, minus `off_ns`.
+    On a server work ends when a value of the tensor `awaited` can be read; the shortest time of such a read without
+    pending work is subtracted. Returns nanoseconds of each timed call.
     """
-    work()
+
+    def wait() -> None:
+        if awaited:
+            ggml().ggml_backend_tensor_get(awaited, ctypes.create_string_buffer(4), 0, 4)
+
+    def timed(call: Callable[[], object]) -> int:
+        start = time.perf_counter_ns()
+        call()
+        wait()
+        return time.perf_counter_ns() - start
+
+    timed(work)
+    off_ns = min(timed(lambda: None) for _ in range(N_READINGS)) if awaited else 0
     times: list[int] = []
     best, n_near, deadline = sys.maxsize, 0, time.monotonic() + seconds
     while not times or (time.monotonic() < deadline and n_near < N_NARROW):
-        start = time.perf_counter_ns()
-        work()
-        times.append(max(1, time.perf_counter_ns() - start - off_ns))
+        times.append(max(1, timed(work) - off_ns))
         if times[-1] < best:
             best = times[-1]
             n_near = sum(ns <= NARROW * best for ns in times)
@@ -244,18 +263,10 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     data, target = random_rows("F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
     bench.allocate(bench.data, bench.memory)
     fill(tensor, data)
-    reads_back = probe.op == UPLOAD and bench.is_remote
-
-    def upload() -> None:
-        lib.ggml_backend_tensor_set(tensor, data, 0, n_bytes)
-        if reads_back:
-            devices.wait_for(tensor)
-
-    def download() -> None:
-        lib.ggml_backend_tensor_get(tensor, target, 0, n_bytes)
-
-    work = upload if probe.op == UPLOAD else download
-    times = _time(probe.seconds, work, devices.reading_ns(tensor) if reads_back else 0)
+    upload = functools.partial(lib.ggml_backend_tensor_set, tensor, data, 0, n_bytes)
+    download = functools.partial(lib.ggml_backend_tensor_get, tensor, target, 0, n_bytes)
+    is_upload = probe.op == UPLOAD
+    times = _time(probe.seconds, upload if is_upload else download, tensor if is_upload and bench.is_remote else None)
     name = lib.ggml_backend_buft_name(bench.memory).decode()
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
@@ -334,3 +345,34 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: not masked
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
     return bench.graph_of(attended), n_layers * layer_bytes, flops
+
+
+def fill(tensor: Any, data: bytes) -> None:
+    """Copy `data` into a tensor of the same size."""
+    ggml().ggml_backend_tensor_set(tensor, data, 0, len(data))
+
+
+@functools.cache
+def type_number(name: str) -> int:
+    """ggml's number of a weight type. LabError if ggml lacks the type or the lab does not know its block size."""
+    numbers = {known.upper(): number for number, known in enumerate(devices.type_names()) if known}
+    if name not in BLOCKS or name not in numbers:
+        raise LabError(f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}.")
+    return numbers[name]
+
+
+def random_rows(name: str, rows: int, columns: int) -> bytes:
+    """Random weights of a type. Never zeros, because some kernels and memories handle zeros faster.
+
+    Repeats a few hundred random rows. Types that need an importance matrix get equal importances.
+    """
+    import numpy as np
+
+    number = type_number(name)
+    some = min(rows, 32 if name in SLOW_TO_PACK else 512)
+    values = (0.05 * np.random.default_rng(1).standard_normal((some, columns))).astype(np.float32)
+    target = ctypes.create_string_buffer(ggml().ggml_row_size(number, columns) * some)
+    pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    importance = (ctypes.c_float * columns)(*[1.0] * columns)
+    ggml().ggml_quantize_chunk(number, pointer, target, 0, some, columns, importance)
+    return (target.raw * (-(-rows // some)))[: ggml().ggml_row_size(number, columns) * rows]

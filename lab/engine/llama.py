@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.core.memory import CPU as CPU_NAME
+from lab.core.memory import EXPERTS
 from lab.core.record import Buffer, Settings
-from lab.engine import model_params, native
-from lab.engine.bindings import llama_cpp
+from lab.engine import devices
+from lab.engine.bindings import P, ggml, llama_cpp
+from lab.engine.bindings import loaded as loaded_library
 from lab.errors import LabError
 
 NO_ROLLBACK = "This run removes or copies parts of the cache, which this model (recurrent or sliding window) cannot do."
@@ -50,21 +56,34 @@ def load(path: Path, asked: Settings) -> Loaded:
     """Load the weights to the devices that `asked` names. LabError with llama.cpp's log if it fails."""
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = model_params.apply(params, asked)
+    alive = model_params(params, asked)
     model = _from_file(path, params)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
-    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *model_params.placed(), alive)
+    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *placed(), alive)
 
 
 def _from_file(path: Path, params: Any) -> Any:
     """The model in a file. LabError with llama.cpp's log, and for a model that does not decode token by token."""
-    native.clear_log()
-    model = llama_cpp().llama_model_load_from_file(os.fsencode(path), params)
+    lib, value = llama_cpp(), ctypes.create_string_buffer(256)
+    devices.clear_log()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise load_error(path)
-    if reason := _no_generator(model):
-        llama_cpp().llama_model_free(model)
+
+    def header(key: str) -> str:
+        n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
+        return value.value.decode(errors="replace") if n >= 0 else ""
+
+    arch, reason = header("general.architecture"), ""
+    if lib.llama_model_is_diffusion(model):
+        reason = "is a diffusion model, which computes all tokens of an answer together, again and again"
+    elif lib.llama_model_has_encoder(model):
+        reason = "has an encoder, which reads the whole prompt apart from the decoder"
+    elif header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false":
+        reason = "is an embedding model, which turns a text into a vector and generates nothing"
+    if reason:
+        lib.llama_model_free(model)
         raise LabError(
             f"{path.name} {reason}, so it has no prefill and decode to measure.",
             "Use a model that generates text token by token: lab models",
@@ -74,28 +93,10 @@ def _from_file(path: Path, params: Any) -> Any:
 
 def load_error(path: Path) -> LabError:
     """Why llama.cpp could not load a model, from its log, and what to do."""
-    hint, reason = "The file may be incomplete: get it again, or try another one.", native.last_warnings()
+    hint, reason = "The file may be incomplete: get it again, or try another one.", devices.last_warnings()
     if "allocate" in reason:
         hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
     return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
-
-
-def _no_generator(model: Any) -> str:
-    """What a model is instead of one that decodes token by token; "" if it does that."""
-    lib, value = llama_cpp(), ctypes.create_string_buffer(256)
-
-    def header(key: str) -> str:
-        n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
-        return value.value.decode(errors="replace") if n >= 0 else ""
-
-    arch = header("general.architecture")
-    if lib.llama_model_is_diffusion(model):
-        return "is a diffusion model, which computes all tokens of an answer together, again and again"
-    if lib.llama_model_has_encoder(model):
-        return "has an encoder, which reads the whole prompt apart from the decoder"
-    if header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false":
-        return "is an embedding model, which turns a text into a vector and generates nothing"
-    return ""
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -114,29 +115,34 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     params = _context_params(asked)
     if on_node is not None:
         params.cb_eval = on_node
-    native.clear_log()
+    devices.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
         raise LabError(
-            f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {native.last_warnings()}",
+            f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {devices.last_warnings()}",
             "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.",
         )
-    resolved = dataclasses.replace(
-        asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn_resolved(asked)
-    )
-    return Context(loaded, pointer, resolved, model_params.placed()[1])
+    # llama.cpp has no function that says whether flash attention is on, but logs what it chooses or forces
+    flash_attn = None if asked.flash_attn == "auto" else asked.flash_attn
+    if devices.log_says("flash_attn is not compatible"):  # Grok
+        flash_attn = "off"
+    elif flash_attn is None:
+        is_on = devices.log_says("Flash Attention enabled") or devices.log_says("enabling flash_attn")
+        flash_attn = "on" if is_on else "off" if devices.log_says("Flash Attention not supported") else None
+    resolved = dataclasses.replace(asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=flash_attn)
+    return Context(loaded, pointer, resolved, placed()[1])
 
 
 def reserve(path: Path, asked: Settings) -> list[str]:
     """llama.cpp's log of the memory that a context of a model file needs, without loading the weights."""
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = model_params.apply(params, asked)
+    alive = model_params(params, asked)
     params.no_alloc, params.load_mode = True, 0
     model = _from_file(path, params)
-    native.clear_log()
+    devices.clear_log()
     pointer = lib.llama_init_from_model(model, _context_params(asked))
-    lines = native.log_lines()
+    lines = devices.log_lines()
     if pointer:
         lib.llama_free(pointer)
     lib.llama_model_free(model)
@@ -170,7 +176,7 @@ def submit(context: Context, batch: Any) -> None:
     """Submit one step without waiting for it, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
-        raise LabError(f"llama_decode returned {status}: {native.last_warnings()}", "Try shorter prompts.")
+        raise LabError(f"llama_decode returned {status}: {devices.last_warnings()}", "Try shorter prompts.")
 
 
 def forget(context: Context, sequence: int, first: int) -> None:
@@ -203,10 +209,10 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
     params = lib.llama_model_quantize_default_params()
     params.ftype = quantizations()[quantization]
     params.allow_requantize = True
-    native.clear_log()
+    devices.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         raise LabError(
-            f"llama.cpp cannot quantize {source.name} to {quantization}: {native.last_warnings()}",
+            f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}",
             "Try another quantization.",
         )
 
@@ -238,31 +244,25 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 def vocabularies_differ(path: Path, other: Path) -> str | None:
     """How the vocabularies of two model files differ, in words; None if they are equal. Reads no weights."""
-    sides = [_vocabulary(one) for one in (path, other)]
-    (kind, ends, tokens), (other_kind, other_ends, other_tokens) = sides
-    if len(tokens) != len(other_tokens):
-        return f"one has {len(tokens):,} tokens, the other {len(other_tokens):,}"
+    lib, sides = llama_cpp(), []
+    for file in (path, other):
+        params = lib.llama_model_default_params()
+        params.vocab_only = True
+        model = _from_file(file, params)
+        vocab = lib.llama_model_get_vocab(model)
+        _check_vocabulary(vocab)
+        tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
+        sides.append((tokens, lib.llama_vocab_type(vocab), (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))))
+        lib.llama_model_free(model)
+    (own, kind, ends), (others, other_kind, other_ends) = sides
+    if len(own) != len(others):
+        return f"one has {len(own):,} tokens, the other {len(others):,}"
     if kind != other_kind:
         return "they split texts into tokens in different ways"
-    for i, (token, other_token) in enumerate(zip(tokens, other_tokens, strict=True)):
+    for i, (token, other_token) in enumerate(zip(own, others, strict=True)):
         if token != other_token:
             return f"token {i:,} is {token!r} in one and {other_token!r} in the other"
     return None if ends == other_ends else "their texts begin or end with different tokens"
-
-
-def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
-    """A model file's vocabulary: llama.cpp's kind, the tokens that begin and end a text, the text of every token."""
-    lib = llama_cpp()
-    params = lib.llama_model_default_params()
-    params.vocab_only = True
-    model = _from_file(path, params)
-    vocab = lib.llama_model_get_vocab(model)
-    _check_vocabulary(vocab)
-    tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
-    ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
-    kind = lib.llama_vocab_type(vocab)
-    lib.llama_model_free(model)
-    return kind, ends, tokens
 
 
 def _check_vocabulary(vocab: Any) -> None:
@@ -274,12 +274,158 @@ def _check_vocabulary(vocab: Any) -> None:
         )
 
 
-def _flash_attn_resolved(asked: Settings) -> str | None:
-    """Whether flash attention is on. llama.cpp has no function for this, but logs what it chooses or forces."""
-    if native.log_says("flash_attn is not compatible"):  # Grok
-        return "off"
-    if asked.flash_attn != "auto":
-        return asked.flash_attn
-    if native.log_says("Flash Attention enabled") or native.log_says("enabling flash_attn"):
-        return "on"
-    return "off" if native.log_says("Flash Attention not supported") else None
+SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
+"""enum llama_split_mode of llama.h. 2 (row) is deprecated there, and no device known to the lab loads it."""
+
+_BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
+_LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
+
+
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
+
+
+def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
+    """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model.
+
+    LabError for an unknown device or buffer.
+    """
+    params.n_gpu_layers = asked.n_gpu_layers
+    if asked.split_mode is not None:
+        params.split_mode = SPLIT_MODES[asked.split_mode]
+    if asked.main_gpu is not None:
+        params.main_gpu = asked.main_gpu
+    if asked.mmap is not None:
+        params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+    if asked.repack is not None:
+        params.use_extra_bufts = asked.repack
+    alive: list[Any] = []
+    if asked.devices is not None or asked.n_gpu_layers == 0:
+        # With 0 layers and no list, a GPU build keeps the weights in memory that its GPU can read, and prefills there.
+        names = asked.devices if asked.n_gpu_layers and asked.devices else ()
+        pointers = (P * (len(names) + 1))(*(devices.device_of(name) for name in names), None)
+        params.devices = ctypes.addressof(pointers)
+        alive.append(pointers)
+    if asked.tensor_split is not None:
+        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
+        params.tensor_split = shares
+        alive.append(shares)
+    if overrides := _overrides(asked.n_cpu_moe or 0, asked.override_tensor or ()):
+        array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
+        params.tensor_buft_overrides = ctypes.addressof(array)
+        alive.append(array)
+    return tuple(alive)
+
+
+def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
+    owners = dict[str, str]()  # the name of each buffer type and its device
+    for device in devices.handles():
+        kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
+        own = [P(kind(device)) for kind in kinds]
+        for buffer_type in (*filter(None, own), *devices.extra_buffer_types(device)):
+            name = ggml().ggml_backend_buft_name(buffer_type).decode()
+            is_host = ggml().ggml_backend_buft_is_host(buffer_type)
+            owners[name] = (
+                CPU_NAME if is_host else devices.name_of(device)
+            )  # even if a GPU's driver allocates it (CUDA_Host)
+    return read_log(devices.log_lines(), owners)
+
+
+def read_log(
+    lines: Iterable[str], owners: Mapping[str, str] | None = None
+) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """`placed` from the lines of a log. `owners` maps the name of each buffer type to its device.
+
+    The log names a buffer by its type; for a mapped file it adds _Mapped.
+    """
+    layers, buffers = [], []
+    for line in lines:
+        if match := _LAYER.search(line):
+            layers.append(match[1])
+        if match := _BUFFER.search(line):
+            owner = (owners or {}).get(match[1].removesuffix("_Mapped"))
+            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20), owner))
+    return tuple(layers), tuple(buffers)
+
+
+def _overrides(n_cpu_moe: int, asked: Sequence[str]) -> list[_Override]:
+    """The overrides of the settings; experts of the first `n_cpu_moe` layers stay in the CPU's memory."""
+    memories = {}
+    for device in devices.handles():
+        memory = ggml().ggml_backend_dev_buffer_type(device)
+        memories[devices.name_of(device)] = memories[ggml().ggml_backend_buft_name(memory).decode()] = memory
+    on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
+    overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(n_cpu_moe)]
+    for text in asked:
+        pattern, _, name = text.rpartition("=")
+        if name not in memories:
+            raise LabError(f"--override-tensor {text}: no buffer {name}.", f"Use one of: {', '.join(memories)}.")
+        overrides.append(_Override(pattern.encode(), memories[name]))
+    return overrides
+
+
+Rows = list[tuple[int, Any, list[Any]]]
+"""A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches to copy it into."""
+
+
+class Logits:
+    """The rows of one context. With `is_fixed` the first row's address is read once: llama.cpp's buffer stays."""
+
+    def __init__(self, context: Context, is_fixed: bool) -> None:
+        self._lib, self._pointer, self._n_vocab = llama_cpp(), context.pointer, context.loaded.n_vocab
+        ith = loaded_library("llama").llama_get_logits_ith  # not the bindings' function: this one returns an address
+        ith.restype, ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
+        self._ith = functools.partial(ith, context.pointer)
+        self._views: dict[int, Any] = {}  # by address
+        self._first = self._view(self._address()) if is_fixed else None
+
+    def row(self, i: int) -> Any:
+        """The logits of row i of the last step's batch. llama.cpp may reorder the rows of several sequences."""
+        address = self._ith(i)
+        logits = self._views.get(address)
+        if logits is None:
+            logits = self._views[address] = self._view(address)
+        return logits
+
+    def best(self, i: int) -> tuple[int, float]:
+        """The token with the highest logit in row i, and the gap to the second highest."""
+        logits = self.row(i)
+        token = int(logits.argmax())
+        highest = logits[token]
+        logits[token] = -float("inf")
+        margin = float(highest - logits.max())
+        logits[token] = highest
+        return token, margin
+
+    def chooser(self, rows: Rows) -> Callable[[], object] | None:
+        """The function that chooses a step's tokens; None if no row has logits."""
+        if len(rows) == 1 and not rows[0][2] and self._first is not None:
+            return functools.partial(self._first.argmax, None, rows[0][1])
+        return functools.partial(self.choose, rows) if rows else None
+
+    def choose(self, rows: Rows) -> None:
+        """Write each row's token into its slot, and copy it into the batches that need it."""
+        for i, slot, targets in rows:
+            self.row(i).argmax(None, slot)
+            for target in targets:
+                target[()] = slot
+
+    def has_moved(self) -> bool:
+        """Whether the address of the first row has changed."""
+        return self._first is not None and self._first.ctypes.data != self._address()
+
+    def _view(self, address: int | None) -> Any:
+        import numpy as np
+
+        if not address:
+            raise LabError(
+                "llama.cpp returns no logits for this model.", "The lab can only measure models that generate text."
+            )
+        row = (ctypes.c_float * self._n_vocab).from_address(address)
+        return np.frombuffer(memoryview(row), dtype=np.float32)
+
+    def _address(self) -> int:
+        return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0

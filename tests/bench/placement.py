@@ -21,7 +21,7 @@ from unittest import mock
 
 from lab.core import memory
 from lab.core.record import Settings
-from lab.engine.model_params import read_log
+from lab.engine.llama import read_log
 from lab.features.lend.server import RpcServer
 from lab.models import catalog, synthetic
 from lab.process.wire import Backend

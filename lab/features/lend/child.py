@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.core.record import Device
-from lab.engine import devices, native
+from lab.engine import devices
 from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 from lab.process.served import end_with_parent
@@ -38,7 +38,7 @@ def serve() -> None:
         client = ""
         for line in os.fdopen(reading, encoding="utf-8", errors="replace"):
             if line.startswith("Accepted client connection"):  # what ggml_backend_rpc_start_server prints
-                client = next(iter(native.enable_keepalive()), "a client")
+                client = next(iter(devices.enable_keepalive()), "a client")
                 report(said=f"{client} connected")
             elif line.startswith("Client connection closed"):
                 report(said=f"{client} left")
@@ -69,7 +69,7 @@ def choose(known: Sequence[Device], names: Sequence[str]) -> list[Device]:
 
 
 def _print_warning(level: int, text: bytes, _: Any) -> None:
-    if level in (native.WARNING, native.ERROR):
+    if level in (devices.WARNING, devices.ERROR):
         os.write(2, text)
 
 

@@ -20,8 +20,7 @@ from lab.core.record import DECODE, DRAFT, FORGET, VERIFY
 from lab.core.script import Operation, Shape
 from lab.engine import llama
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import Context
-from lab.engine.logits import Logits
+from lab.engine.llama import Context, Logits
 from lab.engine.loop import Move
 
 N_GRAMS = (3, 2)

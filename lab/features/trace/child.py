@@ -24,8 +24,7 @@ from typing import Any
 from lab.core.payloads import Looks
 from lab.engine import kernels, llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
-from lab.engine.llama import Context
-from lab.engine.logits import Logits
+from lab.engine.llama import Context, Logits
 from lab.errors import LabError
 from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
 from lab.process.wire import MUL_MAT, Probe
