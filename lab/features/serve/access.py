@@ -1,16 +1,12 @@
-"""The address of a server with the credentials, and the masking of secrets in its answers.
+"""Access to a server: its address and credentials, the masking of secrets, single questions, and plans of requests.
 
 The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
 an Access contains none of them, and every string from a server passes `masked` or `hidden` before any other use.
+Plans are sent by a separate process (exchange.py), of which a Client is the parent's end:
 
-The client's process, seen from the parent.
-
-    asked = access("http://127.0.0.1:8080/v1")
-    with Client(asked) as client:
+    with Client(access("http://127.0.0.1:8080/v1")) as client:
         for reply in client.run(plan):
             ...
-
-A reply arrives soon after its request has ended, while others run, so it is kept even if the plan is abandoned.
 """
 
 from __future__ import annotations
@@ -42,11 +38,8 @@ from lab.errors import LabError, printable
 from lab.features.serve.formats import SEPARATOR, TIMEOUT_S, Reply, SendPlan, error_in
 from lab.process.spawning import DIED, cause_of_death, listen, start, wait_for_end
 
-ANSWER_S = 30.0
-"""Time limit for a request that generates nothing."""
-
-LONGEST_S = 86_400.0
-"""Maximum of --timeout."""
+ANSWER_S = 30.0  # time limit for a request that generates nothing
+LONGEST_S = 86_400.0  # maximum of --timeout
 
 MOST_JSON_BYTES = 3_000_000
 """Maximum bytes of an answer that is not streamed. Its JSON takes up to 60 times the memory."""
@@ -145,13 +138,12 @@ def key(asked: Access) -> str | None:
 
 def all_headers(asked: Access) -> list[tuple[str, str]]:
     """The user's headers and the credentials."""
-    if any(name.lower() == "authorization" for name, _ in asked.headers):
-        return list(asked.headers)
+    own, basic = list(asked.headers), asked.credentials
+    if any(name.lower() == "authorization" for name, _ in own):
+        return own
     if value := key(asked):
-        return [*asked.headers, ("Authorization", f"Bearer {value}")]
-    if asked.credentials:
-        return [*asked.headers, ("Authorization", f"Basic {base64.b64encode(asked.credentials.encode()).decode()}")]
-    return list(asked.headers)
+        return [*own, ("Authorization", f"Bearer {value}")]
+    return [*own, ("Authorization", f"Basic {base64.b64encode(basic.encode()).decode()}")] if basic else own
 
 
 def masked(text: str, asked: Access) -> str:
@@ -195,10 +187,9 @@ def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
 def _forms(piece: str) -> Iterator[str]:
     """The encodings of a piece of a secret, letter by letter."""
     data = piece.encode()
-    yield from (piece, piece[::-1], " ".join(piece), json.dumps(piece)[1:-1], quote(piece, safe=""))
+    yield from (piece, piece[::-1], " ".join(piece), json.dumps(piece)[1:-1], quote(piece, safe=""), html.escape(piece))
     yield from (data.hex(), data.hex(" "), data.hex(":"), "".join(f"%{byte:02x}" for byte in data))
     yield from ("".join(form.format(ord(letter)) for letter in piece) for form in ("&#{};", "&#x{:x};", "\\u{:04x}"))
-    yield html.escape(piece)
 
 
 def _in_base64(secret: str) -> Iterator[str]:

@@ -1,15 +1,11 @@
-"""One request over one connection: send it, stamp and read its answer, and classify its failures.
+"""The client's process: send the requests of plans, stamp the bytes of their answers, and classify failures.
 
-The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP would delay
-the stamps of other requests, so the bytes of a chunked answer wait with their stamps for its end, or until no byte came
-for a while, or too many wait.
-All requests of a plan share one Target, which gives turns: the loop checks for arrivals between two pieces of parsing.
+No other work delays a stamp in this process. It is taken when select() returns (Arrivals), before any Python code runs
+for the bytes. Parsing HTTP would delay the stamps of other requests, so the bytes of a chunked answer wait with their
+stamps for its end, or until no byte came for a while, or too many wait. All requests of a plan share one asyncio loop
+and one Sending, which gives turns: the loop checks for arrivals between two pieces of parsing. The process reads plans
+from its stdin, and writes each request to a file when it has ended; nothing crosses the pipe while requests run.
 (The HTTP library itself stamps nothing before its own parsing, so only its parser, h11, is used here.)
-
-Send requests and stamp their events in a separate process, so that no other work delays a stamp.
-
-The process reads plans from its stdin, and writes each request to a file when it has ended. Nothing crosses the pipe
-while requests run. All requests share one asyncio loop.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import re
 import selectors
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,7 +31,7 @@ import h11
 from lab.core import request as kinds
 from lab.core.lines import converted, to_json
 from lab.core.record import FAILED, OK
-from lab.core.request import LOST, REFUSED, Events, Request
+from lab.core.request import Events, Request
 from lab.features.serve.access import Access, all_headers, hidden, read_json
 from lab.features.serve.formats import (
     LINES_PER_TOKEN,
@@ -62,6 +57,12 @@ HUNG_UP_S = 1.0
 FRESH_S = 2.0
 """An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
+PREPARE_S = 0.1
+"""A request's connection is opened this long before its time."""
+
+PAUSE_S = 0.25
+"""A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
+
 LOOK_S, MOST_HELD = 0.5, 1 << 21
 """After this time without new bytes, or beyond these bytes, those that wait are parsed before the answer's end."""
 
@@ -77,13 +78,7 @@ MOST_EVENTS, SPARE_EVENTS = 8, 100
 _PINGS = re.compile(rb"(?::[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
 """Bytes that only keep a connection open: comments, pings, and events without data."""
 
-
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
-
-
-def utc_now() -> str:
-    """Such as 2026-01-31T12:00:00.123456Z."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Arrivals(selectors.SelectSelector):
@@ -105,28 +100,118 @@ class Failure(Exception):
         self.failure, self.error = failure, error
 
 
-class Target:
-    """Where the requests of a plan go, and what they share."""
+def serve() -> None:
+    """Run plans from stdin until it closes. The answer to each is the time of its start."""
 
-    def __init__(self, access: Access, api: str, arrivals: Arrivals) -> None:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        access, plan, arrivals = converted(request["access"], Access), converted(request["plan"], SendPlan), Arrivals()
+        with (
+            Path(request["path"]).open("wb") as file,
+            asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner,
+        ):
+            gc.collect()
+            gc.freeze()  # shortens garbage collections from milliseconds to microseconds
+            return {"start_ns": runner.run(Sending(access, plan, file, arrivals).run())}
+
+    served.serve(lambda: answer)
+
+
+class Sending:
+    """A running plan: where its requests go, and what they share."""
+
+    def __init__(self, access: Access, plan: SendPlan, file: IO[bytes], arrivals: Arrivals) -> None:
         import httpx2
 
-        url = urlsplit(access.interface(api))
+        url = urlsplit(access.interface(plan.api))
         tls = url.scheme == "https"
         fixed = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         given = {name.title(): value for name, value in all_headers(access)}
         self.headers = [("Host", url.netloc), *(fixed | {"User-Agent": "mini-lab"} | given).items()]
-        self.access, self.arrivals, self.path, self.host = access, arrivals, url.path, url.hostname or ""
-        self.port = url.port or (443 if tls else 80)
+        self.access, self.plan, self.file, self.arrivals = access, plan, file, arrivals
+        self.path, self.host, self.port = url.path, url.hostname or "", url.port or (443 if tls else 80)
         self.certificates = httpx2.create_ssl_context() if tls else None  # slow: reads the system's certificates
+        self.start_ns = 0
         self.n_kept = 0  # bytes in memory of the answers in flight
         self.hangs_up = False  # whether the server closed a connection after an answer without announcing it
-        self._lock = asyncio.Lock()
+        self.numbers = iter(range(plan.n_all))  # of requests not yet sent
+        self.free: list[Connection] = []  # the one that was used last at the end
+        self.n_wanted = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
+        self.n_lost = 0  # requests in a row
+        self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while n_wanted is 0; after the plan's `most_lost`
+        self.rng, self._lock = random.Random(), asyncio.Lock()
+
+    async def run(self) -> int:
+        """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
+        times_ns, n = self.plan.times_ns, min(self.plan.n_at_once, self.plan.n_all)
+        connections = [Connection(self) for _ in range(n)]
+        n_first = len(connections) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
+        await asyncio.gather(*(connection.warm() for connection in connections[:n_first]))
+        self.free, self.start_ns = connections[::-1], time.perf_counter_ns()
+        async with asyncio.TaskGroup() as group:
+            for _ in connections:
+                group.create_task(self._user(group))
+        for connection in connections:
+            connection.hang_up()
+        return self.start_ns
 
     async def turn(self) -> None:
         """Wait for this task's turn: one each time that the loop has polled its sockets."""
         async with self._lock:
             await asyncio.sleep(0)
+
+    def _count(self, n_wanted: int) -> None:
+        self.n_wanted += n_wanted
+        (self.idle.clear if self.n_wanted else self.idle.set)()
+
+    async def _user(self, group: asyncio.TaskGroup) -> None:
+        """Send one request after the other: in a closed loop when the last answer has arrived, else at its time.
+
+        The answer is parsed meanwhile, so a pause after a failure may come one request late. Late requests, which are
+        due after the plan's stop, are sent as long as others are in flight.
+        """
+        plan, sent = self.plan, list[asyncio.Task[Request]]()
+        if plan.spread_s:
+            await asyncio.sleep(self.rng.uniform(0, plan.spread_s))
+        for number in self.numbers:
+            scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
+            due_ns = time.perf_counter_ns() - self.start_ns if scheduled_ns is None else scheduled_ns
+            is_wanted = plan.stop_s is None or due_ns <= plan.stop_s * 1e9
+            self._count(is_wanted)
+            left_s = (self.start_ns + due_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
+            needless = self.gone if is_wanted else self.idle
+            if left_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(needless.wait(), left_s)
+            if needless.is_set():
+                self._count(-is_wanted)
+                return
+            connection, over = self.free.pop(), asyncio.Event()
+            if scheduled_ns is not None:
+                await connection.warm()
+            sent.append(group.create_task(self._send(number, connection, is_wanted, over, scheduled_ns)))
+            await over.wait()
+            self.free.append(connection)
+            ended = [task for task in sent if task.done()]
+            sent = [task for task in sent if not task.done()]
+            if scheduled_ns is None and any(task.result().status != OK for task in ended):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send(
+        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None
+    ) -> Request:
+        """Send request `number`, and write the result to the file. `over` is set when the connection is free."""
+        ask = self.plan.ask(number)
+        if ask.nonce is not None:
+            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
+        request, text = await exchange(connection, ask, over, scheduled_ns)
+        self.n_lost = self.n_lost + 1 if request.failure in (kinds.REFUSED, kinds.LOST) else 0
+        if self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost:
+            self.gone.set()
+        self._count(-is_wanted)
+        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
+        self.file.flush()
+        over.set()
+        return request
 
 
 class Connection(asyncio.Protocol):
@@ -134,7 +219,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, to: Target) -> None:
+    def __init__(self, to: Sending) -> None:
         self.answer: Exchange | None = None
         self.to, self.is_open, self.was_used, self.free_ns = to, False, False, 0
 
@@ -158,6 +243,11 @@ class Connection(asyncio.Protocol):
         except OSError as problem:  # also for certificates
             raise Failure(kinds.REFUSED, f"no connection: {problem.strerror or problem}") from None
 
+    async def warm(self) -> None:
+        """Open the connection ahead of time. If that fails, the request itself will fail and report it."""
+        with suppress(Failure):
+            await self.connect()
+
     def hang_up(self) -> None:
         if self.is_open:
             self.is_open = False
@@ -174,7 +264,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         self.is_open = False
         if self.answer:
-            self.answer.lose(problem)
+            self.answer.waiting.append((self.answer.last_ns or 0, b""))
+            self.answer.lost = problem
+            self.answer.news.set()
 
 
 @dataclass(eq=False)
@@ -186,11 +278,10 @@ class Exchange:
     """
 
     ask: Ask
-    plan: SendPlan
     connection: Connection
     over: asyncio.Event
     http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT, MOST_HEAD_BYTES))
-    started_at: str = field(default_factory=utc_now)
+    started_at: str = ""
     sent_ns: int | None = None  # when the request was written
     first_ns: int | None = None  # when the first byte of the answer arrived
     last_ns: int | None = None  # when the last byte arrived
@@ -199,7 +290,7 @@ class Exchange:
     headers: dict[str, str] = field(default_factory=dict)
     is_stream: bool = False
     pieces: list[tuple[int, bytearray]] = field(default_factory=list)  # the body
-    n_kept: int = 0  # as in Target, of this answer
+    n_kept: int = 0  # as in Sending, of this answer
     n_line: int = 0  # bytes since the last end of a line
     n_lines: int = 0
     n_events: int = 0
@@ -239,53 +330,44 @@ class Exchange:
         elif not self.is_chunked or self.tail.endswith(_END) or self.n_waiting > MOST_HELD:
             self.news.set()
 
-    def lose(self, problem: Exception | None) -> None:
-        """No more bytes will arrive."""
-        self.waiting.append((self.last_ns or 0, b""))
-        self.lost = problem
-        self.news.set()
-
     async def _parse(self) -> None:
-        """Parse what has arrived."""
+        """Parse what has arrived; no bytes are the end of the connection."""
         while self.waiting and not self.is_over:
             ns, data = self.waiting.popleft()
             self.n_waiting -= len(data)
-            if not data and self.lost:
-                self.end(Failure(kinds.LOST, str(self.lost)))
-            else:
+            try:
+                if not data and self.lost:
+                    raise Failure(kinds.LOST, str(self.lost))
                 self._read(ns, data)
+            except h11.RemoteProtocolError as problem:
+                is_none = not data and self.http_status is None
+                words = "the server closed the connection without an answer" if is_none else str(problem)
+                self.end(Failure(kinds.LOST, words))
+            except Failure as problem:
+                self.end(problem)
             await self.connection.to.turn()
 
     def _read(self, ns: int, data: bytes) -> None:
-        """Read bytes that arrived at `ns`; none at the end of the connection."""
-        try:
-            self.http.receive_data(data)
-            while (event := self.http.next_event()) is not h11.NEED_DATA:
-                if isinstance(event, h11.Data):
-                    self._keep(ns, bytes(event.data))
-                elif isinstance(event, h11.Response):
-                    self.http_status = event.status_code
-                    named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
-                    headers = self.headers = dict(named)
-                    kind, coding = headers.get("content-type", "").lower(), headers.get("content-encoding", "identity")
-                    is_other = coding != "identity" or "json" in kind or "html" in kind  # some call streams text
-                    self.is_stream = self.http_status == 200 and not is_other
-                elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
-                    return self.end()
-        except h11.RemoteProtocolError as problem:
-            is_none = not data and self.http_status is None
-            words = "the server closed the connection without an answer" if is_none else str(problem)
-            self.end(Failure(kinds.LOST, words))
-        except Failure as problem:
-            self.end(problem)
+        """Read bytes that arrived at `ns`. Raises Failure for more than an answer may have."""
+        self.http.receive_data(data)
+        while (event := self.http.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.Data):
+                self._keep(ns, bytes(event.data))
+            elif isinstance(event, h11.Response):
+                self.http_status = event.status_code
+                self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                kind = self.headers.get("content-type", "").lower()
+                is_other = self.headers.get("content-encoding", "identity") != "identity"
+                is_other = is_other or "json" in kind or "html" in kind  # some call streams text
+                self.is_stream = self.http_status == 200 and not is_other
+            elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
+                return self.end()
 
     def _keep(self, ns: int, data: bytes) -> None:
-        """Keep bytes of the body. Raises Failure for more than an answer may have."""
         is_ping = _PINGS.fullmatch(data) is not None
         self.n_events += 0 if is_ping else data.count(b"data:")
         if not is_ping or not self.n_events:  # during prefill a server may send pings for any time
             self.moved_ns = ns
-        n_gen = self.ask.asked.n_gen
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
@@ -293,6 +375,7 @@ class Exchange:
         self.n_lines += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
+        n_gen = self.ask.asked.n_gen
         if not self.is_stream:
             if self.n_kept > MOST_ERROR_BYTES:
                 self.end()
@@ -306,7 +389,8 @@ class Exchange:
 
     async def send(self, due_ns: int | None) -> None:
         """Send the request at its planned time, and wait until its answer has ended. Raises Failure to connect."""
-        connection, to = self.connection, self.connection.to
+        connection, to, plan = self.connection, self.connection.to, self.connection.to.plan
+        self.started_at = utc_now()
         await connection.connect()
         connection.answer, connection.was_used = self, True
         body = self.ask.body.encode()
@@ -318,15 +402,14 @@ class Exchange:
             return self.end(Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP"))
         while due_ns is not None and (left_ns := due_ns - time.perf_counter_ns()) > 0:
             await asyncio.sleep(left_ns / 1e9)
-        sent_ns = self.sent_ns = time.perf_counter_ns()
+        sent_ns = parsed_ns = self.sent_ns = time.perf_counter_ns()
         connection.transport.write(b"".join(parts))
         self.started_at = utc_now()
-        parsed_ns = sent_ns
         while True:
             now = time.perf_counter_ns()
-            left_s = self.plan.timeout_s - (now - sent_ns) / 1e9
+            left_s = plan.timeout_s - (now - sent_ns) / 1e9
             is_quiet = self.last_ns is not None and now - self.last_ns > LOOK_S * 1e9
-            if self.news.is_set() or is_quiet or left_s <= 0 or now - parsed_ns > self.plan.stall_s * 1e9:
+            if self.news.is_set() or is_quiet or left_s <= 0 or now - parsed_ns > plan.stall_s * 1e9:
                 self.news.clear()
                 parsed_ns = now
                 with suppress(TimeoutError):
@@ -335,14 +418,14 @@ class Exchange:
             if self.is_over:
                 return
             if left_s <= 0:
-                error = f"the answer was not complete after {self.plan.timeout_s:g} s (--timeout)"
-                return self.end(Failure(kinds.TIMEOUT, error))
-            elif self.moved_ns is not None and (now - self.moved_ns) / 1e9 > self.plan.stall_s:
-                return self.end(Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s"))
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(LOOK_S, left_s)):
-                        await self.news.wait()
+                return self.end(
+                    Failure(kinds.TIMEOUT, f"the answer was not complete after {plan.timeout_s:g} s (--timeout)")
+                )
+            if self.moved_ns is not None and (now - self.moved_ns) / 1e9 > plan.stall_s:
+                return self.end(Failure(kinds.STALLED, f"only pings arrived for {plan.stall_s:g} s"))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, left_s)):
+                    await self.news.wait()
 
     def refused(self) -> Failure:
         """Why an answer is not a stream."""
@@ -356,19 +439,19 @@ class Exchange:
 
 
 async def exchange(
-    connection: Connection, ask: Ask, plan: SendPlan, start_ns: int, over: asyncio.Event, scheduled_ns: int | None
+    connection: Connection, ask: Ask, over: asyncio.Event, scheduled_ns: int | None
 ) -> tuple[Request, str]:
     """Send a request at its planned time, and read its answer. Returns it with its text; failures are in the request.
 
     A server that closes the connection after each answer (llama-server does, without announcing it) may miss a request
     sent at that moment. That request is repeated over a new connection, and later ones use new connections too.
     """
-    to, due_ns = connection.to, None if scheduled_ns is None else start_ns + scheduled_ns
+    to, start_ns = connection.to, connection.to.start_ns
     for _ in range(2):
-        own, was_connected = Exchange(ask, plan, connection, over), connection.is_ready
+        own, was_connected = Exchange(ask, connection, over), connection.is_ready
         is_used_again = was_connected and connection.was_used and not to.hangs_up
         try:
-            await own.send(due_ns)
+            await own.send(None if scheduled_ns is None else start_ns + scheduled_ns)
         except Failure as failure:
             own.problem = failure
         age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
@@ -376,26 +459,27 @@ async def exchange(
         if not (is_used_again and is_lost and own.first_ns is None and age_s <= HUNG_UP_S):
             break
         to.hangs_up = True
-    stream, problem = None, own.problem
+    stream, problem, sent_ns = None, own.problem, own.sent_ns
     if own.is_stream:
         await asyncio.sleep(READ_AFTER_S)
-        for part in read_stream(own.pieces, own.sent_ns or 0):
+        for part in read_stream(own.pieces, sent_ns or 0):
             await to.turn()
             stream = part
     elif problem is None:
         problem = own.refused()
     to.n_kept -= own.n_kept
-    if stream:
-        is_lost = problem is not None and problem.failure == kinds.LOST
-        if stream.failure is None:
-            problem = None if is_lost else problem  # the answer was complete
-        elif problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
-            problem = Failure(stream.failure, stream.error or "")
-    sent_ns = own.sent_ns
+    if stream and stream.failure is None:
+        problem = None if is_lost else problem  # the answer was complete
+    elif stream and stream.failure and (problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE)):
+        problem = Failure(stream.failure, stream.error or "")
 
     def since_sent(ns: int | None) -> int | None:
         return None if sent_ns is None or ns is None else ns - sent_ns
 
+    read: dict[str, Any] = {"events": Events()}
+    if stream:
+        read = {name: getattr(stream, name) for name in ("events", "tokens_by", "usage", "timings")}
+        read["finish_reason"] = hidden(stream.finish_reason, to.access) if stream.finish_reason else None
     request = Request(
         asked=ask.asked,
         started_at=own.started_at,
@@ -409,124 +493,11 @@ async def exchange(
         failure=problem.failure if problem else None,
         error=hidden(problem.error[:3000], to.access)[:300] if problem else None,
         http_status=own.http_status,
-        finish_reason=hidden(stream.finish_reason, to.access) if stream and stream.finish_reason else None,
-        events=stream.events if stream else Events(),
-        tokens_by=stream.tokens_by if stream else None,
-        usage=stream.usage if stream else None,
-        timings=stream.timings if stream else None,
+        **read,
     )
     return request, stream.text if stream else ""
 
 
-PREPARE_S = 0.1
-"""A request's connection is opened this long before its time."""
-
-PAUSE_S = 0.25
-"""A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
-
-
-def serve() -> None:
-    """Run plans from stdin until it closes."""
-    served.serve(lambda: _answer)
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Send the requests of a plan. Returns the time of its start."""
-    access, plan = converted(request["access"], Access), converted(request["plan"], SendPlan)
-    arrivals, path = Arrivals(), Path(request["path"])
-    with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
-        gc.collect()
-        gc.freeze()  # shortens garbage collections from milliseconds to microseconds
-        return {"start_ns": runner.run(_run_plan(Target(access, plan.api, arrivals), plan, file))}
-
-
-async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
-    """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
-    times_ns, connections = plan.times_ns, [Connection(to) for _ in range(min(plan.n_at_once, plan.n_all))]
-    n_first = len(connections) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
-    await asyncio.gather(*map(_warm, connections[:n_first]))
-    load = _Load(plan, file, iter(range(plan.n_all)), connections[::-1], time.perf_counter_ns())
-    async with asyncio.TaskGroup() as group:
-        for _ in connections:
-            group.create_task(_user(load, group))
-    for connection in connections:
-        connection.hang_up()
-    return load.start_ns
-
-
-async def _warm(connection: Connection) -> None:
-    """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
-    with suppress(Failure):
-        await connection.connect()
-
-
-@dataclass
-class _Load:
-    """The state of a running plan, shared by all requests."""
-
-    plan: SendPlan
-    file: IO[bytes]
-    numbers: Iterator[int]  # of requests not yet sent
-    free: list[Connection]  # the one that was used last at the end
-    start_ns: int
-    n_wanted: int = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
-    n_lost: int = 0  # requests in a row
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
-    gone: asyncio.Event = field(default_factory=asyncio.Event)  # set after the plan's `most_lost`
-    rng: random.Random = field(default_factory=random.Random)
-
-    def count(self, n_wanted: int) -> None:
-        """Add to `n_wanted`."""
-        self.n_wanted += n_wanted
-        (self.idle.clear if self.n_wanted else self.idle.set)()
-
-    async def send(
-        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None
-    ) -> Request:
-        """Send request `number` over `connection`, and write the result to the file. `over`: see `exchange`."""
-        ask = self.plan.ask(number)
-        if ask.nonce is not None:
-            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
-        request, text = await exchange(connection, ask, self.plan, self.start_ns, over, scheduled_ns)
-        self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
-        if self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost:
-            self.gone.set()
-        self.count(-is_wanted)
-        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
-        self.file.flush()
-        over.set()
-        return request
-
-
-async def _user(load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send one request after the other: in a closed loop when the last answer has arrived, else at its time.
-
-    The answer is parsed meanwhile, so a pause after a failure may come one request late. Late requests, which are due
-    after the plan's stop, are sent as long as others are in flight.
-    """
-    plan, sent = load.plan, list[asyncio.Task[Request]]()
-    if plan.spread_s:
-        await asyncio.sleep(load.rng.uniform(0, plan.spread_s))
-    for number in load.numbers:
-        scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
-        due_ns = time.perf_counter_ns() - load.start_ns if scheduled_ns is None else scheduled_ns
-        is_wanted = plan.stop_s is None or due_ns <= plan.stop_s * 1e9
-        load.count(is_wanted)
-        left_s = (load.start_ns + due_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
-        needless = load.gone if is_wanted else load.idle
-        if left_s > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(needless.wait(), left_s)
-        if needless.is_set():
-            load.count(-is_wanted)
-            return
-        connection, over = load.free.pop(), asyncio.Event()
-        if scheduled_ns is not None:
-            await _warm(connection)
-        sent.append(group.create_task(load.send(number, connection, is_wanted, over, scheduled_ns)))
-        await over.wait()
-        load.free.append(connection)
-        ended = [task for task in sent if task.done()]
-        sent = [task for task in sent if not task.done()]
-        if scheduled_ns is None and any(task.result().status != OK for task in ended):
-            await asyncio.sleep(PAUSE_S)
+def utc_now() -> str:
+    """Such as 2026-01-31T12:00:00.123456Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,12 +1,9 @@
-"""The data that the lab and the client's process exchange: a plan of requests, and each reply.
+"""What crosses to a server and back: plans of requests, their bodies, and the events of streams.
 
-The formats of OpenAI-compatible servers: bodies of requests, fields of answers, events of streams.
-
-A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time is
-that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing.
-
-Lines and fields of a stream follow WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR; a byte order
-mark at the beginning is skipped). In addition, an event with empty data counts as a ping: servers send it to keep the
+A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time
+is that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing. Lines and
+fields of a stream follow WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR; a byte order mark at
+the beginning is skipped). In addition, an event with empty data counts as a ping: servers send it to keep the
 connection open.
 """
 
@@ -28,22 +25,18 @@ from lab.core.request import CHAT, Asked, Events, Request, ServerTimings, Usage
 MOST_AT_ONCE = 900
 """Maximum requests in flight: select() supports at most 1,024 files."""
 
-SEPARATOR = "\t"
-"""Separates the number, the request and the text of a reply in its line."""
-
-TIMEOUT_S = 600.0
-STALL_S = 60.0
-MOST_LINE_BYTES = 1_000_000
-"""Maximum bytes of a line of a stream. Its JSON takes up to 30 times the memory."""
-
-MOST_ANSWER_BYTES = 64_000_000
-"""Maximum bytes of all answers in flight together."""
+TIMEOUT_S, STALL_S = 600.0, 60.0
+MOST_LINE_BYTES, MOST_ANSWER_BYTES = 1_000_000, 64_000_000
+"""Maximum bytes of a line of a stream (its JSON takes up to 30 times the memory), and of all answers in flight."""
 
 LINES_PER_TOKEN, SPARE_LINES = 20, 20_000
 """Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
 
 PIECE_BYTES = 300
 """What the parts of an answer that arrived together take in memory, besides their bytes."""
+
+SEPARATOR = "\t"
+"""Separates the number, the request and the text of a reply in its line."""
 
 
 def fresh_nonce(rng: random.Random) -> str:
@@ -65,9 +58,8 @@ class Ask:
     def of_length(self, n_gen: int) -> Ask:
         """The same request for an answer of another length."""
         old, new = (f'_tokens": {n},' for n in (self.asked.n_gen, n_gen))  # unique: JSON escapes quotes in texts
-        return dataclasses.replace(
-            self, asked=dataclasses.replace(self.asked, n_gen=n_gen), body=self.body.replace(old, new, 1)
-        )
+        asked = dataclasses.replace(self.asked, n_gen=n_gen)
+        return dataclasses.replace(self, asked=asked, body=self.body.replace(old, new, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +128,15 @@ def temperature(options: tuple[str, ...]) -> float | None:
     return None if MAX_COMPLETION in options else 0.0
 
 
+def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
+    """The fields of a prompt for this interface."""
+    return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
+
+
 def body(
     api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], is_streamed: bool = True
 ) -> dict[str, Any]:
     """The JSON object to send."""
-    usage = {"include_usage": INCLUDE_USAGE in options, "continuous_usage_stats": CONTINUOUS_USAGE in options}
     fields: dict[str, Any] = {
         "model": model,
         **prompt_fields(api, prompt),
@@ -151,15 +147,10 @@ def body(
         "cache_prompt": False if NO_CACHE in options else None,
     }
     if is_streamed:
-        fields["stream"] = True
-        fields["stream_options"] = {name: True for name, is_on in usage.items() if is_on} or None
+        usage = [name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options]
+        fields |= {"stream": True, "stream_options": dict.fromkeys(usage, True) or None}
         fields |= {name: True for name in (TOKEN_IDS, TIMINGS) if name in options}
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
-    """The fields of a prompt for this interface."""
-    return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
 
 
 def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], nonce: str | None = None) -> Ask:
@@ -189,8 +180,8 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Usage | None:
     """The token counts of an answer, from the fields of different servers."""
     prompt, completion = as_dict(usage.get("prompt_tokens_details")), as_dict(usage.get("completion_tokens_details"))
-    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), (timings or {}).get("cache_n")
     reasoning = completion.get("reasoning_tokens"), usage.get("reasoning_tokens")
+    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), (timings or {}).get("cache_n")
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -202,9 +193,9 @@ def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Us
 
 def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
     """llama-server's `timings`."""
-    counts = {"n_cached": "cache_n", "n_prompt": "prompt_n", "n_gen": "predicted_n", "n_draft": "draft_n"}
+    counts = {"n_cached": "cache_n", "n_prompt": "prompt_n", "n_gen": "predicted_n"}
+    counts |= {"n_draft": "draft_n", "n_draft_accepted": "draft_n_accepted"}
     known: dict[str, Any] = {name: as_count(timings.get(field)) for name, field in counts.items()}
-    known["n_draft_accepted"] = as_count(timings.get("draft_n_accepted"))
     for name, field in (("prompt_ms", "prompt_ms"), ("gen_ms", "predicted_ms")):
         value: Any = timings.get(field)
         known[name] = float(value) if type(value) in (int, float) and 0 <= value < 1e18 else None
@@ -247,16 +238,13 @@ def text_of(choice: dict[str, Any]) -> str:
     return reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
 
 
-Piece = tuple[int, bytes | bytearray]
-"""When bytes of an answer's body arrived, and the bytes."""
+Piece = tuple[int, bytes | bytearray]  # when bytes of an answer's body arrived, and the bytes
 
 _COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
 """The sources of an event's token count, the best first, and whether each is a running total."""
 
 _FIELDS = ("event", "data", "id", "retry")
-
-MOST_REASON = 100
-"""Letters of a finish reason that are kept."""
+MOST_REASON = 100  # letters of a finish reason that are kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -422,7 +422,7 @@ def execute(
     def show(is_over: bool = False) -> None:
         lasted_s = time.monotonic() - began
         left_s = later_s + (0.0 if is_over else max(0.0, window.stop_s - lasted_s))
-        doing = plural(session.n_kept, "request") + (f", {n_failed:,} failed" if n_failed else "")
+        doing = plural(len(session.kept), "request") + (f", {n_failed:,} failed" if n_failed else "")
         if not is_over and lasted_s > window.stop_s:
             doing = f"waiting for the last requests, {doing}"
         elif not is_over and lasted_s < window.load.warmup_s:
@@ -462,10 +462,10 @@ def execute(
                 note("The server does not count the tokens of its answers, so there are no token rates.")
             show(is_over=True)
             session.check_reached(MOST_LOST, f"{window.label}; ")
-            if window.times_ns is None and session.n_kept >= n_most and lasted_s < window.stop_s:
+            if window.times_ns is None and len(session.kept) >= n_most and lasted_s < window.stop_s:
                 needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
                 note(
                     f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: it used its share of "
                     f"--max-requests ({n_most:,}). Use --max-requests {needed:.0f} for all windows."
                 )
-            n_left -= session.n_kept
+            n_left -= len(session.kept)

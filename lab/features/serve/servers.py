@@ -1,19 +1,4 @@
-"""Count tokens with the server's tokenizer: make prompts of exactly n tokens, and count the tokens of answers.
-
-A server with /tokenize counts any text (a chat with its template). Without it, the usage of a request for one token
-says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of eight
-letters, so that no cache contains its beginning; after counting by usage it gets a new one.
-
-If a stream has no token counts (llama_cpp.server streams no usage), the lab repeats the request with the same seed and
-without streaming, which reports them for the price of one more generation. The count is valid only if the answer is the
-same: a cache or another batch changes the last bits of a sum, and so the text. Otherwise the answer's text is
-tokenized, which may join separately generated tokens.
-
-Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
-vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
-llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
-
-What a server is, which of its models is measured, and what it can do; prompts of exactly n of its tokens.
+"""What a server is, which of its models is measured, and what it can do; prompts of exactly n of its tokens.
 
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
@@ -24,13 +9,19 @@ First come requests that generate nothing (models, settings, version). Then foll
 tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones. A
 capability that cannot be observed is `unknown`.
 
-Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM, /version; Ollama docs/api.md (/api/version);
-docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/developer/rest (/api/v0/models).
+A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a request for
+one token says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of
+eight letters, so that no cache contains its beginning; after counting by usage it gets a new one.
 
-A server that the lab starts: llama_cpp.server from llama-cpp-python, with the libraries of the lab's engine.
+If a stream has no token counts (llama_cpp.server streams no usage), the lab repeats the request with the same seed and
+without streaming, which reports them for the price of one more generation. The count is valid only if the answer is the
+same: a cache or another batch changes the last bits of a sum, and so the text. Otherwise the answer's text is
+tokenized, which may join separately generated tokens.
 
-It processes one request after the other, and only requests with its key: other programs of this machine, and pages in
-a browser, get no answer. It reads from a pipe of this process, so it ends when this process ends, even after a crash.
+Sources of the addresses: llama.cpp tools/server/README.md (/props, /tokenize, /apply-template); vLLM, /version and
+vllm/entrypoints/serve/tokenize/protocol.py (/tokenize); llama-cpp-python llama_cpp/server/app.py
+(/extras/tokenize/count); Ollama docs/api.md (/api/version); docs.sglang.io native_api (/get_server_info, /server_info);
+lmstudio.ai/docs/developer/rest (/api/v0/models).
 """
 
 from __future__ import annotations
@@ -75,7 +66,7 @@ from lab.core.request import (
 from lab.errors import LabError, printable
 from lab.features.serve import access as reaching
 from lab.features.serve import formats
-from lab.features.serve.access import ANSWER_S, Access, Client, JsonReply, hidden
+from lab.features.serve.access import ANSWER_S, Access, Client, hidden
 from lab.features.serve.formats import (
     TIMEOUT_S,
     TIMINGS,
@@ -116,6 +107,20 @@ class Counter:
 
     by: str  # tokenize, usage
     count: Callable[[str], int | None]
+
+    def tokens(self, text: str) -> int:
+        """The tokens of a prompt. NotCounted if the server stops counting."""
+        n_tokens = self.count(text)
+        if n_tokens is None:
+            raise NotCounted(
+                f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
+                "Check that it still runs (its log may say why), then try again.",
+            )
+        return n_tokens
+
+    def least(self) -> int:
+        """Tokens of the shortest prompt: a nonce, and what the server adds."""
+        return self.tokens(fresh_nonce(random.Random()))
 
 
 @dataclass(frozen=True)
@@ -183,11 +188,6 @@ def posted(access: Access, url: str, fields: dict[str, Any], timeout_s: float = 
     return as_dict(answer.parsed) if answer.status == 200 else {}
 
 
-def least(how: Counter) -> int:
-    """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if the server stops counting."""
-    return _counted(how, fresh_nonce(random.Random()))
-
-
 def impossible(n: int, n_least: int) -> LabError:
     """The error for a prompt shorter than the shortest possible one."""
     return LabError(
@@ -209,7 +209,7 @@ def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: in
 
     def count(text: str) -> int:
         if text not in counts:
-            counts[text] = _counted(how, text)
+            counts[text] = how.tokens(text)
         return counts[text]
 
     def first_words(k: int) -> str:
@@ -220,8 +220,23 @@ def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: in
     if n_least > n:
         raise impossible(n, n_least)
     n_enough = n - n // NEAR if how.by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
-    text = first_words(_most_words(n, n_least, n_enough, lambda k: count(first_words(k))))
-    fillers = list(FILLERS)
+    aim, low, n_low = (n + n_enough) / 2, 0, n_least
+    high, n_high = 0, 0  # 0: no upper bound yet
+    for turn in range(MOST_COUNTS - 10):  # linear interpolation, and every fourth time bisection
+        if n_low >= n_enough or high - low == 1:
+            break
+        if high:
+            share = 0.5 if turn % 4 == 3 else (aim - n_low) / (n_high - n_low)
+            guess = min(high - 1, low + max(1, round(share * (high - low))))
+        else:
+            per_word = (n_low - n_least) / low if low else 1.5
+            guess = low + max(1, round((aim - n_low) / max(0.2, per_word)))
+        n_guess = count(first_words(guess))
+        if n_guess <= n:
+            low, n_low = guess, n_guess
+        else:
+            high, n_high = guess, n_guess
+    text, fillers = first_words(low), list(FILLERS)
     while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
         missing = n - counts[text]
         longer = text + fillers[0] * missing
@@ -235,44 +250,12 @@ def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: in
     return prompt.renewed(rng) if how.by == USAGE else prompt  # the server has seen this one
 
 
-def _counted(how: Counter, text: str) -> int:
-    n_tokens = how.count(text)
-    if n_tokens is None:
-        raise NotCounted(
-            f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
-            "Check that it still runs (its log may say why), then try again.",
-        )
-    return n_tokens
-
-
-def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]) -> int:
-    """How many words fit into n tokens (`n_enough` suffices): linear interpolation, and every fourth time bisection."""
-    aim = (n + n_enough) / 2
-    low, n_low = 0, n_least
-    high, n_high = 0, 0  # 0: no upper bound yet
-    for turn in range(MOST_COUNTS - 10):
-        if n_low >= n_enough or high - low == 1:
-            break
-        if high:
-            share = 0.5 if turn % 4 == 3 else (aim - n_low) / (n_high - n_low)
-            guess = min(high - 1, low + max(1, round(share * (high - low))))
-        else:
-            per_word = (n_low - n_least) / low if low else 1.5
-            guess = low + max(1, round((aim - n_low) / max(0.2, per_word)))
-        n_guess = count(guess)
-        if n_guess <= n:
-            low, n_low = guess, n_guess
-        else:
-            high, n_high = guess, n_guess
-    return low
-
-
 def with_count(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
     """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
 
     Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
     """
-    request, usage = reply.request, None
+    request = reply.request
     if request.status != OK or times.n_generated(request) is not None:
         return request
     if request.asked.seed is not None and sent.nonce is None:  # with a nonce, another prompt was sent
@@ -317,8 +300,7 @@ class Reaching(TypedDict, total=False):
 
 def reaching_of(options: Mapping[str, Any]) -> Reaching:
     """The part of `options` that says how to reach a server."""
-    how = {name: options[name] for name in Reaching.__annotations__ if name in options}
-    return cast(Reaching, how)
+    return cast(Reaching, {name: options[name] for name in Reaching.__annotations__ if name in options})
 
 
 @dataclass(frozen=True)
@@ -334,18 +316,9 @@ class Server:
     client: Client
     machine: Machine  # of the client
 
-    @property
-    def model_name(self) -> str:
-        """The model as records name it."""
-        return short_name(self.model)
-
     def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
-        """A prompt of n tokens, cut from `text` at a place given by the seed and the repeat.
-
-        LabError if the server cannot count tokens, or n is too small.
-        """
-        start = offset(seed, repeat, len(text.split()))
-        return make_prompt(n, self.how_to_count, text, random.Random(), start)
+        """A prompt of n tokens, cut from `text` at a place given by the seed and the repeat."""
+        return make_prompt(n, self.how_to_count, text, random.Random(), offset(seed, repeat, len(text.split())))
 
     @property
     def how_to_count(self) -> Counter:
@@ -409,14 +382,13 @@ class Server:
 
     def record(self, session: str, request: Request) -> RequestRecord:
         """A request as a line of a results file."""
-        return RequestRecord(
-            session=session, machine=self.machine, endpoint=self.endpoint, model=self.model_name, request=request
-        )
+        own: dict[str, Any] = {"machine": self.machine, "endpoint": self.endpoint, "model": short_name(self.model)}
+        return RequestRecord(session=session, request=request, **own)
 
     def new_file(self, folder: Path) -> Path:
         """A new results file."""
-        where = machine.slug(self.endpoint.server or "server")
-        return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}")
+        model, where = (machine.slug(name) for name in (short_name(self.model), self.endpoint.server or "server"))
+        return results.new_file(folder, f"{model}-{where}")
 
 
 @contextmanager
@@ -452,11 +424,13 @@ def examine(
     if listed.status in (401, 403) or (model is None and not has_list):
         answered = listed.error or "200, JSON without `data`"
         raise LabError(f"{access.url}/models lists no models. Its answer: {answered}", _hint(access, listed.status))
-    own_names = tuple(one for entry in _entries(listed) if len(one := str(entry.get("id", ""))) in range(1, 500))
+    entries = as_dict(listed.raw).get("data") if has_list else []
+    by_name = {str(as_dict(entry).get("id", "")): as_dict(entry) for entry in entries or []}
+    own_names = tuple(name for name in by_name if len(name) in range(1, 500))
     models = tuple(hidden(name, access) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, access))
     chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
-    program, version, settings = describe(access, listed, chosen)
+    program, version, settings = describe(access, by_name.get(chosen, {}))
 
     def send(api: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None = None) -> Request:
         asked = Asked(n_prompt=None, n_gen=n_gen, temperature=formats.temperature(accepted), ignore_eos=ignore_eos)
@@ -498,23 +472,17 @@ def examine(
 def _hint(access: Access, status: int | None) -> str:
     """What to do about an answer with this status (None: no answer)."""
     if status in (401, 403):
-        name = access.api_key_env
-        hint = f"Check the key in the environment variable {name}." if name else ""
-        return hint or "Name the environment variable that contains the key: --api-key-env NAME"
+        if access.api_key_env:
+            return f"Check the key in the environment variable {access.api_key_env}."
+        return "Name the environment variable that contains the key: --api-key-env NAME"
     if status == 429:
         return "The server limits the rate of requests. Wait, then try again."
+    if status is not None and 300 <= status < 400:
+        return "The lab does not follow redirects. Give the target address."
     other = "http:// for a server without TLS" if access.url.startswith("https:") else "https:// for a server with TLS"
     if status is None:
         return f"Start the server, or check the address (use {other})."
-    if 300 <= status < 400:
-        return "The lab does not follow redirects. Give the target address."
     return f"Check the address (use {other}), or name a model with --model."
-
-
-def _entries(listed: JsonReply) -> list[dict[str, Any]]:
-    """The entries of an answer of /v1/models."""
-    data = as_dict(listed.raw).get("data")
-    return [as_dict(entry) for entry in data] if isinstance(data, list) else []
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
@@ -532,8 +500,8 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     return models[0]
 
 
-def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None, str | None, ServerSettings | None]:
-    """The server's program, version and settings, as far as it reports them. `model` is its name of the model."""
+def describe(access: Access, entry: dict[str, Any]) -> tuple[str | None, str | None, ServerSettings | None]:
+    """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
 
     def get(path: str) -> dict[str, Any]:
         answer = reaching.ask(access, access.root + path)
@@ -554,7 +522,6 @@ def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None,
         return "llama-server", settings.build, settings
     if "version" in (ollama := get("/api/version")):
         return "Ollama", text(ollama["version"]), None
-    entry = next((entry for entry in _entries(listed) if entry.get("id") == model), {})
     owner, limit = entry.get("owned_by"), as_count(entry.get("max_model_len"))
     if owner == "sglang":
         info = get("/get_server_info") or get("/server_info")
@@ -594,13 +561,6 @@ def _first_answer(
     raise LabError(f"The server at {access.url} does not stream an answer of {shown} ({cause}).", hint)
 
 
-_COUNTING = {
-    TOKENIZE: "the server's tokenizer counts the tokens of prompts",
-    USAGE: "no /tokenize; the usage of small requests counts the tokens of prompts",
-    None: "no /tokenize and no usage: the tokens of prompts cannot be counted",
-}
-
-
 def _capabilities(
     first: Request, free: Request, forced: Request | None, counter: Counter | None, settings: ServerSettings | None
 ) -> Iterator[Capability]:
@@ -625,10 +585,13 @@ def _capabilities(
     n_cached = max((n for n in cached if n is not None), default=None)
     how = f"a repeated prompt: {n_cached} tokens from a cache"
     yield seen("cached tokens", n_cached is not None, how, "the answer to a repeated prompt has no such count")
-    counting = counter.by if counter else None
-    yield Capability("tokenize", YES if counting == TOKENIZE else NO, _COUNTING[counting])
-    n_slots = settings.n_slots if settings else None
-    how = f"{plural(n_slots or 0, 'slot')}, a context of {settings.n_ctx if settings else None} tokens"
+    how_not = "no /tokenize and no usage: the tokens of prompts cannot be counted"
+    if counter:
+        how_not = "no /tokenize; the usage of small requests counts the tokens of prompts"
+    is_tokenizer = counter is not None and counter.by == TOKENIZE
+    yield seen("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", how_not)
+    n_slots, n_ctx = (settings.n_slots, settings.n_ctx) if settings else (None, None)
+    how = f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens"
     yield seen("settings", n_slots is not None, how, "the server does not report its number of slots")
     reasons = any(kinds.REASONING in request.events.kind for request in requests)
     yield seen("reasoning field", reasons, "seen", "no answer had reasoning", UNKNOWN)
@@ -660,8 +623,7 @@ def prompt_text(prompt: str) -> str:
     return text
 
 
-N_CTX = 2048
-START_S, LOOK_S = 120, 0.1
+N_CTX, START_S, LOOK_S = 2048, 120, 0.1
 NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
 _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 KEY_ENV = "MINI_LAB_SERVER_KEY"
@@ -683,7 +645,12 @@ server.main()
 
 @dataclass(frozen=True)
 class OwnServer:
-    """A server that was started here, at `url`; its key is in the environment variable `key_env`."""
+    """llama_cpp.server from llama-cpp-python, started here with the libraries of the lab's engine.
+
+    It processes one request after the other, and only requests with its key, which is in the environment variable
+    `key_env`: other programs of this machine, and pages in a browser, get no answer. It reads from a pipe of this
+    process, so it ends when this process ends, even after a crash.
+    """
 
     url: str
     n_threads: int

@@ -1,20 +1,13 @@
-"""Send requests to one server and write them to one results file (for `lab measure --url` and `lab load`).
-
-The client's process sends a plan of requests. This process writes down the finished ones at intervals and sleeps in
-between, because both may share the cores with the server. Finished requests are kept even if a plan ends early.
-
-Measure a server: send requests of several prompt lengths, one at a time, and write each to disk when it ends.
+"""Requests to a server, one after the other: send requests of several prompt lengths, keep each, and show them.
 
 As with the engine, lengths are interleaved in rounds and shuffled within each round, because machines drift. Before the
 rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
 sees a length for the first time, and some load the model only then. A failed request is recorded and the others
 continue; a length that fails repeatedly is abandoned, and the session ends if the server is gone.
 
-A server as text: its name, and what it can and cannot do.
-
-Warnings on the figures of requests: warm and short requests, and what a server does not show.
-
-Requests to servers as sections: tables of medians, findings, pictures, warnings, failures, and their command.
+A session (also of a load) sends plans through the client's process and writes down the finished requests at intervals.
+It sleeps in between, because both may share the cores with the server. Finished requests are kept even if a plan ends
+early.
 """
 
 from __future__ import annotations
@@ -88,13 +81,7 @@ class ServerSession:
     n_lost: int = 0  # requests in a row with a failure in GONE
     last: Request | None = None  # the last finished one
     can_count: bool = True  # whether the server can count tokens of answers whose stream did not
-    _kept: set[int] = field(default_factory=set)  # the plan's requests that are in the file
-    _asked: dict[Asked, Asked] = field(default_factory=dict)  # shared by thousands of requests
-
-    @property
-    def n_kept(self) -> int:
-        """Requests of the last plan in the file."""
-        return len(self._kept)
+    kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
 
     def send(
         self,
@@ -109,17 +96,17 @@ class ServerSession:
         Every `look_s` seconds writes the finished requests; calls `ended` with each reply, then `look`. With `counts`
         the server counts the tokens of answers without a count after all have ended.
         """
-        self._kept.clear()
+        self.kept.clear()
         uncounted: list[Reply] = []
         try:
             for batch in self.server.client.batches(plan, look_s):
-                counted: list[Reply] = []
+                final: list[Reply] = []
                 for reply in batch:
                     self.count_lost(reply.request)
                     ended(reply)
-                    is_final = not counts or not self.can_count or _is_counted(reply.request)
-                    (counted if is_final else uncounted).append(reply)
-                yield from self._keep(counted)
+                    waits = counts and self.can_count and not _is_counted(reply.request)
+                    (uncounted if waits else final).append(reply)
+                yield from self._keep(final)
                 look()
             is_gone = plan.most_lost is not None and self.n_lost >= plan.most_lost
             for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
@@ -151,28 +138,25 @@ class ServerSession:
                 f"Read its log, and restart it. The finished requests are in {self.path}",
             )
 
-    def keep(self, request: Request) -> RequestRecord:
-        """Write a request that no plan sent."""
-        record = self.server.record(self.path.stem, request)
+    def not_sent(self, case: Case, repeat: int, reason: str, warmup: bool = False) -> RequestRecord:
+        """Write a request that was not sent."""
+        asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
+        ends: dict[str, Any] = {"status": FAILED, "failure": NOT_SENT, "error": reason, "events": Events()}
+        record = self.server.record(self.path.stem, Request(asked=asked, started_at=utc_now(), **ends))
         save(self.path, record)
         return record
 
     def _keep(self, replies: Iterable[Reply]) -> list[RequestRecord]:
         """Write the new replies."""
-        new = {}
-        for reply in replies:
-            asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
-            request = dataclasses.replace(reply.request, asked=asked)
-            if reply.index not in self._kept:
-                new[reply.index] = self.server.record(self.path.stem, request)
-        if new:
+        new = (one for one in replies if one.index not in self.kept)
+        if records := {one.index: self.server.record(self.path.stem, one.request) for one in new}:
             n_bytes = self.path.stat().st_size
             try:
-                save(self.path, *new.values())
+                save(self.path, *records.values())
             finally:  # after Ctrl-C during the write, do not write them again
                 if self.path.stat().st_size > n_bytes:
-                    self._kept.update(new)
-        return list(new.values())
+                    self.kept.update(records)
+        return list(records.values())
 
 
 def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:
@@ -186,27 +170,12 @@ def _is_counted(request: Request) -> bool:
     return request.status != OK or times.n_generated(request) is not None
 
 
-DEFAULT_LENGTHS = "100,1000"
-"""Without 10, because the template alone is longer in most chats."""
+DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
+WARMUP_GEN = 16  # maximum number of tokens that a warm-up generates
+MAX_FAILURES, MAX_GONE = 3, 3
+"""Failures in a row after which a length is abandoned, and failures to reach the server that end the session."""
 
-WARMUP_GEN = 16
-"""Maximum number of tokens that a warm-up generates."""
-
-MAX_FAILURES = 3
-"""Failures in a row after which a length is abandoned."""
-
-MAX_GONE = 3
-"""Failures to reach the server in a row after which the session ends."""
-
-PAUSE_S = 1.0
-"""Pause after a failure."""
-
-
-class ServerKeywords(Reaching, total=False):
-    """What `lab.measure` takes with `url`, besides lengths and a model."""
-
-    prompt: str
-    seed: int
+PAUSE_S = 1.0  # after a failure
 
 
 @dataclass(frozen=True)
@@ -267,7 +236,7 @@ def make_plan(
 
 def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
     """The plan for this server. LabError if it cannot count the tokens of a prompt."""
-    n_least, refused = servers.least(server.how_to_count), {}
+    n_least, refused = server.how_to_count.least(), {}
     for case in plan.cases:
         problem = server.too_long(case.n_prompt, case.n_gen)
         if case.n_prompt < n_least:
@@ -297,7 +266,7 @@ def execute(
     replies: list[Reply] = []
     with unless_empty(path):
         for case, reason in plan.refused.items():
-            yield session.keep(not_sent(case, 0, reason))
+            yield session.not_sent(case, 0, reason)
         while warmups or todo:
             is_warmup, is_ok = bool(warmups), False
             repeat, case = (warmups or todo).pop(0)
@@ -306,9 +275,9 @@ def execute(
                 known = prompts.get(n)
                 prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
             except servers.NotCounted as problem:
-                request = not_sent(case, repeat, problem.what, is_warmup)
-                session.count_lost(request)
-                yield session.keep(request)
+                record = session.not_sent(case, repeat, problem.what, is_warmup)
+                session.count_lost(record.request)
+                yield record
             else:
                 if prompt.counted_by == USAGE:
                     prompts[n] = prompt
@@ -330,76 +299,62 @@ def execute(
             if n_failed[case] >= MAX_FAILURES and left:
                 todo[:] = [run for run in todo if run[1] != case]
                 more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
-                yield session.keep(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
+                yield session.not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}.")
             if not is_ok and (warmups or todo):
                 time.sleep(PAUSE_S)
-
-
-def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
-    """The record of a request that was not sent."""
-    asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
-    return Request(asked=asked, started_at=utc_now(), status=FAILED, failure=NOT_SENT, error=reason, events=Events())
 
 
 def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
     """What is not visible in answers of `n_gen` tokens, from the server's capabilities."""
     how, settings = {one.name: one.how for one in endpoint.capabilities}, endpoint.settings
     streams, caches = endpoint.can("streaming"), endpoint.can("cached tokens")
-    own = " The server's own times are shown separately." if endpoint.can("server timings") == YES else ""
-    known = (
-        (streams == NO, f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."),
-        (
-            streams not in (YES, NO),
-            f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
-            "tokens, TTFT is later than the first token.",
-        ),
-        (
-            streams != NO,
+    if streams == NO:
+        yield f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."
+    else:
+        if streams != YES:
+            yield (
+                f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
+                "tokens, TTFT is later than the first token."
+            )
+        own = " The server's own times are shown separately." if endpoint.can("server timings") == YES else ""
+        yield (
             "Prefill time is not visible: the lab shows TTFT, which includes the server's queue, its tokenizer and its "
-            f"first token.{own}",
-        ),
-        (
-            streams != NO and endpoint.can("tokens per event") != YES,
-            "Events do not say how many tokens they contain: gaps are those between events (inter-chunk latency), not "
-            "ITL, and TPOT is a range unless there are as many events as tokens.",
-        ),
-        (
-            endpoint.can("usage in streams") != YES,
+            f"first token.{own}"
+        )
+        if endpoint.can("tokens per event") != YES:
+            yield (
+                "Events do not say how many tokens they contain: gaps are those between events (inter-chunk latency), "
+                "not ITL, and TPOT is a range unless there are as many events as tokens."
+            )
+    if endpoint.can("usage in streams") != YES:
+        yield (
             "The stream does not count its tokens: the lab sends each request once more without streaming, which costs "
             "one more generation. If that answer differs, the server's tokenizer counts the tokens; without one, TPOT "
-            "is not known.",
-        ),
-        (
-            caches != YES,
+            "is not known."
+        )
+    if caches != YES:
+        yield (
             "The server does not report cached tokens, so it is not known whether a run was warm. Each prompt begins "
-            "with different letters, so only the template before them can come from a cache.",
-        ),
-        (
-            caches == YES and endpoint.api == CHAT and endpoint.server != "llama-server",  # with cache_prompt: false
+            "with different letters, so only the template before them can come from a cache."
+        )
+    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which gets cache_prompt: false
+        yield (
             "All chats share the template before their prompts, which the server may cache: runs with cached tokens "
-            "are shown separately, as warm. --api completions has no template.",
-        ),
-        (
-            endpoint.can("ignore_eos") != YES and n_gen > 1,
-            f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately.",
-        ),
-        (
-            settings is None or settings.n_ctx is None,
-            "The server does not report its context length: a prompt that is too long for it fails.",
-        ),
-        (
-            True,
-            "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
-            if settings is not None and settings.n_slots == 1
-            else "Requests of other clients make these runs slower, and are not visible.",
-        ),
-        (
-            counter is not None and counter.by == USAGE,
+            "are shown separately, as warm. --api completions has no template."
+        )
+    if endpoint.can("ignore_eos") != YES and n_gen > 1:
+        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately."
+    if settings is None or settings.n_ctx is None:
+        yield "The server does not report its context length: a prompt that is too long for it fails."
+    if settings is not None and settings.n_slots == 1:
+        yield "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
+    else:
+        yield "Requests of other clients make these runs slower, and are not visible."
+    if counter is not None and counter.by == USAGE:
+        yield (
             "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
-            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters.",
-        ),
-    )
-    return (sentence for is_so, sentence in known if is_so)
+            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
+        )
 
 
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
@@ -424,66 +379,57 @@ def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
     """Warnings on requests of one setup that went well."""
     requests = [record.request for record in chosen]
     ones = [figures(request) for request in requests]
-    cached = [one.n_cached or 0 for one in ones if one.is_warm]
-    short = [one for one in ones if one.is_short]
-    reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
-    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
-    other = sorted((asked, n) for asked, n in pairs if asked is not None and n is not None and asked != n)
-    named = ", ".join(f"{n:,} instead of {asked:,}" for asked, n in other[:4])
-    more = f", and {len(other) - 4} more" if len(other) > 4 else ""
-    n_uncounted = sum(one.n_generated is None for one in ones)
-    n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
-    ways = {request.usage.counted_by for request in requests if request.usage}
-    bundled = [request for request in requests if not times.came_at_once(request) and times.itl_ns(request) is None]
-    counts = [(one.n_events, one.n_generated) for one in map(figures, bundled)]
-    differ = [
-        f" For example, {n_events:,} events contained {n:,} tokens."
-        for n_events, n in counts
-        if n not in (None, n_events)
-    ]
-    reasoned = [request for request in requests if REASONING in request.events.kind]
-    n_inside = sum(times.first_output_ns(request) is None for request in reasoned)
-    said = (
-        (
-            cached,
-            f"{len(cached)} of {len(ones)} requests had {span(cached)} prompt tokens in the server's cache. They are "
-            "warm and have separate rows.",
-        ),
-        (
-            not cached and any(one.is_warm is None for one in ones),
+    n, words = len(ones), list[str]()
+    if cached := [one.n_cached or 0 for one in ones if one.is_warm]:
+        words.append(
+            f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache. They are warm and "
+            "have separate rows."
+        )
+    elif any(one.is_warm is None for one in ones):
+        words.append(
             "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
-            "cache could not help.",
-        ),
-        (
-            short,
-            f"{len(short)} of {len(ones)} answers were shorter than requested "
-            f"({span([one.n_generated or 0 for one in short])} tokens; finish reason: {reasons}). They have separate "
-            "rows.",
-        ),
-        (other, f"The server counted other prompt lengths than requested: {named}{more}."),
-        (n_uncounted, f"{n_uncounted} of {len(ones)} answers have no token count, so their TPOT is unknown."),
-        (
-            n_bounds,
-            f"In {n_bounds} of {len(ones)} requests the number of tokens in the first event is unknown: TPOT lies "
-            "between the two figures.",
-        ),
-        ("twin" in ways, "The stream did not count tokens; the same request without streaming did."),
-        (
-            "tokenize" in ways,
-            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.",
-        ),
-        (
-            bundled,
+            "cache could not help."
+        )
+    if short := [one for one in ones if one.is_short]:
+        reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
+        words.append(
+            f"{len(short)} of {n} answers were shorter than requested ({span([one.n_generated or 0 for one in short])} "
+            f"tokens; finish reason: {reasons}). They have separate rows."
+        )
+    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
+    if other := sorted((asked, found) for asked, found in pairs if None not in (asked, found) and asked != found):
+        named = ", ".join(f"{found:,} instead of {asked:,}" for asked, found in other[:4])
+        more = f", and {len(other) - 4} more" if len(other) > 4 else ""
+        words.append(f"The server counted other prompt lengths than requested: {named}{more}.")
+    if n_uncounted := sum(one.n_generated is None for one in ones):
+        words.append(f"{n_uncounted} of {n} answers have no token count, so their TPOT is unknown.")
+    if n_bounds := sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones):
+        words.append(
+            f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: TPOT lies between the "
+            "two figures."
+        )
+    ways = {request.usage.counted_by for request in requests if request.usage}
+    if "twin" in ways:
+        words.append("The stream did not count tokens; the same request without streaming did.")
+    if "tokenize" in ways:
+        words.append("The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.")
+    pieces = [one for one, request in zip(ones, requests, strict=True) if times.itl_ns(request) is None]
+    if bundled := [one for one in pieces if not one.came_at_once]:
+        differ = [one for one in bundled if one.n_generated not in (None, one.n_events)]
+        example = "".join(
+            f" For example, {one.n_events:,} events contained {one.n_generated:,} tokens." for one in differ[:1]
+        )
+        words.append(
             "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
-            f"latency), not between tokens (ITL).{''.join(differ[:1])}",
-        ),
-        (
-            reasoned,
-            f"{len(reasoned)} of {len(ones)} answers began with reasoning, which counts as tokens."
-            f"{f' {n_inside} ended during the reasoning.' * (n_inside > 0)}",
-        ),
-    )
-    return [*wrong(ones), *(line for holds, line in said if holds)]
+            f"latency), not between tokens (ITL).{example}"
+        )
+    if reasoned := [one for one, request in zip(ones, requests, strict=True) if REASONING in request.events.kind]:
+        n_inside = sum(one.first_output_ns is None for one in reasoned)
+        words.append(
+            f"{len(reasoned)} of {n} answers began with reasoning, which counts as tokens."
+            f"{f' {n_inside} ended during the reasoning.' * (n_inside > 0)}"
+        )
+    return [*wrong(ones), *words]
 
 
 SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
@@ -562,8 +508,8 @@ def _findings(rows: pd.DataFrame) -> list[str]:
     rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
     if rows.empty:
         return []
-    rows = rows.sort_values("n_prompt")
-    short, long, sentences = rows.iloc[0], rows.iloc[-1], []
+    rows, sentences = rows.sort_values("n_prompt"), list[str]()
+    short, long = rows.iloc[0], rows.iloc[-1]
     if long.n_prompt > short.n_prompt:
         ratio = long.ttft_s / short.ttft_s
         times_word = "about the same as" if 0.95 < ratio < 1.05 else wording.times(ratio)
@@ -572,8 +518,9 @@ def _findings(rows: pd.DataFrame) -> list[str]:
             f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
         )
     if long.e2e_s > 0:
-        ends = [row for row in (short, long)[: len(rows)] if row.e2e_s]
-        shares = [f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}" for row in ends]
+        shares = [
+            f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}" for row in (short, long) if row.e2e_s
+        ]
         sentences.append(f"TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
     return sentences
 
@@ -593,10 +540,7 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests that ran alone: warm and short ones, and unknown figures.
-
-    With several setups each begins with its label.
-    """
+    """Sentences on requests that ran alone; of several setups each begins with its label."""
     own = [record for record in table.alone(records) if table.went_well(record)]
     setups = table.setups(table.runs(own)) if own else []
     return [
@@ -682,12 +626,10 @@ def _time(label: str, rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup of requests."""
     row = rows.iloc[-1]
     words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
-    if row.tpot_ms > 0 and not row.n_bounds:
-        words += f", each further token takes {wording.seconds(row.tpot_ms / 1e3)}"
-        words += f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
-    elif row.tpot_low_ms > 0:
-        ends = (wording.seconds(ms / 1e3) for ms in (row.tpot_low_ms, row.tpot_high_ms))
-        words += f", each further token takes {' to '.join(ends)}"
+    if row.tpot_low_ms > 0:
+        ends = [row.tpot_low_ms, row.tpot_high_ms] if row.n_bounds else [row.tpot_ms]
+        words += f", each further token takes {' to '.join(wording.seconds(ms / 1e3) for ms in ends)}"
+        words += "" if row.n_bounds else f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
     return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."
 
 
