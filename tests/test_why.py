@@ -225,10 +225,10 @@ def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
     [(2, "unknown", 0.0), (3, "measured here, 3 blocks", 0.2484)],
 )
 def test_a_factor_needs_three_blocks(n: int, how: str, half: float) -> None:
-    change = parts.Change("threads", {}, "")
+    change = parts.Part("threads", settings={"threads": 1})
     names = {frozenset[int](): "A", frozenset({0}): "B"}
     blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
-    (made,) = measuring._factors([change], names, blocks).values()
+    (made,) = measuring.factors([change], names, blocks).values()
     assert made.how == how and made.half == pytest.approx(half, rel=1e-3)
     assert ("only 2 blocks of 3 (--budget)" in made.words) == (n == 2)
     fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))

@@ -1,13 +1,14 @@
 """How well the turns of a conversation are predicted from ceilings and plain runs, over a grid of conversations.
 
-    python3 -m uv run python -m tests.bench.turns FOLDER [MODEL...]    # at most about 6 minutes a model
+    python3 -m uv run python -m tests.bench.turns FOLDER [MODEL...]    # some minutes; a conversation at a time
     python3 -m uv run python -m tests.bench.turns served               # cached tokens estimated through llama-server
 
 `served`: a conversation with two breaks through the llama-server of the xllamacpp wheel, whose cached tokens are then
 estimated from the times alone. The exit status is 1 if an estimate is off by more than 10 % of the prompt. Otherwise,
 in a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then the conversations,
 unless they are there. Prints the predicted and the measured TTFT of each turn as soon as a conversation has ended, and
-the median error. A conversation is not begun if it might end after 6 minutes; run again for the rest.
+the median error. The grid gets about 6 minutes a model: a conversation that might end later is not begun, and another
+run measures the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ GRID: tuple[dict[str, Any], ...] = (
 
 
 MOST_S = 360
-"""Of a model."""
+"""Of the conversations of a model, after its ceilings and plain runs."""
 
 
 def main(folder: str, *models: str) -> None:
@@ -66,11 +67,12 @@ def measure(model: str, folder: Path) -> list[float]:
     if not any(one.run.is_timed and one.run.lever is None for one in results.read([own]).records):
         lab.measure("64,512,1024", 8, 2, model, out=own)
         say("plain runs measured")
+    ends = time.monotonic() + MOST_S
     for asked in GRID:
         lever = conversation.lever_of(asked["system"], asked["turn"], asked["turns"], "", 1)
         started = time.monotonic()
         if not of_cell(lever, own):
-            if started - began + 2 * taken_s > MOST_S:
+            if started + 2 * taken_s > ends:
                 say(f"{asked} not begun: run again")
                 continue
             lab.turns(**asked, keep="memory", repeat=2, model=model, out=own)

@@ -12,11 +12,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab.core import shell, stats
+from lab.core import shell
 from lab.core.asked_settings import defaults
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -25,7 +26,7 @@ from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.serve import through_server
 from lab.features.serve.servers import connect
-from lab.features.why.parts import FEWEST, GEN, MEASURED, Change, Part, figure, length, position
+from lab.features.why.parts import FEWEST, GEN, MEASURED, Part, figure, half_range, length, position
 from lab.features.why.pasted import Setup
 from lab.process.worker import Worker
 from lab.runner import as_options, session
@@ -61,50 +62,47 @@ def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
 
 def start(fast: Setup, slow: Setup) -> dict[str, Any]:
     """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
-    chosen = {**slow.settings, **fast.settings}
-    kept = {
-        name: value for name, value in chosen.items() if value != defaults().get(name) and name not in ("lib", "rpc")
-    }
+    chosen = {**slow.settings, **fast.settings, "lib": None, "rpc": None}
+    kept = {name: value for name, value in chosen.items() if value != defaults().get(name)}
     return {**kept, "prompt_len": length(fast if position(fast) is not None else slow)}
 
 
-def here(a: Setup, spec: str, budget_s: float, out: Path, watch: ShowStatus) -> Path:
-    """The file of runs with A's setup on this machine. LabError where none ended in the budget."""
-    n_gen, n_done, path = max(2, min(a.n_gen or MOST_GEN, MOST_GEN)), 0, None
-    settings = start(a, a)
-    with limited(watch, budget_s) as look, Worker() as worker:
-        plan = make_plan(worker, [settings.pop("prompt_len")], n_gen, REPEATS, spec, **settings)
-        path = new_results_file(plan, out)
-        for record in session.execute(plan, worker, path, look):
-            n_done += record.run.is_timed
-    if path is None or not n_done:
-        raise LabError(f"No run of {spec} ended within {seconds(budget_s)}.", "Give more time: --budget 5min")
-    return path
+def alone(
+    like: Setup, spec: str | None, url: str | None, budget_s: float, out: Path, watch: ShowStatus, **how: Any
+) -> Path:
+    """The file of runs with a setup on this machine, or of requests as long as its runs to a server (`url`).
 
-
-def server(like: Setup, url: str, model: str | None, budget_s: float, out: Path, watch: ShowStatus, **how: Any) -> Path:
-    """The file of requests to a server, as long as those of `like`. LabError where none was answered in the budget."""
-    n_gen, path = max(2, min(like.n_gen or MOST_GEN, MOST_GEN)), None
-    plan = through_server.make_plan([max(SHORTEST, length(like))], n_gen, REPEATS)
-    with limited(watch, budget_s) as look, connect(url, model, lambda words: look(Status(words)), **how) as served:
-        path = served.new_file(out)
-        for _ in through_server.execute(through_server.fitted(plan, served), served, path, look):
-            pass
-    if path is None or not path.exists():
-        raise LabError(f"{url} answered no request within {seconds(budget_s)}.", "Give more time: --budget 5min")
+    LabError where none ended in the budget.
+    """
+    n_gen, n_done, path, settings = max(2, min(like.n_gen or MOST_GEN, MOST_GEN)), 0, out, start(like, like)
+    n_prompt = settings.pop("prompt_len")
+    with limited(watch, budget_s) as look, contextlib.ExitStack() as stack:
+        if url:
+            served = stack.enter_context(connect(url, spec, lambda words: look(Status(words)), **how))
+            path, asked = served.new_file(out), through_server.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
+            for _ in through_server.execute(through_server.fitted(asked, served), served, path, look):
+                n_done += 1
+        else:
+            worker = stack.enter_context(Worker())
+            plan = make_plan(worker, [n_prompt], n_gen, REPEATS, spec or "", **settings)
+            path = new_results_file(plan, out)
+            for record in session.execute(plan, worker, path, look):
+                n_done += record.run.is_timed
+    if not n_done:
+        raise LabError(f"{url or spec}: nothing ended within {seconds(budget_s)}.", "Give more time: --budget 5min")
     return path
 
 
 def measured(
     start: Mapping[str, Any],
-    todo: Sequence[Change],
+    todo: Sequence[Part],
     is_prefill: bool,
     budget_s: float,
     out: Path,
     watch: ShowStatus,
     new_worker: Callable[[], Any] = Worker,
 ) -> tuple[dict[str, Part], list[Record], Path | None]:
-    """The parts of the changes that fit into the budget, by name, the trial's records and their file."""
+    """The parts that differ, measured as far as the budget lasts, by name; the trial's records and their file."""
     began, gen = time.monotonic(), 1 if is_prefill else GEN
     fixed_s, work_s = math.inf, 0.0  # seconds to start an engine, and to warm up and run
     todo = sorted(todo[:MOST_CHANGES], key=lambda one: ("prompt_len" in one.settings, "model" in one.settings))
@@ -125,7 +123,7 @@ def measured(
     found = {}
     for change, need in zip(todo[n:], needs[n:], strict=True):
         why = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
-        found[change.name] = Part(change.name, words=f"{change.words}; not measured: {why} (--budget)")
+        found[change.name] = replace(change, words=f"{change.words}; not measured: {why} (--budget)")
     if not n:
         return found, [], None
     is_deep = any("prompt_len" in change.settings for change in todo[:n])
@@ -138,15 +136,15 @@ def measured(
             if record.run.is_timed and (value := figure(record.run, is_prefill)):
                 blocks[-1][record.run.variant or ""] = value
             if len(blocks[-1]) == len(plans):
-                measured_parts = _factors(todo[:n], names, blocks)
+                measured_parts = factors(todo[:n], names, blocks)
                 if len(blocks) >= PLANNED_BLOCKS and all((part.half or 0.0) < SURE for part in measured_parts.values()):
                     break
                 blocks.append({})
-    return found | (measured_parts or _factors(todo[:n], names, [])), records, path if records else None
+    return found | (measured_parts or factors(todo[:n], names, [])), records, path if records else None
 
 
 def _plans(
-    start: Mapping[str, Any], todo: Sequence[Change], gen: int, new_worker: Callable[[], Any]
+    start: Mapping[str, Any], todo: Sequence[Part], gen: int, new_worker: Callable[[], Any]
 ) -> tuple[dict[frozenset[int], str], dict[str, Plan]]:
     """The plans of the variants on the path and on its reverse, by name, and the name of each set of changes."""
     n = len(todo)
@@ -164,26 +162,23 @@ def _plans(
     return dict(zip(sets, plans, strict=True)), plans
 
 
-def _factors(
-    todo: Sequence[Change], names: Mapping[frozenset[int], str], blocks: Sequence[Mapping[str, float]]
+def factors(
+    todo: Sequence[Part], names: Mapping[frozenset[int], str], blocks: Sequence[Mapping[str, float]]
 ) -> dict[str, Part]:
-    """The factor of each change from blocks of times per token, with its 95 % range."""
-    n, made = len(todo), dict[str, Part]()
-    for i, change in enumerate(todo):
-        if len(blocks) < FEWEST:
-            words = f"{change.words}; not measured: only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
-            made[change.name] = Part(change.name, words=words)
-            continue
-        ends = [(range(i), range(i + 1)), (range(i + 1, n), range(i, n))]  # changed after those before it, and before
-        first, last = (
-            [math.log(own[names[frozenset(after)]] / own[names[frozenset(before)]]) for own in blocks]
-            for before, after in ends
-        )
-        logs, words = [statistics.fmean(pair) for pair in zip(first, last, strict=True)], change.words
-        orders = statistics.fmean(first), statistics.fmean(last)
-        if abs(orders[0] - orders[1]) > INTERACTION:
-            words += f"; {times(math.exp(orders[0]))} or {times(math.exp(orders[1]))}, depending on the order"
-        half = stats.mean_half_width(logs, stats.CONFIDENCE)
-        how = f"{MEASURED}, {len(blocks)} blocks"
-        made[change.name] = Part(change.name, statistics.fmean(logs), half, how, words)
+    """The parts with their factors from blocks of times per token, with 95 % ranges."""
+    n, n_blocks, made = len(todo), len(blocks), dict[str, Part]()
+    if n_blocks < FEWEST:
+        why = f"not measured: only {plural(n_blocks, 'block')} of {FEWEST} (--budget)"
+        return {one.name: replace(one, words=f"{one.words}; {why}") for one in todo}
+    for i, one in enumerate(todo):
+        orders = [  # changed after those before it on the path, and before them
+            [math.log(block[names[frozenset(after)]] / block[names[frozenset(before)]]) for block in blocks]
+            for before, after in ((range(i), range(i + 1)), (range(i + 1, n), range(i, n)))
+        ]
+        first, last = map(statistics.fmean, orders)
+        logs, words = [statistics.fmean(pair) for pair in zip(*orders, strict=True)], one.words
+        if abs(first - last) > INTERACTION:
+            words += f"; {times(math.exp(first))} or {times(math.exp(last))}, depending on the order"
+        half, how = half_range(logs), f"{MEASURED}, {n_blocks} blocks"
+        made[one.name] = replace(one, log=statistics.fmean(logs), half=half, how=how, words=words)
     return made

@@ -1,9 +1,9 @@
 """The ratio of two rates as a product of named factors, and what is left.
 
-All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Settings, and depth
-where no records have its law, are a Change, which a trial measures on this machine. Another machine comes from
-predictions. The rest is never spread over the others. Ranges are 95 % intervals, combined in quadrature. A factor
-without a known range has none, and then neither has the rest.
+All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Parts with `settings`
+(those that differ, and depth where no records have its law) are measured on this machine by a trial. Another machine
+comes from predictions. The rest is never spread over the others. Ranges are 95 % intervals, combined in quadrature. A
+factor without a known range has none, and then neither has the rest.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.core import phases, request_times, stats
 from lab.core.asked_settings import table
 from lab.core.lists import plural
-from lab.core.record import DECODE, Machine, Record
+from lab.core.record import DECODE, Record
 from lab.errors import LabError, printable
 from lab.features.limits import probing
 from lab.features.predict import prediction
@@ -35,6 +35,7 @@ EQUAL, NOT_KNOWN, REST, NO_RANGE = "equal", "unknown", "the rest", "range unknow
 COUNTED, DEPTH, MODEL, QUANTIZATION, MACHINE = "what is counted", "depth", "model", "quantization", "machine"
 SYSTEM, BUILD, STATE, MORE = "system and driver", "build", "machine state", "more settings"
 UNEXPLAINED = "not explained"
+SAME_MACHINE = ("cpu", "n_cores_usable", "ram_bytes", "devices")
 GROUPS = {
     "threads": ("threads", "threads_batch"),
     "ubatch": ("batch", "ubatch"),
@@ -52,13 +53,17 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A factor of the ratio: its logarithm, half of its range (None: unknown), how both are known, and in words why."""
+    """A factor of the ratio: its logarithm, half of its range (None: unknown), how both are known, and in words why.
+
+    `settings` are keywords that change on the way from fast to slow, if a trial can measure the part.
+    """
 
     name: str
     log: float = 0.0
     half: float | None = 0.0
     how: str = NOT_KNOWN
     words: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def factor(self) -> float:
@@ -79,6 +84,11 @@ class Part:
 def alike(name: str, is_equal: bool, words: str = "") -> Part:
     """The part of what is equal, or unknown for the reason in `words`."""
     return Part(name, how=EQUAL) if is_equal else Part(name, words=words)
+
+
+def half_range(logs: Sequence[float]) -> float:
+    """Half of the 95 % range of the mean."""
+    return stats.mean_half_width(logs, stats.CONFIDENCE)
 
 
 @dataclass(frozen=True)
@@ -112,15 +122,6 @@ class Answer:
         return self.parts[-1]
 
 
-@dataclass(frozen=True)
-class Change:
-    """A step of the path from fast to slow: keywords that change, and in words which."""
-
-    name: str
-    settings: Mapping[str, Any]
-    words: str
-
-
 def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
     """What the parts leave of the ratio. Its range has that of the parts, of both figures, and between sessions."""
     sessions = [{record.session for record in one.records} for one in (fast, slow)]
@@ -149,38 +150,32 @@ UNKNOWN_COUNTS = {
 
 
 def counted(sides: Mapping[str, Setup]) -> Part:
-    """The part of what the two rates count."""
+    """The part of what the two rates count: of each, its decode steps per second over the given rate."""
     log, is_borrowed, words, (fast, slow) = 0.0, False, list[str](), sides.values()
     for (letter, one), other, sign in zip(sides.items(), (slow, fast), (-1, 1), strict=True):
-        own, borrows, why = _to_steps(one, other)
+        own, why, borrows = 0.0, UNKNOWN_COUNTS.get(one.counts, ""), False
+        prefill_s, total_s, decode_s = one.prefill_s, one.total_s, one.decode_s
+        if one.counts == pasted.WHOLE and one.n_gen:
+            if decode_s is None and total_s:
+                if prefill_s is None and one.n_prompt and other.n_prompt and other.prefill_s:
+                    prefill_s, borrows = one.n_prompt * other.prefill_s / other.n_prompt, True
+                decode_s = None if prefill_s is None else total_s - prefill_s
+            if decode_s and decode_s > 0:
+                total_s, pure = total_s or decode_s + (prefill_s or 0.0), max(1, one.n_gen - 1) / decode_s
+                why = f"divides by prefill too: {seconds(total_s - decode_s)} of {seconds(total_s)}"
+                own, why = math.log(pure / one.tps), f"{why} (decode {digits(pure)} tokens/s)"
+                is_borrowed |= borrows
+        elif one.counts == pasted.DECODE and one.n_steps and decode_s:
+            steps_tps = one.n_steps / decode_s
+            if abs(math.log(steps_tps / one.tps)) > 0.001:
+                own, why = math.log(steps_tps / one.tps), "counts the first token, but not its time"
+        if not own and one.compute_tps and other.tps == other.compute_tps and one.compute_tps > 1.001 * one.tps:
+            own, why = math.log(one.compute_tps / one.tps), "includes choosing each token"
         log += sign * own
-        is_borrowed |= borrows
-        words += [f"{letter} {said}"] if (said := why or UNKNOWN_COUNTS.get(one.counts)) else []
+        words += [f"{letter} {why}"] if why else []
     how = f"{ARITHMETIC}, with the other's prefill rate: {NO_RANGE}" if is_borrowed else ARITHMETIC
     how = how if log else NOT_KNOWN if words else EQUAL
     return Part(COUNTED, log, None if is_borrowed else 0.0, how, "; ".join(words))
-
-
-def _to_steps(one: Setup, other: Setup) -> tuple[float, bool, str]:
-    """The logarithm of (steps per second of decode / the given rate), whether it needs the other's, and why."""
-    if one.counts == pasted.WHOLE and one.n_gen:
-        prefill_s, total, decode_s, is_borrowed = one.prefill_s, one.total_s, one.decode_s, False
-        if decode_s is None and total:
-            if prefill_s is None and one.n_prompt and other.n_prompt and other.prefill_s:
-                prefill_s, is_borrowed = one.n_prompt * other.prefill_s / other.n_prompt, True
-            decode_s = None if prefill_s is None else total - prefill_s
-        if decode_s and decode_s > 0:
-            total = total or decode_s + (prefill_s or 0.0)
-            pure = max(1, one.n_gen - 1) / decode_s
-            why = f"divides by prefill too: {seconds(total - decode_s)} of {seconds(total)}"
-            return math.log(pure / one.tps), is_borrowed, f"{why} (decode {digits(pure)} tokens/s)"
-    if one.counts == pasted.DECODE and one.n_steps and one.decode_s:
-        log = math.log(one.n_steps / one.decode_s / one.tps)
-        if abs(log) > 0.001:
-            return log, False, "counts the first token, but not its time"
-    if one.compute_tps and other.compute_tps and other.tps == other.compute_tps and one.compute_tps > 1.001 * one.tps:
-        return math.log(one.compute_tps / one.tps), False, "includes choosing each token"
-    return 0.0, False, ""
 
 
 GEN = 24
@@ -202,8 +197,11 @@ def length(one: Setup) -> int:
     return 128 if place is None else max(1, round(place if one.is_prefill else place - GEN / 2))
 
 
-def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part | Change:
-    """The change of depth, or of the prompt's length; a part if there is none, or records have its law."""
+def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
+    """The part of depth, or of the prompt's length, to be measured unless records have its law.
+
+    The law comes from sessions of one setup that have both positions in three runs.
+    """
     fast, slow = sides.values()
     name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
     at = [end for end in ends.values() if end is not None]
@@ -216,37 +214,26 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part | Change
     words += " tokens" if fast.is_prefill else " (mean position)"
     own = {record.model.name for one in (fast, slow) for record in one.records}
     known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in own}
-    law = None if fast.is_prefill else _law(known.values(), at, words)
-    return law or Change(name, {"prompt_len": length(slow)}, words)
-
-
-def _law(records: Iterable[Record], at: Sequence[float], words: str) -> Part | None:
-    """Depth from sessions of one setup that have both positions in three runs; None without such a session."""
-    by_session: dict[Any, list[list[float | None]]] = {}  # of each run the logarithm at both positions
-    for record in records:
+    by_session: dict[Any, list[list[float | None]]] = {}  # of each run the logarithm of the time at both positions
+    for record in () if fast.is_prefill else known.values():
         steps, itls = record.run.steps, phases.itl_ns(record.run)
         decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
         timed = list(zip(decoding[-len(itls) :], itls, strict=False))
-        ends = list[float | None]()
-        for place in at:
-            near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
-            ends.append(math.log(statistics.median(near)) if len(near) >= 3 else None)
+        near = [[itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)] for place in at]
         key = record.session, record.settings, record.model.name, record.model.quantization
-        by_session.setdefault(key, []).append(ends)
+        logs_at = [math.log(statistics.median(itls)) if len(itls) >= 3 else None for itls in near]
+        by_session.setdefault(key, []).append(logs_at)
     logs, squares = list[float](), list[float]()
     for runs in by_session.values():
         both = [b - a for a, b in runs if a is not None and b is not None]
         apart = [[end for end in column if end is not None] for column in zip(*runs, strict=True)]
-        if len(both) >= FEWEST:
-            logs.append(statistics.fmean(both))
-            squares.append(stats.mean_half_width(both, stats.CONFIDENCE) ** 2)
-        elif min(map(len, apart)) >= FEWEST:
-            logs.append(statistics.fmean(apart[1]) - statistics.fmean(apart[0]))
-            squares.append(sum(stats.mean_half_width(end, stats.CONFIDENCE) ** 2 for end in apart))
+        if len(both) >= FEWEST or min(map(len, apart)) >= FEWEST:
+            samples = [both] if len(both) >= FEWEST else apart
+            logs.append(statistics.fmean(samples[-1]) - (statistics.fmean(samples[0]) if len(samples) > 1 else 0.0))
+            squares.append(sum(half_range(sample) ** 2 for sample in samples))
     if not logs:
-        return None
-    many = len(logs) >= FEWEST
-    half = stats.mean_half_width(logs, stats.CONFIDENCE) if many else math.sqrt(sum(squares)) / len(logs)
+        return Part(name, words=words, settings={"prompt_len": length(slow)})
+    half = half_range(logs) if len(logs) >= FEWEST else math.sqrt(sum(squares)) / len(logs)
     return Part(DEPTH, statistics.fmean(logs), half, f"{FROM_RECORDS}, {plural(len(logs), 'session')}", words)
 
 
@@ -255,14 +242,15 @@ def spec_of(one: Setup) -> str | None:
     return catalog.spec_of(one.records[0].model) if one.records else None
 
 
-def model(sides: Mapping[str, Setup]) -> Part | Change:
-    """The change of the model or its quantization; a part if there is none, or it is not known."""
+def model(sides: Mapping[str, Setup]) -> Part:
+    """The part of the model, or of its quantization alone."""
     fast, slow = sides.values()
     words = printable(", ".join(f"{one.model_words} in {letter}" for letter, one in sides.items()))
     if fast.records and slow.records:
         one, other = (side.records[0].model for side in (fast, slow))
         if spec_of(fast) != spec_of(slow):
-            return Change(QUANTIZATION if one.name == other.name else MODEL, {"model": spec_of(slow)}, words)
+            name = QUANTIZATION if one.name == other.name else MODEL
+            return Part(name, words=words, settings={"model": spec_of(slow)})
         sums = [file.sha256[:8] for file in (one, other) if file.sha256]
         return alike(MODEL, len(set(sums)) < 2, f"the files differ: SHA-256 {' and '.join(sums)}")
     if not (fast.model and slow.model):
@@ -271,8 +259,8 @@ def model(sides: Mapping[str, Setup]) -> Part | Change:
     return Part(MODEL, how=f"{EQUAL} by name") if names[0] in names[1] else Part(MODEL, words=words)
 
 
-def of_settings(sides: Mapping[str, Setup]) -> list[Part | Change]:
-    """The groups of settings that differ, and a part for those that are known of one side only."""
+def of_settings(sides: Mapping[str, Setup]) -> list[Part]:
+    """The parts of the groups of settings that differ, and one for those that are known of one side only."""
     fast, slow = (one.settings for one in sides.values())
     of_group = {key: group for group, keys in GROUPS.items() for key in keys}
     changed, unknown = dict[str, dict[str, Any]](), dict[str, None]()
@@ -286,11 +274,13 @@ def of_settings(sides: Mapping[str, Setup]) -> list[Part | Change]:
             changed.setdefault(group, {})[key] = slow[key]
     if "flash attention" in changed and "cache type" in changed:  # one may be impossible without the other
         changed["flash attention and cache type"] = changed.pop("flash attention") | changed.pop("cache type")
-    found: list[Part | Change] = []
+    found = list[Part]()
     for group, values in changed.items():
         ends = (f"{', '.join(f'{key} {one.settings[key]}' for key in values)} in {x}" for x, one in sides.items())
-        found.append(Change(group, values, printable("; ".join(ends))))
-    return [*found, *([Part(MORE, words=f"not given for both: {', '.join(unknown)}")] if unknown else [])]
+        found.append(Part(group, words=printable("; ".join(ends)), settings=values))
+    if unknown:
+        found.append(Part(MORE, words=f"not given for both: {', '.join(unknown)}"))
+    return found
 
 
 def of_machine(sides: Mapping[str, Setup], spec: str | None, out: Path, with_build: bool) -> list[Part]:
@@ -300,24 +290,29 @@ def of_machine(sides: Mapping[str, Setup], spec: str | None, out: Path, with_bui
         return [_predicted(sides, spec, out)]
     made, (one, other) = list[Part](), (side.records[0].machine for side in (fast, slow))
     for name, fields in (
-        (MACHINE, ("cpu", "n_cores_usable", "ram_bytes", "devices")),
+        (MACHINE, SAME_MACHINE),
         (SYSTEM, ("os", "cpu_quota")),
-        (BUILD, ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info")),
+        *([(BUILD, ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info"))] if with_build else []),
     ):
         differ = [key for key in fields if getattr(one, key) != getattr(other, key)]
         ends = (f"{key.replace('_', ' ')}: {getattr(one, key)}, {getattr(other, key)}" for key in differ)
-        if name != BUILD or with_build:
-            is_predicted = differ and name == MACHINE
-            made.append(
-                _predicted(sides, spec, out) if is_predicted else alike(name, not differ, "; ".join(ends)[:200])
-            )
+        is_predicted = differ and name == MACHINE
+        made.append(_predicted(sides, spec, out) if is_predicted else alike(name, not differ, "; ".join(ends)[:200]))
     return [*made, _of_state(sides)]
 
 
 def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
     """The part of two machines by predictions of the same request on both (lab predict)."""
-    fast, here, ranges = next(iter(sides.values())), machine.describe(), list[tuple[float, float]]()
-    names = [_device(one, here) for one in sides.values()]
+    fast, here, ranges, names = next(iter(sides.values())), machine.describe(), [], list[str | None]()
+    for one in sides.values():
+        known = (devices.called(one.device) or devices.recognise(one.device)) if one.device else None
+        is_here = one.device == "here"
+        if one.records:
+            first = one.records[0]
+            used = probing.device_of(first.machine, probing.place_of_record(first).devices[0])
+            known = devices.recognise(used.description, used.memory_bytes) if used else None
+            is_here = all(getattr(first.machine, key) == getattr(here, key) for key in SAME_MACHINE[:3])
+        names.append("here" if is_here else known.name if known else None)
     words = ", ".join(f"{name or 'unknown (--device)'} in {letter}" for name, letter in zip(names, sides, strict=True))
     if None in names or spec is None or names[0] == names[1]:
         return alike(MACHINE, None not in names and names[0] == names[1], words)
@@ -335,19 +330,6 @@ def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
     return Part(MACHINE, middles[1] - middles[0], math.hypot(*halves), how, words)
 
 
-def _device(one: Setup, here: Machine) -> str | None:
-    """The name of a setup's device for lab predict: here, or that of a datasheet; None if it has none."""
-    if not one.records:
-        known = (devices.called(one.device) or devices.recognise(one.device)) if one.device else None
-        return "here" if one.device == "here" else known.name if known else None
-    first = one.records[0]
-    if all(getattr(first.machine, key) == getattr(here, key) for key in ("cpu", "n_cores_usable", "ram_bytes")):
-        return "here"
-    used = probing.device_of(first.machine, probing.place_of_record(first).devices[0])
-    known = devices.recognise(used.description, used.memory_bytes) if used else None
-    return known.name if known else None
-
-
 def _of_state(sides: Mapping[str, Setup]) -> Part:
     """The part of disturbed runs: the median of all runs against that of the quiet ones.
 
@@ -363,8 +345,7 @@ def _of_state(sides: Mapping[str, Setup]) -> Part:
         said += [f"{letter}: {words}" for words in [*sentences, *(["it ran on battery"] if battery else [])]]
         if FEWEST <= len(quiet) < len(logs):
             log += sign * (statistics.median(logs) - statistics.median(quiet))
-            half = stats.mean_half_width(quiet, stats.CONFIDENCE)
-            squares += math.pi / 2 * half**2 * (1 - len(quiet) / len(logs))
+            squares += math.pi / 2 * half_range(quiet) ** 2 * (1 - len(quiet) / len(logs))
         is_known &= len(quiet) == len(logs) or len(quiet) >= FEWEST
     words = "; ".join(said)
     if not is_known or not log or on_battery[0] != on_battery[1]:
@@ -391,10 +372,10 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
     http = Part(name, words=f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)")
     if len(pairs) >= FEWEST:
         logs = [math.log(client / own) for client, own in pairs]
-        half, how = stats.mean_half_width(logs, stats.CONFIDENCE), f"from {letter}'s own times, {len(logs)} requests"
         client_s, own_s = (statistics.median(column) for column in zip(*pairs, strict=True))
         words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
-        http = Part(name, sign * statistics.fmean(logs), half, how, words)
+        how = f"from {letter}'s own times, {len(logs)} requests"
+        http = Part(name, sign * statistics.fmean(logs), half_range(logs), how, words)
     is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
     n_slots = reported.n_slots if reported else None
     words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
@@ -403,11 +384,8 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
     if not one.is_prefill or None in cached or not one.n_prompt:
         return [*made, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
     n_cached = statistics.fmean(n or 0 for n in cached)
-    words, log = (
-        f"{n_cached:,.0f} of {one.n_prompt:,} tokens in {letter}",
-        math.log1p(-min(n_cached / one.n_prompt, 0.99)),
-    )
-    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, words)]
+    log, words = math.log1p(-min(n_cached / one.n_prompt, 0.99)), f"{n_cached:,.0f} of {one.n_prompt:,} tokens"
+    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
 
 
 def figure(run: Any, is_prefill: bool) -> float | None:

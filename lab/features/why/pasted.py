@@ -16,14 +16,13 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
-from lab.features.exchange.llama_bench_format import HEADS, STDIN
+from lab.features.exchange.llama_bench_format import FLASH_ATTN, HEADS, QUANTIZATION, STDIN
 
 DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "window", "mixed", "unknown"
 """What a rate counts: generated tokens over the time of decode, prompt tokens over that of prefill, generated tokens
@@ -36,12 +35,7 @@ AGREE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One figure, what it counts, and what is known of its setup. None: unknown.
-
-    `n_steps` are the decode steps within `decode_s`; a rate that counts `n_gen` tokens over fewer steps looks faster.
-    `settings` are keywords of AskedSettings. `records` and `requests` are those of the lab. `spread` is the standard
-    deviation of the figure's logarithm, `between` that between sessions, and `between_source` its source.
-    """
+    """One figure, what it counts, and what is known of its setup. None: unknown."""
 
     source: str
     tps: float
@@ -51,17 +45,17 @@ class Setup:
     n_depth: int | None = None  # in the context before the prompt
     prefill_s: float | None = None
     decode_s: float | None = None
-    n_steps: int | None = None
+    n_steps: int | None = None  # within decode_s; a rate that counts n_gen tokens over fewer steps looks faster
     total_s: float | None = None
     model: str | None = None
     quantization: str | None = None
     device: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    spread: float | None = None
-    between: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keywords of AskedSettings
+    spread: float | None = None  # the standard deviation of the figure's logarithm
+    between: float | None = None  # that between sessions
     between_source: str = ""
-    compute_tps: float | None = None  # of decode steps without sampling, where that is known
-    records: tuple[Record, ...] = ()
+    compute_tps: float | None = None  # of decode steps without sampling
+    records: tuple[Record, ...] = ()  # of the lab
     requests: tuple[RequestRecord, ...] = ()
     about: str = ""
 
@@ -120,8 +114,8 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
         if not re.search(form["sign"], text):
             continue
         try:
-            reader = READERS.get(form.get("reader", ""), partial(_figures, form))
-            if found := [one for one in reader(text) if 0 < one.tps < 1e9][:MOST_SETUPS]:
+            figures = _bench(text) if form.get("is_llama_bench") else _figures(form, text)
+            if found := [one for one in figures if 0 < one.tps < 1e9][:MOST_SETUPS]:
                 return found
             problems.append(f"{form['name']}: its figures are incomplete")
         except (ArithmeticError, ValueError) as problem:
@@ -152,21 +146,9 @@ def count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def _agree(printed: float, computed: float, what: str, rounding: float = 0.006) -> None:
-    """ValueError if a printed figure differs from the computed one by more than rounding explains."""
-    if abs(printed - computed) > AGREE * computed + rounding:
-        raise ValueError(f"{what} is {printed:g}, but its tokens and time give {computed:.4g}")
-
-
 NUMBER = r"(\d[\d.,]*\d|\d)"
 GO_UNITS = {"h": 3600, "ms": 1e-3, "m": 60, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9, "s": 1}
 GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
-
-
-def _bare(text: str) -> Iterable[Setup]:
-    """A figure in words, such as 35 tokens/s."""
-    if match := re.search(r"[\d.,]{1,20}", text):
-        yield Setup(source="a bare figure", tps=number(match[0]), counts=UNKNOWN)
 
 
 def _fields(text: str, keys: Iterable[str]) -> list[dict[str, str]]:
@@ -180,25 +162,21 @@ def _fields(text: str, keys: Iterable[str]) -> list[dict[str, str]]:
     return found
 
 
-def _rows(form: Mapping[str, Any], text: str) -> Iterable[dict[str, str]]:
-    """The values of each answer in a text of a format of formats.toml."""
-    if "find" in form:
-        patterns = {
-            key: one.replace("NUMBER", NUMBER).replace("GO", f"((?:{GO})+)(?![\\w.])")
-            for key, one in form["find"].items()
-        }
-        for part in re.split(form["apart"], text):
-            found = {key: re.search(pattern, part, re.I) for key, pattern in patterns.items()}
-            yield {key: match[1] for key, match in found.items() if match}
-        return
-    names = form.get("json") or form["head"]
-    for row in _fields(text, names.values()) if "json" in form else _tables(text):
-        yield {key: row[name] for key, name in names.items() if row.get(name)}
-
-
 def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
     """The figures of a text of a format of formats.toml."""
-    for row in _rows(form, text):
+    rows: Iterable[dict[str, str]]
+    if "find" in form:
+        patterns = {
+            key: re.compile(one.replace("NUMBER", NUMBER).replace("GO", f"((?:{GO})+)(?![\\w.])"), re.I)
+            for key, one in form["find"].items()
+        }
+        found = ({key: one.search(part) for key, one in patterns.items()} for part in re.split(form["apart"], text))
+        rows = ({key: match[1] for key, match in one.items() if match} for one in found)
+    else:
+        names = form.get("json") or form["head"]
+        given = _fields(text, names.values()) if "json" in form else _tables(text)
+        rows = ({key: row[name] for key, name in names.items() if row.get(name)} for row in given)
+    for row in rows:
         n_seq = count(row.get("at_once", "1")) or 1
         times = dict.fromkeys(("t_in", "t", "total"), 0.0)
         for key in times.keys() & row.keys():
@@ -237,7 +215,9 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
             if rate and computed:
                 is_fewer = steps == "either" and tokens == n and abs(rate - (n - 1) / seconds) < abs(rate - computed)
                 computed = (n - 1) / seconds if is_fewer else computed
-                _agree(rate, computed, f"the rate of {counts}", 0.006 + form.get("rounds_s", 0.0) * computed / seconds)
+                rounding = 0.006 + form.get("rounds_s", 0.0) * computed / seconds
+                if abs(rate - computed) > AGREE * computed + rounding:
+                    raise ValueError(f"the rate of {counts} is {rate:g}, but its tokens and time give {computed:.4g}")
             if counts == DECODE and steps == "either" and not rate:
                 continue
             tps = computed or rate if form.get("is_exact") else rate or computed
@@ -261,18 +241,11 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
             raise ValueError("a row of the table has another number of columns than its head")
 
 
-SETTINGS = {"n_batch": "batch", "n_ubatch": "ubatch", "n_threads": "threads", "n_gpu_layers": "n_gpu_layers"}
-SETTINGS |= {
-    "Microbatch size": "ubatch",
-    "type_k": "cache_type_k",
-    "type_v": "cache_type_v",
-    "flash_attn": "flash_attn",
+SETTINGS = {
+    **{"n_batch": "batch", "n_ubatch": "ubatch", "Microbatch size": "ubatch", "n_threads": "threads"},
+    **{"n_gpu_layers": "n_gpu_layers", "flash_attn": "flash_attn", "type_k": "cache_type_k", "type_v": "cache_type_v"},
 }
 """llama-bench's columns, and the settings that they are."""
-
-FLASH_ATTN = {"0": "off", "false": "off", "1": "on", "true": "on"}
-QUANTIZATION = r"\b((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)\b"
-
 
 TEST = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
 RATE = rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?"
@@ -280,17 +253,25 @@ RATE = rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?"
 
 def _bench(text: str) -> Iterable[Setup]:
     """Tests of llama-bench; Markdown leaves out columns with defaults, and scripts that compare have several rates."""
-    keys = "model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts"
+    of_flash_attn = {"true": "on", "false": "off"} | {str(value): name for name, value in FLASH_ATTN.items()}
     rows: Iterable[Mapping[str, Any]] = _tables(text)
     if "build_commit," in text.replace('"', ""):
         rows = csv.DictReader(io.StringIO(text))
     elif "avg_ts" in text:
-        rows = _fields(text, keys)
+        own = ("model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts")
+        rows = _fields(text, own)
     for cells in rows:
         row = {HEADS.get(head, head): cell for head, cell in cells.items()}
         test = re.fullmatch(TEST, cells.get("test", cells.get("Test", "-")))
         sizes = test.groups() if test else [row.get(key) for key in ("n_prompt", "n_gen", "n_depth")]
         n_prompt, n_gen, n_depth = (count(str(size or 0)) for size in sizes)
+        settings: dict[str, Any] = {}
+        for name, setting in SETTINGS.items():
+            value = str(row.get(name) or "").strip().lower()
+            if name == "flash_attn" and value:
+                settings[setting] = of_flash_attn.get(value, "auto")
+            elif value and (name.startswith("type_") or re.fullmatch(r"-?\d{1,6}", value)):
+                settings[setting] = value if name.startswith("type_") else int(value)
         if row.get("avg_ts"):
             row["t/s"] = f"{row['avg_ts']}+-{row['stddev_ts']}" if row.get("stddev_ts") else row["avg_ts"]
         for head in [head for head in row if head.startswith("t/s") and (n_prompt or n_gen)]:
@@ -312,25 +293,11 @@ def _bench(text: str) -> Iterable[Setup]:
                 model=model or None,
                 quantization=quantization[1] if quantization else None,
                 device=row.get("GPU") or row.get("gpu_info") or None,
-                settings=_bench_settings(row),
+                settings=settings,
                 spread=number(rate[2]) / number(rate[1]) if rate[2] and number(rate[1]) else None,
                 about=head.replace("t/s", "build") if head != "t/s" else "",
             )
 
 
-def _bench_settings(row: Mapping[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, own in SETTINGS.items():
-        value = str(row.get(name) or "").strip().lower()
-        if name == "flash_attn" and value:
-            settings[own] = FLASH_ATTN.get(value, "auto")
-        elif name.startswith("type_") and value:
-            settings[own] = value
-        elif re.fullmatch(r"-?\d{1,6}", value):
-            settings[own] = int(value)
-    return settings
-
-
-READERS = {"bare": _bare, "bench": _bench}
 FORMATS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]
 KNOWN = f"Known formats: {', '.join(form['name'] for form in FORMATS)}."

@@ -25,7 +25,7 @@ from lab.features.running import ceilings_of, read, without_tuning
 from lab.features.serve import access
 from lab.features.tune.tuning import seconds_of
 from lab.features.why import measuring, parts, pasted
-from lab.features.why.parts import Answer, Change, Part
+from lab.features.why.parts import Answer, Part
 from lab.features.why.pasted import DECODE, PREFILL, Setup
 from lab.runner import as_options, builds
 from lab.runner.progress import ShowStatus
@@ -163,7 +163,7 @@ def why(
     groups, device_of_b = read[0][0], None
     figure = ([one for one in groups[0] if one.is_prefill == prefill] or groups[0])[-1]
     if url:
-        read.append(of_records(str(measuring.server(figure, url, model, budget_s, folder, watch, **how))))
+        read.append(of_records(str(measuring.alone(figure, model, url, budget_s, folder, watch, **how))))
         model, device_of_b = None, "here" if access.is_loopback(access.access(url)) else None
     elif len(read) == len(groups) == 1:
         if figure.records:
@@ -171,7 +171,7 @@ def why(
         if model is None:
             hint = "To measure it here: --model SPEC. Or give a second figure."
             raise LabError(f"The model of {figure.label} is not known.", hint)
-        read.append(of_records(str(measuring.here(figure, model, budget_s, folder, watch))))
+        read.append(of_records(str(measuring.alone(figure, model, None, budget_s, folder, watch))))
     first, second = (side[0] for side, _ in read) if len(read) == 2 else groups[:2]
     devices = iter((device or "").split(",") if device else [])
     named = [
@@ -203,11 +203,8 @@ def best(one: Setup, name: str, folder: str) -> Answer:
         gain = lever.figures[f"{phase}_gain"] or 0.0
         changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= explanation.LEAST_GAIN else best_s
         if 0 < changed_s < best_s:
-            best_s, command, words = (
-                changed_s,
-                lever.command or command,
-                f"{lever.figures['change']}: {times(gain)} in all",
-            )
+            best_s, command = changed_s, lever.command or command
+            words = f"{lever.figures['change']}: {times(gain)} in all"
     if best_s < row.least_s:
         how = f"predicted from ceilings: {parts.NO_RANGE}"
         found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
@@ -239,23 +236,19 @@ def answer(
     steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
     if libs:
         ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
-        steps.append(Change(parts.BUILD, {"lib": libs[1]}, ", ".join(ends)))
-    todo = [step for step in steps if isinstance(step, Change)]
-    found, records, file, problem = dict[str, Part](), list[Record](), None, ""
-    spec = model or parts.spec_of(fast) or parts.spec_of(slow)
+        steps.append(Part(parts.BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
+    found, records, file = dict[str, Part](), list[Record](), None
+    spec, todo = model or parts.spec_of(fast) or parts.spec_of(slow), [part for part in steps if part.settings]
     if todo and budget_s > 0:
         start = {**measuring.start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
         try:
             if spec is None:
                 raise LabError("no model is named (--model SPEC)")
             found, records, file = measuring.measured(start, todo, fast.is_prefill, budget_s, out, watch, **more)
-        except LabError as error:
-            problem = f"; not measured: {error.what}"
-    made = list[Part]()
-    for step in steps:
-        if isinstance(step, Change):
-            step = found.get(step.name, Part(step.name, words=step.words + problem))
-        made.append(step)
+        except LabError as problem:
+            why = f"not measured: {problem.what}"
+            found = {part.name: dataclasses.replace(part, words=f"{part.words}; {why}") for part in todo}
+    made = [found.get(part.name, part) for part in steps]
     made += [*parts.of_server(both), *parts.of_machine(both, spec, out, not libs)]
     made.append(parts.rest(fast, slow, made))
     return Answer(fast, slow, tuple(both), tuple(made), tuple(records), file)
