@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from lab.features import machine
 from lab.process.worker import Worker
 from lab.runner import builds, limits
 
@@ -81,24 +80,6 @@ def test_a_mac_is_asked_through_sysctl(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(limits, "sysctl", answers.get)
     assert builds.cpu_features() == features
-
-
-@pytest.mark.parametrize(
-    ("cpu", "build", "words"),
-    [
-        (None, BUILT_ON_HASWELL, ""),
-        ({"AVX2"}, BUILT_ON_HASWELL, ""),
-        ({"AVX2", "AMX_INT8"}, BUILT_ON_SAPPHIRE_RAPIDS, "this build uses it"),
-        ({"AVX2", "AMX_INT8"}, BUILT_ON_HASWELL, "this build does not use it"),
-    ],
-)
-def test_lab_machine_says_whether_amx_is_used(
-    cpu: set[str] | None, build: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builds, "cpu_features", lambda: cpu)
-    said = "\n".join(machine.amx(build))
-    assert words in said and bool(said) == bool(words)
-    assert ("--reinstall-package llama-cpp-python" in said) == ("not" in words)
 
 
 def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:

@@ -144,16 +144,13 @@ def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
     sentences: list[str] = []
     with RpcServer("127.0.0.1", 0) as dying:
         host, _, port = dying.endpoint.rpartition(":")
-
-        def show(sentence: str) -> None:
-            sentences.append(sentence)
-            if "HELLO" in sentence:
-                psutil.Process(dying.pid).send_signal(signal.SIGABRT)
-
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"GET / HTTP/1.1")
             with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGABRT .* last output: Expected HELLO"):
-                dying.watch(show)
+                while True:
+                    sentences.append((dying.next_event() or {}).get("said", ""))
+                    if "HELLO" in sentences[-1]:
+                        psutil.Process(dying.pid).send_signal(signal.SIGABRT)
     assert "llama.cpp: Expected HELLO command, update client" in sentences
 
 

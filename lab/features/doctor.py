@@ -1,4 +1,4 @@
-"""`lab doctor`: does llama.cpp run here, with the right threads, and does the machine slow it down?
+"""`lab machine`: this machine and its devices. `lab doctor`: does llama.cpp run here, and what slows it down?
 
 A value that is only read (a governor, swap in use) is at most "worth a look". The number of threads is "broken" only
 if another one was measured to be faster: both run in turns (A B B A) in fresh engines, and in every pair the difference
@@ -17,12 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lab.cli.help import EXIT_FAILED, Command
-from lab.cli.options import ENGINE, MODEL, as_json_option, with_options
+from lab.cli.options import ENGINE, LIB, MODEL, RPC, as_json_option, with_options
 from lab.core import phases, stats
 from lab.core.asked_settings import AskedSettings
 from lab.core.lists import grouped
@@ -39,9 +39,6 @@ from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
 from lab.show import disturbances
 from lab.show.wording import digits
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
 
@@ -272,19 +269,14 @@ def _threads(
         done = list(side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker))
     timed = [record for record in done if not record.run.warmup]
     runs = [record for record in timed if record.run.variant == AS_IT_IS]
-    return runs, of_threads(_effects(timed), n, other, best, bool(_others(timed)))
-
-
-def _effects(records: Sequence[Record]) -> dict[str, tuple[Ratio, float]]:
-    """The speed-up of both phases by the change, and the largest ratio of two equal runs of a block."""
-    effects = {}
+    effects = {}  # the speed-up of both phases, and the largest ratio of two equal runs of a block
     for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
-        known = [(one.run, value) for one in records if (value := figure(one.run))]
+        known = [(one.run, value) for one in timed if (value := figure(one.run))]
         blocks = grouped(known, lambda one: (one[0].variant, one[0].block))
         base, changed = ([value for run, value in known if run.variant == side] for side in (AS_IT_IS, OTHER))
         if len(base) == len(changed) and (ratio := stats.paired_ratio(changed, base)):
             effects[phase] = ratio, max(max(v for _, v in one) / min(v for _, v in one) for one in blocks.values())
-    return effects
+    return runs, of_threads(effects, n, other, best, bool(_others(timed)))
 
 
 def _others(records: Sequence[Record]) -> list[str]:
@@ -294,27 +286,44 @@ def _others(records: Sequence[Record]) -> list[str]:
     return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
 
 
-def print_checkup(checkup: Checkup, out: Console) -> None:
-    """Prints the machine, every check, and a paragraph for each that is broken or worth a look."""
-    from lab.show import text_setup
-    from lab.show.section import Section, print_section, tabled
+@click.command("machine", cls=Command)
+@RPC
+@LIB
+@as_json_option(help="Everything that is known, as one JSON document.")
+def show_machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
+    """Show this machine, the llama.cpp build and its devices.
 
-    for line in text_setup.describe(checkup.machine, checkup.model):
-        out.print(line)
-    out.print()
-    columns = (
-        ("name", lambda check: check.name),
-        ("figure", lambda check: check.figure or "-"),
-        ("verdict", lambda check: check.verdict),
-    )
-    print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
-    for verdict in (BROKEN, LOOK):
-        for check in (check for check in checkup.checks if check.verdict == verdict):
-            out.print(f"\n{check.name} ({check.verdict}): {check.words}")
-            if check.command:
-                out.print(f"    {check.command}")
-    n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
-    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s, {n_broken} broken.")
+    \b
+      lab machine
+      lab machine --rpc 192.168.1.20:50052  # and of an RPC server
+
+    If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs), measurements show joules per
+    token.
+    """
+    from lab.runner import noise_watch
+    from lab.show import console, text_setup
+
+    with Worker() as worker:
+        worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
+        build, servers = builds.of_worker(worker), worker.servers
+    here = machine.describe(build, builds.name_of(lib))
+    counters = noise_watch.describe_energy(noise_watch.energy_counters(noise_watch.GpuWatch([])))
+    if as_json:
+        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
+        console.print_json({**dataclasses.asdict(here), "energy": counters, **of_servers})
+        return
+    for line in text_setup.describe(here):
+        click.echo(line)
+    for device in here.devices:
+        memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
+        click.echo(f"device   {device.name}: {machine.describe_device(device)} ({device.type}{memory})")
+    for one in servers:
+        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in one.memories)
+        click.echo(f"server   {one.endpoint}: {1e3 * one.round_trip_s:.3g} ms for a small request; {memories}")
+    click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
+    click.echo(f"energy   {counters}")
+    click.echo(f"python   {here.python}")
+    click.echo(f"flags    {here.system_info}")
 
 
 @click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
@@ -334,15 +343,31 @@ def doctor(as_json: bool, **asked: Any) -> None:
 
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """
-    from lab.show import console
+    from lab.show import console, text_setup
+    from lab.show.section import Section, print_section, tabled
 
     with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
         found = examine(asked, watch)
+    n_broken, out = sum(check.verdict == BROKEN for check in found.checks), console.console()
     if as_json:
         console.print_json(dataclasses.asdict(found))
     else:
-        print_checkup(found, console.console())
-    if any(check.verdict == BROKEN for check in found.checks):
+        for line in text_setup.describe(found.machine, found.model):
+            out.print(line)
+        out.print()
+        columns = (
+            ("name", lambda check: check.name),
+            ("figure", lambda check: check.figure or "-"),
+            ("verdict", lambda check: check.verdict),
+        )
+        print_section(Section(**tabled(columns, found.checks, keep_all=True)), out)
+        for check in sorted(found.checks, key=lambda check: check.verdict != BROKEN):
+            if check.verdict in (BROKEN, LOOK):
+                out.print(f"\n{check.name} ({check.verdict}): {check.words}")
+                if check.command:
+                    out.print(f"    {check.command}")
+        out.print(f"\n{len(found.checks)} checks in {found.seconds:.0f} s, {n_broken} broken.")
+    if n_broken:
         sys.exit(EXIT_FAILED)
 
 

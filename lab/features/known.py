@@ -51,9 +51,9 @@ COMMANDS = {
     "models": ("Files", "models", "List models; subcommands: info, make, pull, remove."),
     "export": ("Files", "compare.command", "Export results as llama-bench's output, or as tables."),
     "import": ("Files", "compare.command", "Import results of llama-bench."),
-    "machine": ("Machines", "machine", "Show this machine, the llama.cpp build and its devices."),
+    "machine": ("Machines", "doctor", "Show this machine, the llama.cpp build and its devices."),
     "doctor": ("Machines", "doctor", "Find out why the lab fails or is slow."),
-    "rpc-server": ("Machines", "lend.command", "Lend this machine's devices to another machine."),
+    "rpc-server": ("Machines", "lend.server", "Lend this machine's devices to another machine."),
 }
 """Every command, in the order of the help."""
 

@@ -1,4 +1,4 @@
-"""Run ggml's RPC server in a child process, so that it ends when the lab ends."""
+"""`lab rpc-server`: ggml's RPC server in a child process (child.py), so that it ends when the lab ends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,75 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
+
+from lab.cli.help import Command
+from lab.core import shell
+from lab.core.asked_settings import MAX_THREADS, check_number
 from lab.core.lines import from_json
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.spawning import cause_of_death, environment, start, wait_for_end
+
+WARNING = (
+    "Warning: {endpoint} is open to the network. llama.cpp calls its RPC server fragile and insecure, and says: never "
+    "run it on an open network. It asks for no password and encrypts nothing; whoever reaches this port can read and "
+    "change this process. Use it only in a network where every machine is yours, and stop it afterwards."
+)
+
+
+@click.command("rpc-server", cls=Command)
+@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0: all.")
+@click.option("--port", default=50052, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
+@click.option("--device", metavar="NAME,...", help="Devices to lend.  [default: all GPUs; the CPU if there is none]")
+@click.option("--threads", "-t", type=int, help="Threads of a CPU device.  [default: fast physical cores]")
+@click.option("--cache", is_flag=True, help="Keep large tensors on disk, so that they are sent only once.")
+@click.option(
+    "--open-network", is_flag=True, help="Allow a --host that other machines can reach. There is no password."
+)
+def rpc_server(host: str, port: int, device: str | None, threads: int | None, cache: bool, open_network: bool) -> None:
+    """Lend this machine's devices to another machine.
+
+    \b
+      lab rpc-server
+      lab rpc-server --host 192.168.1.20 --open-network --cache
+
+    Runs until Ctrl-C. It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open
+    network.
+    """
+    from lab.runner import limits, machine
+
+    if threads is not None:
+        check_number("threads", threads, MAX_THREADS)
+    n_threads = threads or limits.default_threads()
+    names = [name.strip() for name in device.split(",")] if device else []
+    folder = cache_folder() if cache else None
+    try:
+        with RpcServer(host, port, names, n_threads, folder, open_network) as server:
+            host, _, listening = server.endpoint.rpartition(":")
+            if not host.startswith("127."):
+                click.echo(WARNING.format(endpoint=server.endpoint), err=True)
+            for lent in server.devices:
+                memory = f", {lent.memory_bytes / 1e9:.1f} GB" if lent.memory_bytes else ""
+                n_cores = f", {n_threads} {'thread' if n_threads == 1 else 'threads'}" if lent.type == "cpu" else ""
+                click.echo(f"lends    {lent.name}: {lent.description} ({lent.type}{memory}{n_cores})")
+            if folder:
+                click.echo(f"cache    {folder}")
+            click.echo(f"speaks   llama.cpp RPC {server.version} at {server.endpoint}")
+            for address in machine.own_addresses() if host == "0.0.0.0" else [host]:
+                click.echo(f"use it   {shell.lab('measure', '--rpc', f'{address}:{listening}')}")
+            click.echo("Press Ctrl-C to stop it.", err=True)
+            while True:
+                if (event := server.next_event()) and "said" in event:
+                    click.echo(event["said"], err=True)
+    except KeyboardInterrupt:  # how a server is meant to end, so no failure
+        click.echo("Stopped.", err=True)
 
 
 class RpcServer:
@@ -50,33 +109,25 @@ class RpcServer:
         self._process = start(code, json.dumps(asked), stderr=subprocess.STDOUT, env=environment())
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
+        self.version = ""  # of the protocol
         try:
-            self.version = rpc.dotted(self._started().version)  # of the protocol
+            deadline = time.monotonic() + rpc.START_S
+            while not self.version:
+                if time.monotonic() > deadline:
+                    what = f"The RPC server at {self.endpoint} did not start within {rpc.START_S} s."
+                    raise LabError(what, "Try again.")
+                event = self.next_event() or {}
+                if "error" in event:
+                    raise LabError(event["error"], event["hint"])
+                if "devices" in event:
+                    self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
+                with suppress(rpc.Unavailable):
+                    if self.devices:
+                        answer = rpc.probe(self.endpoint.replace("0.0.0.0", "127.0.0.1"), None)
+                        self.version = rpc.dotted(answer.version)
         except BaseException:
             self.close()
             raise
-
-    def _started(self) -> rpc.Answer:
-        deadline = time.monotonic() + rpc.START_S
-        while time.monotonic() < deadline:
-            event = self._next() or {}
-            if "error" in event:
-                raise LabError(event["error"], event["hint"])
-            if "devices" in event:
-                self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
-            if self.devices:
-                with suppress(rpc.Unavailable):
-                    return rpc.probe(self.endpoint.replace("0.0.0.0", "127.0.0.1"), None)
-        raise LabError(f"The RPC server at {self.endpoint} did not start within {rpc.START_S} s.", "Try again.")
-
-    def watch(self, show: Callable[[str], None]) -> None:
-        """Call `show` with a sentence for each client that connects or leaves, and each warning of llama.cpp.
-
-        Never returns; raises LabError when the server ends.
-        """
-        while True:
-            if (event := self._next()) and "said" in event:
-                show(event["said"])
 
     @property
     def pid(self) -> int:
@@ -100,8 +151,11 @@ class RpcServer:
                 self._lines.put(line)
         self._lines.put(None)
 
-    def _next(self) -> dict[str, Any] | None:
-        """The next event, or None if there is none now. LabError if the server has ended."""
+    def next_event(self) -> dict[str, Any] | None:
+        """The next event, or None if there is none now; `said`: a client came or left, or llama.cpp printed a line.
+
+        LabError if the server has ended.
+        """
         try:
             line = self._lines.get(timeout=0.1)
         except queue.Empty:
