@@ -470,8 +470,7 @@ def of_ceilings(ceilings: Ceilings) -> Section:
             copied.append(f"{direction} {probing.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
     if copied:
         sentences.append(f"Copies: {'; '.join(copied)}.")
-    device = probing.device_of(ceilings.machine, name)
-    if device is not None and probing.is_remote(device):
+    if probing.is_remote(ceilings.machine, name):
         most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
         sentences.append(
             f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "

@@ -47,6 +47,9 @@ from lab.show import disturbances
 CPU = "CPU"
 """What llama.cpp calls the device whose name is None here."""
 
+REMOTE = "RPC server "
+"""How the description of a server's device begins."""
+
 
 @dataclass(frozen=True)
 class Where:
@@ -111,52 +114,48 @@ def device_label(here: Machine, name: str | None) -> str:
     return machine.named(here, () if known is None else (known,))
 
 
+def is_remote(here: Machine, name: str | None) -> bool:
+    """Whether an RPC server has the device."""
+    known = device_of(here, name)
+    return known is not None and known.description.startswith(REMOTE)
+
+
 def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
     """The ceilings of the first device, then those of the others."""
     return ceilings, *(ceilings.others or ())
 
 
-def is_remote(one: Device) -> bool:
-    """Whether an RPC server has the device."""
-    return one.description.startswith("RPC server ")
-
-
-def repacks_alike(ceilings: Ceilings, repack: bool | None) -> bool:
-    """Whether ceilings hold for weights that are repacked, or not; of any other device than the CPU they always do."""
-    return ceilings.on_gpu or (ceilings.repack is False) == (repack is False)
-
-
 def identity(here: Machine, name: str | None) -> tuple[object, ...]:
-    """What two names of devices share that are of one kind: ceilings of one then hold for the other.
+    """What two names of devices of one kind share: ceilings of one hold for the other.
 
-    Of an RPC server that is its host, without the port, and how much memory its device has: what else the device is,
-    the protocol does not say.
+    Of an RPC server that is its host, without the port, and how much memory its device has: the protocol does not tell
+    more.
     """
     known = device_of(here, name)
     if known is None:
         return (name,)
-    if is_remote(known):
-        return re.sub(r"^(RPC server [^\s,]+):\d+", r"\1", known.description), known.memory_bytes
+    if is_remote(here, name):
+        return re.sub(rf"^({REMOTE}[^\s,]+):\d+", r"\1", known.description), known.memory_bytes
     return (known.description,)
 
 
 def same_machine(one: Machine, other: Machine) -> bool:
-    """Whether two descriptions are of the same machine with the same build: ceilings then hold for both.
-
-    Servers that it was connected to are not of the machine.
-    """
+    """Whether two descriptions are of one machine and build, whatever servers it was connected to."""
     fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
-    gpus = [
-        [device.description for device in machine.accelerators(described.devices) if not is_remote(device)]
-        for described in (one, other)
-    ]
-    return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
+    own, others = (
+        [device.description for device in machine.accelerators(here.devices) if not is_remote(here, device.name)]
+        for here in (one, other)
+    )
+    return own == others and all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
-def same_devices(one: Where, other: Where) -> bool:
-    """Whether both use the same kinds of devices."""
-    kinds = [{identity(where.machine, name) for name in where.devices} for where in (one, other)]
-    return kinds[0] == kinds[1]
+def hold_for(ceilings: Ceilings, where: Where) -> bool:
+    """Whether ceilings were measured there: on the same machine and build, kinds of devices, and layout of weights."""
+    every = each_device(ceilings)
+    kinds = {identity(ceilings.machine, one.device) for one in every}
+    alike = all(one.on_gpu or (one.repack is False) == (where.repack is False) for one in every)
+    is_there = kinds == {identity(where.machine, name) for name in where.devices}
+    return alike and is_there and same_machine(ceilings.machine, where.machine)
 
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
@@ -398,24 +397,20 @@ def pass_bytes(times: float, device: str | None = None) -> int:
 @cache
 def last_level_cache() -> int:
     """Bytes of this machine's last-level caches, all of them; DEFAULT_CACHE where the system does not tell."""
-    names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize") if platform.system() == "Darwin" else ()
-    answers = (sysctl(name) or "" for name in names)
-    of_mac = next((int(answer) for answer in answers if answer.isdigit() and int(answer)), 0)
-    return linux_cache(Path("/sys/devices/system/cpu")) or of_mac or DEFAULT_CACHE
-
-
-def linux_cache(folder: Path) -> int:
-    """Bytes of the caches of the highest level that Linux lists in `folder`, each shared one once; 0 for none."""
-    by_level: dict[int, dict[str, int]] = {}
-    for index in folder.glob("cpu[0-9]*/cache/index*"):
+    by_level: dict[int, dict[str, int]] = {}  # each shared cache counts once
+    for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         try:
             level, size, shared = (system_text(index / name).strip() for name in ("level", "size", "shared_cpu_list"))
-            number, unit = re.fullmatch(r"(\d+)([KMG]?)", size).groups()  # type: ignore[union-attr]
-            n_bytes = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
-            by_level.setdefault(int(level), {})[shared] = n_bytes
-        except (ValueError, AttributeError):  # what a system does not list, it does not have
+            by_level.setdefault(int(level), {})[shared] = (
+                int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
+            )
+        except (ValueError, LookupError):  # what a system does not list, it does not have
             continue
-    return sum(by_level[max(by_level)].values()) if by_level else 0
+    if by_level:
+        return sum(by_level[max(by_level)].values())
+    names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize") if platform.system() == "Darwin" else ()
+    sizes = (sysctl(name) or "" for name in names)
+    return next((int(size) for size in sizes if size.isdigit() and int(size)), DEFAULT_CACHE)
 
 
 def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
@@ -497,65 +492,55 @@ def unknown(
 
 
 def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path) -> str:
-    """Run the probes of each device in turn. Returns what disturbed the last rounds; "" for nothing.
+    """Run the probes of each device in turn and keep all in `folder`, whatever happens to the last.
 
-    `watch` is told before each probe which it is, how long all of them will still take, and what disturbs this round.
+    Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
+    disturbed, another follows, at most MOST_EXTRA_ROUNDS. `watch` is told before each probe which it is, how long all
+    of them will still take, and what disturbs this round. Returns what disturbed the last rounds; "" for nothing.
     """
-    words, later_s = list[str](), expected_s(wanted)
+    said, later_s = list[str](), expected_s(wanted)
     for name in dict.fromkeys(probe.device for probe in wanted):
         own = [probe for probe in wanted if probe.device == name]
         later_s -= expected_s(own)
-        of_device = dataclasses.replace(where, devices=(name,))
-        words.append(_run_on_device(worker, of_device, own, watch, folder, later_s))
-    return " and ".join(dict.fromkeys(filter(None, words)))
-
-
-def _run_on_device(
-    worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path, later_s: float
-) -> str:
-    """Run the probes round by round, read memory plainly, and keep it all in `folder`, whatever happens to the last.
-
-    Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
-    disturbed, another follows, at most MOST_EXTRA_ROUNDS. Those of other devices are expected to take `later_s`
-    seconds. Returns what disturbed the last round; "" for nothing.
-    """
-    rates: dict[tuple[object, ...], Rate] = {}
-    n_all, n_done, words = ROUNDS * len(wanted), 0, ""
-    started, done_s, left_s = time.monotonic(), 0.0, expected_s(wanted) + later_s
-    (name,) = where.devices
-    n_threads = max(probe.n_threads for probe in wanted)
-    n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
-    try:
-        for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
-            if round_number >= ROUNDS:
-                n_all, left_s = n_all + len(wanted), left_s + expected_s(wanted) / ROUNDS
-            noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
-            for probe, probe_s in zip(wanted, _each_s(wanted), strict=True):
-                elapsed_s = time.monotonic() - started
-                pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
-                slower = f" (slower: {words})" if words else ""
-                doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
-                watch(Status(doing, elapsed_s=elapsed_s, left_s=pace * left_s))
-                _keep(rates, _timed(worker, probe))
-                n_done, done_s, left_s = n_done + 1, done_s + probe_s, left_s - probe_s
-                words = disturbances.during(noisy.finish(), n_free)
-            if name is None:
-                _keep(rates, read_rate(n_threads))
-            if round_number + 1 >= ROUNDS and not words:
-                break
-    finally:
-        if rates:
-            shared = {one.name for one in dataclasses.fields(Rate)} & {one.name for one in dataclasses.fields(Probe)}
-            empty: dict[str, Any] = {"buffer": "", "n_bytes": 0, "flops": 0, "times_ns": ()}
-            lacking = tuple(
-                Rate(**{one: getattr(probe, one) for one in shared} | empty)
-                for probe in wanted
-                if key(probe) not in rates
-            )
-            made = Ceilings(utc_now(), where.machine, name is not None, tuple(rates.values()), device=name)
-            repack = where.repack if name is None else None
-            save(dataclasses.replace(made, repack=repack, missing=lacking or None, disturbed=words or None), folder)
-    return words
+        rates: dict[tuple[object, ...], Rate] = {}
+        n_all, n_done, words = ROUNDS * len(own), 0, ""
+        started, done_s, left_s = time.monotonic(), 0.0, expected_s(own) + later_s
+        n_threads = max(probe.n_threads for probe in own)
+        n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
+        try:
+            for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
+                if round_number >= ROUNDS:
+                    n_all, left_s = n_all + len(own), left_s + expected_s(own) / ROUNDS
+                noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
+                for probe, probe_s in zip(own, _each_s(own), strict=True):
+                    elapsed_s = time.monotonic() - started
+                    pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
+                    slower = f" (slower: {words})" if words else ""
+                    doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
+                    watch(Status(doing, elapsed_s=elapsed_s, left_s=pace * left_s))
+                    _keep(rates, _timed(worker, probe))
+                    n_done, done_s, left_s = n_done + 1, done_s + probe_s, left_s - probe_s
+                    words = disturbances.during(noisy.finish(), n_free)
+                if name is None:
+                    _keep(rates, read_rate(n_threads))
+                if round_number + 1 >= ROUNDS and not words:
+                    break
+        finally:
+            if rates:
+                shared = {one.name for one in dataclasses.fields(Rate)} & {
+                    one.name for one in dataclasses.fields(Probe)
+                }
+                empty: dict[str, Any] = {"buffer": "", "n_bytes": 0, "flops": 0, "times_ns": ()}
+                lacking = tuple(
+                    Rate(**{one: getattr(probe, one) for one in shared} | empty)
+                    for probe in own
+                    if key(probe) not in rates
+                )
+                made = Ceilings(utc_now(), where.machine, name is not None, tuple(rates.values()), device=name)
+                repack = where.repack if name is None else None
+                save(dataclasses.replace(made, repack=repack, missing=lacking or None, disturbed=words or None), folder)
+        said.append(words)
+    return " and ".join(dict.fromkeys(filter(None, said)))
 
 
 def _timed(worker: Worker, probe: Probe) -> Rate:
@@ -620,13 +605,13 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
 
 def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: bool) -> Ceilings | None:
     """`known`, of one device."""
-    alike = sorted((old for old in given if old.on_gpu == (name is not None)), key=lambda old: old.measured_at)
-    fitting = [old for old in alike if _is_of(old, where, name)]
-    here = where.machine
+    alike = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
+    alike.sort(key=lambda old: old.measured_at)
+    place = Where(where.machine, (name,), where.repack)
+    fitting = [old for old in alike if hold_for(old, place)]
     if force and alike and not fitting:
-        last = alike[-1]
-        here = last.machine
-        fitting = [old for old in alike if _is_of(old, Where(here, repack=where.repack), last.device)]
+        place = Where(alike[-1].machine, (alike[-1].device,), where.repack)
+        fitting = [old for old in alike if hold_for(old, place)]
     if not fitting:
         return None
     best: dict[tuple[object, ...], Rate] = {}
@@ -636,9 +621,16 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
     lacking = {key(rate): rate for old in fitting for rate in old.missing or () if key(rate) not in best}
     quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
     words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
-    made = Ceilings(fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name)
-    made = dataclasses.replace(made, repack=fitting[-1].repack)
-    return dataclasses.replace(made, missing=tuple(lacking.values()) or None, disturbed=words[-1] if words else None)
+    return Ceilings(
+        fitting[-1].measured_at,
+        place.machine,
+        name is not None,
+        tuple(best.values()),
+        device=name,
+        repack=fitting[-1].repack,
+        missing=tuple(lacking.values()) or None,
+        disturbed=words[-1] if words else None,
+    )
 
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
@@ -664,13 +656,6 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
                 "rest: lab ceilings"
             )
     return sentences
-
-
-def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
-    own = identity(ceilings.machine, ceilings.device)
-    is_same = same_machine(ceilings.machine, where.machine)
-    alike = is_same and repacks_alike(ceilings, where.repack)
-    return alike and own == identity(where.machine, name)
 
 
 def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None = None) -> Ceilings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lab.core import cost, shell
@@ -121,8 +121,15 @@ def parts(
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
         layers = probing.layers(ceilings.machine, model, settings)
-    gpu = next((name for name, one in by_device.items() if name is not None and not _is_remote(one)), None)
-    seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device)) if name in by_device}
+    caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else layers[:-1]
+    lacking = [probing.label(name) for name in (*layers, *caches) if name not in by_device]
+    if lacking:
+        raise LabError(
+            f"The ceilings of {lacking[0]} have not been measured.",
+            "Measure them with the settings of the runs: lab ceilings",
+        )
+    gpu = next((name for name in by_device if name is not None and not probing.is_remote(ceilings.machine, name)), None)
+    seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device))}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
     for product in work:
         if product.matrix.type not in used:
@@ -131,16 +138,15 @@ def parts(
         for name, n in Counter(lies).items():
             target = name
             if name is None and product.n_tokens >= LEAST_COPIED and settings.op_offload is not False:
-                kept = [rate for rate in _of(by_device, None).rates if rate.type == product.matrix.type]
+                kept = [rate for rate in by_device[None].rates if rate.type == product.matrix.type]
                 if all(rate.buffer == probing.CPU for rate in kept):  # only the CPU can read its repacked weights
                     target = gpu
             n_bytes = n / len(lies) * product.n_bytes
             uploaded += n_bytes if target != name else 0.0
-            s_per_byte = product_s_per_byte(_of(by_device, target), model, product.matrix, product.n_tokens, n_threads)
+            s_per_byte = product_s_per_byte(by_device[target], model, product.matrix, product.n_tokens, n_threads)
             seconds[target][product.is_head] += n_bytes * s_per_byte
     kind, is_flash = settings.type_k.upper(), settings.flash_attn_resolved != "off"
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
-    caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else layers[:-1]
     for name, n_layers in Counter(caches).items():
         # The CPU's flash attention skips masked positions.
         is_whole = settings.kv_unified and (name is not None or settings.flash_attn_resolved == "off")
@@ -149,7 +155,7 @@ def parts(
             for part in cost.attended(model, n, past, beside) or ():
                 flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
                 size = kind, n, n_threads, part.n_positions, is_flash
-                s_per_flop = attention_s_per_flop(_of(by_device, name), model, part.heads, *size)
+                s_per_flop = attention_s_per_flop(by_device[name], model, part.heads, *size)
                 seconds[name][2] += n_layers / len(caches) * times * flops * s_per_flop
     between_s = _between_s(model, by_device, layers, n_all, n_outputs, gpu, uploaded) if is_split else 0.0
     return Parts({name: Kernels(*times) for name, times in seconds.items()}, between_s)
@@ -163,26 +169,11 @@ def _devices_of(
     if product.is_head:
         return [output]
     if product.matrix.part == EXPERTS and settings.n_cpu_moe and is_split:
-        n_moved = min(settings.n_cpu_moe, len(blocks))
-        blocks[:n_moved] = [None] * n_moved
+        blocks[: settings.n_cpu_moe] = [None] * min(settings.n_cpu_moe, len(blocks))
     if product.is_last:
         return blocks[-1:]
     is_last_apart = product.matrix.part != IN_ATTENTION and model.arch not in cost.NEVER_SKIPS and len(blocks) > 1
     return blocks[:-1] if is_last_apart else blocks
-
-
-def _of(by_device: Mapping[str | None, Ceilings], name: str | None) -> Ceilings:
-    if name not in by_device:
-        raise LabError(
-            f"The ceilings of {probing.label(name)} have not been measured.",
-            "Measure them with the settings of the runs: lab ceilings",
-        )
-    return by_device[name]
-
-
-def _is_remote(ceilings: Ceilings) -> bool:
-    device = probing.device_of(ceilings.machine, ceilings.device)
-    return device is not None and probing.is_remote(device)
 
 
 def _between_s(
@@ -195,43 +186,35 @@ def _between_s(
     uploaded: float,
 ) -> float | None:
     """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for a GPU."""
-    n_embd, n_vocab = model.n_embd or 0, model.n_vocab or 0
+    hidden, logits = VALUE_BYTES * (model.n_embd or 0), VALUE_BYTES * (model.n_vocab or 0)
     *blocks, output = layers
-    places = [(None, 0), *((name, n_tokens * n_embd) for name in blocks)]
-    places += [(output, n_outputs * n_embd), (None, n_outputs * n_vocab)]
-    total_s = 0.0
-    for (source, _), (target, n_values) in itertools.pairwise(places):
-        if source == target or not n_values:
+    places = [(None, 0), *((name, n_tokens * hidden) for name in blocks), (output, n_outputs * hidden)]
+    copies = [copy_s(by_device[gpu], UPLOAD, uploaded)] if uploaded else []
+    for (source, _), (target, n_bytes) in itertools.pairwise([*places, (None, n_outputs * logits)]):
+        if source == target or not n_bytes:
             continue
-        ends = [(name, op) for name, op in ((source, DOWNLOAD), (target, UPLOAD)) if name is not None]
-        times = [copy_s(_of(by_device, name), op, n_values * VALUE_BYTES) for name, op in ends]
-        if None in times:
-            return None
-        known = [seconds for seconds in times if seconds is not None]
-        is_direct = len(ends) == 2 and not any(_is_remote(by_device[name]) for name, _ in ends)
-        total_s += max(known) if is_direct else sum(known)
-    weights_s = copy_s(_of(by_device, gpu), UPLOAD, uploaded) if uploaded else 0.0
-    return None if weights_s is None else total_s + weights_s
+        ends = [(by_device[name], op) for name, op in ((source, DOWNLOAD), (target, UPLOAD)) if name is not None]
+        both = [copy_s(one, op, n_bytes) for one, op in ends]
+        is_direct = len(ends) == 2 and not any(probing.is_remote(one.machine, one.device) for one, _ in ends)
+        copies += [max(both, key=lambda seconds: seconds or math.inf)] if is_direct else both
+    return None if None in copies else sum(seconds or 0.0 for seconds in copies)
 
 
 def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
     """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
     op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    rates = _rates_for(ceilings, op, matrix.type, n_threads)
-    if not rates:
+    by_shape = _by_shape(ceilings, op, matrix.type, n_threads, (matrix.rows, matrix.columns))
+    if not by_shape:
         known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
-        raise LabError(
-            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} have not been measured here.",
-            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '--types', ','.join(lacking))}",
-        )
-    by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
+        raise _not_measured(ceilings, model, " and ".join(lacking), n_threads, "--types", ",".join(lacking))
     most = max(len(points) for points in by_shape)
     nearest = by_shape[0]
     if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
         nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
-    _check_measured(ceilings, rates[0], nearest, n_tokens)
-    return _interpolated({n: _best(rates)[0] for n, rates in nearest.items()}, n_tokens)
+    _check_measured(ceilings, nearest, n_tokens)
+    points = {n: min(min(rate.times_ns) / 1e9 / rate.n_bytes for rate in rates) for n, rates in nearest.items()}
+    return _interpolated(points, n_tokens)
 
 
 def attention_s_per_flop(
@@ -256,20 +239,55 @@ def attention_points(
 
     Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
     """
-    plain = [] if is_flash else _rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads)
-    rates = plain or _rates_for(ceilings, ATTENTION, kind, n_threads)
-    if not rates:
-        raise LabError(
-            f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
-            f"Run: {_command(ceilings, n_threads, '-m', catalog.spec_of(model), '-ctk', kind.lower())}",
-        )
-    nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
-    _check_measured(ceilings, rates[0], nearest, n_tokens)
-    return {n: {rate.n_positions or 0: _best([rate])[1] for rate in alike} for n, alike in nearest.items()}
+    size = heads.n_head, model.head_dim, heads.n_head_kv
+    plain = [] if is_flash else _by_shape(ceilings, PLAIN_ATTENTION, kind, n_threads, size)
+    by_shape = plain or _by_shape(ceilings, ATTENTION, kind, n_threads, size)
+    if not by_shape:
+        raise _not_measured(ceilings, model, f"attention on a {kind} cache", n_threads, "-ctk", kind.lower())
+    _check_measured(ceilings, by_shape[0], n_tokens)
+    return {
+        n: {rate.n_positions or 0: min(rate.times_ns) / 1e9 / rate.flops if rate.flops else math.inf for rate in rates}
+        for n, rates in by_shape[0].items()
+    }
 
 
-def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
+def _by_shape(
+    ceilings: Ceilings, op: str, kind: str, n_threads: int, wanted: tuple[int | None, ...]
+) -> list[dict[int, list[Rate]]]:
+    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
+
+    On the CPU those measured with n_threads threads. Kernels are slower on small matrices; heads that share keys are
+    another kernel.
+    """
+    rows, columns, n_head_kv = (*wanted, None)[:3]
+    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
+    distances: dict[tuple[object, ...], float] = {}
+    for rate in ceilings.rates:
+        if (rate.op, rate.type) != (op, kind) or not (ceilings.on_gpu or rate.n_threads == n_threads):
+            continue
+        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
+        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
+        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
+        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
+        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
+    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
+
+
+def _not_measured(ceilings: Ceilings, model: Model, what: str, n_threads: int, *words: str) -> LabError:
+    on = f"on {probing.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+    command = _command(ceilings, n_threads, "-m", catalog.spec_of(model), *words)
+    return LabError(f"The ceilings of {what} {on} have not been measured here.", f"Run: {command}")
+
+
+def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
+    """`lab ceilings` with these words, on the same engine."""
+    repack = ["--no-repack"] if ceilings.repack is False else []
+    return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
+
+
+def _check_measured(ceilings: Ceilings, sizes: Mapping[int, list[Rate]], n_tokens: int) -> None:
     """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
+    one = next(iter(sizes.values()))[0]
     kernel = one.op, one.type, one.n_threads
     is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing or ())
     if is_cut and not min(sizes) <= n_tokens <= max(sizes):
@@ -277,12 +295,6 @@ def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tok
             f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
             f"Measure the rest, with the settings of the runs: {_command(ceilings, one.n_threads)}",
         )
-
-
-def _rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
-    """The rates of a kernel and type; on the the CPU those measured with n_threads threads."""
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
-    return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
 
 
 def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
@@ -296,40 +308,6 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
     (few, few_s), (many, many_s) = points[0], points[-1]
     per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
     return max(0.0, few_s - per_byte * few) + per_byte * n_bytes
-
-
-def _on(ceilings: Ceilings, n_threads: int) -> str:
-    return f"on {probing.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
-
-
-def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
-    """`lab ceilings` with these words, on the same engine."""
-    repack = ["--no-repack"] if ceilings.repack is False else []
-    return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
-
-
-def _best(rates: Sequence[Rate]) -> tuple[float, float]:
-    """Best seconds per byte, and per FLOP, of the same probe."""
-    best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
-    seconds = min(best.times_ns) / 1e9
-    return seconds / best.n_bytes, seconds / best.flops if best.flops else math.inf
-
-
-def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dict[int, list[Rate]]]:
-    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
-
-    Kernels are slower on small matrices; heads that share keys are another kernel.
-    """
-    rows, columns, n_head_kv = (*wanted, None)[:3]
-    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
-    distances: dict[tuple[object, ...], float] = {}
-    for rate in rates:
-        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
-        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
-        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
-        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
-        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
-    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
 
 
 def _interpolated(points: dict[int, float], n: int) -> float:

@@ -29,7 +29,6 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Setti
 from lab.core.script import Part, Script
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
-from lab.features.limits.probing import Where
 from lab.features.limits.step_kernels import Layers, Parts
 from lab.show import disturbances
 
@@ -245,8 +244,9 @@ def offload_of(model: Model, settings: Settings) -> str:
 def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
     """The phases of a record's run, each as a point; none if it is unusable for the fit."""
     run, settings = record.run, record.settings
-    is_here = probing.same_machine(record.machine, ceilings.machine) and offload_of(record.model, settings) == offload
-    if not (run.is_timed and run.totals is None and run.lever is None and is_here and _is_on(record, ceilings)):
+    is_plain = run.is_timed and run.totals is None and run.lever is None
+    is_alike = is_plain and offload_of(record.model, settings) == offload
+    if not is_alike or not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
     parts_of = step_costs(record.model, settings, ceilings, probing.layers_of(record))
     is_pipeline, is_disturbed = overlaps(settings, ceilings), bool(disturbances.disturbances(record))
@@ -262,14 +262,6 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
     except LabError:  # a type or thread count without a ceiling
         return []
     return found
-
-
-def _is_on(record: Record, ceilings: Ceilings) -> bool:
-    """Whether a run was made on the devices of the ceilings."""
-    parts = probing.each_device(ceilings)
-    of_ceilings = Where(ceilings.machine, tuple(one.device for one in parts))
-    is_same = probing.same_devices(probing.place_of_record(record), of_ceilings)
-    return is_same and all(probing.repacks_alike(one, record.settings.repack) for one in parts)
 
 
 def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
