@@ -31,7 +31,7 @@ from lab.features.claims.judging import (
     figure,
     judge,
 )
-from lab.features.compare import spread
+from lab.features.compare import comparison
 from lab.features.speculate import speculation
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run
@@ -305,7 +305,7 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
 def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int) -> None:
     chance, verdicts = random.Random(n), list[str]()
     for _ in range(400):
-        ratios = [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, spread.VIRTUAL)) for _ in range(n)]
+        ratios = [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL)) for _ in range(n)]
         condition = Condition(lambda _, ratios=ratios: [figure("a ratio", ratios)], (), "A ratio", most=1.1)
         verdicts.append(judge(Claim(1, "a claim", (), (condition,)), Evidence([])).verdict)
     assert verdicts.count(UNSURE) >= 0.92 * 400

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from lab.core.record import Record
 from lab.features import known
-from lab.features.compare import comparison, plot_trial
+from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, step_kernels
 from lab.features.measure import plot_runs
 from lab.features.tune import result
@@ -174,7 +174,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert row.ratio is not None
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
-    assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "shares"
+    assert text_compare.trials(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "shares"
 
 
 @pytest.mark.parametrize("name", ["batch", "stall"])

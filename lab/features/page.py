@@ -22,8 +22,7 @@ from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features import known
 from lab.features.compare import comparison, text_compare
-from lab.features.compare.comparison import Group
-from lab.features.compare.spread import Spread, known_spreads
+from lab.features.compare.comparison import Group, Spread, known_spreads
 from lab.features.limits import explanation, probing
 from lab.features.measure import text_results
 from lab.features.predict import laws

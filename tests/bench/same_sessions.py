@@ -22,7 +22,7 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import Machine, Record, Steps
-from lab.features.compare import comparison, spread
+from lab.features.compare import comparison
 from lab.features.compare.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 from lab.show import disturbances
 
@@ -58,7 +58,7 @@ def evaluate(sessions: dict[str, list[Record]]) -> None:
     pairs = list(itertools.combinations(sessions, 2))
     doubtful = sum(disturbances.is_doubtful(records) for records in sessions.values())
     print(f"{len(sessions)} sessions, {doubtful} of them disturbed in half of their runs or more; {len(pairs)} pairs")
-    for (_, figure), known in spread.known_spreads([r for records in sessions.values() for r in records]).items():
+    for (_, figure), known in comparison.known_spreads([r for records in sessions.values() for r in records]).items():
         print(f"  {figure}: {known.words}")
     for figure in ("prefill_s", "tpot_ms"):
         for n_prompt, values in centres(sessions, figure).items():

@@ -18,7 +18,7 @@ from lab.core import stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.features.compare import spread
+from lab.features.compare import comparison
 from lab.features.limits import probing, step_kernels
 from lab.show import disturbances
 from lab.show.wording import digits
@@ -32,7 +32,7 @@ CEILINGS = "ceilings"
 ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
-ASSUMED = math.exp(2 * math.sqrt(2) * spread.VIRTUAL)
+ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
 
 MOST_SHOWN = 3

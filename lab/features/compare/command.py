@@ -55,7 +55,7 @@ def compare(
     from lab.features import known
     from lab.features.compare import comparison as comparing
     from lab.features.compare import text_compare
-    from lab.features.compare.spread import known_spreads
+    from lab.features.compare.comparison import known_spreads
     from lab.features.serve import through_server
     from lab.show import console
     from lab.show.section import Context

@@ -4,8 +4,10 @@ Runs are grouped by machine, build, model and settings. Groups are never pooled,
 named. A row compares one figure at one length. The intervals of all rows hold together with 95 %: with more rows each
 interval is wider, so that a long table does not find a difference by chance. Runs of `lab ab` were measured side by
 side in blocks and are compared block by block, which cancels changes of the machine's speed. Other sessions also differ
-because sessions of one machine vary (spread.py), so a verdict requires a larger difference. A session gets no verdict
-if at least half of its runs were disturbed.
+because sessions of one machine vary: the time of day, the load of a virtual machine's host and the place of the data
+in memory change. So a verdict requires a difference that exceeds the spread between sessions. It is estimated from
+sessions of equal setup on the same machine, or assumed. A session gets no verdict if at least half of its runs were
+disturbed.
 
 The verdict is faster or slower if the whole interval differs from 1 by at least a given share. Other verdicts say how
 large a difference can still be, or how large it seems and why it is unclear.
@@ -26,8 +28,8 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import CONFIDENCE, Ratio
 from lab.errors import LabError
-from lab.features.compare.spread import Spread, default, known_spreads, machine_of
 from lab.features.serve import load_figures
+from lab.features.serve.access import Access, is_loopback
 from lab.show import table, text_setup
 from lab.show.wording import percent, times
 
@@ -62,7 +64,27 @@ FIGURE_NAMES = {
 OF_PROMPTS = ("prefill_s", "ttft_s", "prefill_j")
 """Figures that do not depend on the number of generated tokens."""
 
+VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
+"""Defaults, as standard deviations of logarithms. VIRTUAL was measured: 16 sessions of the main job on a busy 2-core
+virtual machine (tests/bench/same_sessions.py). The other two are assumptions without a measurement."""
+
+FEWEST_SESSIONS = 4
+"""Sessions of one setup from which their spread replaces the default."""
+
 Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen (None for figures of prompts), lever
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`sd`: standard deviation of log(figure) between sessions, with `df` degrees of freedom (inf: a default)."""
+
+    sd: float
+    df: float
+    source: str
+
+    @property
+    def words(self) -> str:
+        return f"{percent(math.expm1(self.sd))} ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -121,6 +143,57 @@ class Comparison:
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
     spreads: tuple[str, ...] = ()
+
+
+def default_spread(run: Any) -> Spread:
+    """The assumed spread for the machine of a run (a row of `table.runs`)."""
+    if text_setup.is_request(run):
+        try:
+            is_here = is_loopback(Access(run.url))
+        except ValueError:  # not an address, in a damaged file
+            is_here = False
+        if not is_here:
+            return Spread(VIRTUAL, math.inf, "assumed since the server's machine is unknown")
+    if run.power == "battery":
+        return Spread(BATTERY, math.inf, "assumed for a machine on battery")
+    if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
+        return Spread(PHYSICAL, math.inf, "assumed for a physical machine")
+    kind = "for a virtual machine" if run.virtual else "since it is unknown whether the machine is virtual"
+    return Spread(VIRTUAL, math.inf, f"assumed {kind}")
+
+
+def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
+    """The spread of every (machine, figure) with enough sessions of one setup in `records`.
+
+    Sessions with at least half of their runs disturbed are left out.
+    """
+    rows = table.measured(table.runs(records)) if records else None
+    if rows is None or rows.empty:
+        return {}
+    rows = rows[rows.block.isna() & rows.lever.isna()]
+    rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
+    rows = rows.assign(setup=rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup())
+    machines = {setup: machine_of(own) for setup, own in rows.groupby("setup")}
+    case, known = ["setup", "n_prompt", "n_gen"], {}
+    for figure in ("prefill_s", "tpot_ms", "decode_ms", *(["ttft_s"] if "server" in rows else [])):
+        centres = rows[rows[figure] > 0].groupby([*case, "session"])[figure].median().map(math.log).rename("centre")
+        cells = centres.groupby(case).agg(["count", "var"]).query("count > 1")
+        for machine in dict.fromkeys(machines[setup] for setup, *_ in cells.index):
+            own = cells[[machines[setup] == machine for setup, *_ in cells.index]]
+            df = own["count"] - 1
+            n_free = df.groupby("setup").max().sum()  # more lengths do not add degrees of freedom
+            if n_free >= FEWEST_SESSIONS - 1:
+                n = len({session for *key, session in centres.index if tuple(key) in own.index})
+                sd = math.sqrt((own["var"] * df).sum() / df.sum())
+                known[machine, figure] = Spread(sd, n_free, f"from {n} sessions of this machine")
+    return known
+
+
+def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
+    """The identity of a machine and its computing device, for rows of one setup; for requests also the server."""
+    first = rows.iloc[0]
+    of_machine = first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
+    return (*of_machine, first.server) if text_setup.is_request(first) else of_machine
 
 
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
@@ -219,26 +292,23 @@ def compare_groups(
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
     has_requests = any(text_setup.is_request(group.rows.iloc[0]) for group in setups)
     base, *others = [_cases(group.rows, has_requests) for group in setups]
-    compared = [[key for key in base if key in other] for other in others]
-    compared = [
-        [key for key in keys if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in keys] for keys in compared
-    ]
+    compared, comparisons = list[list[Key]](), list[Comparison]()
+    for other in others:
+        both = [key for key in base if key in other]
+        compared.append([key for key in both if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in both])
     of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
-    comparisons = []
     for group, other, keys in zip(setups[1:], others, compared, strict=True):
-        rows, spreads = list[ComparedFigure](), dict[str, None]()
+        rows, spreads = list[ComparedFigure](), set[str]()
         for key in keys:
             sides = [
-                (known or {}).get((machine_of(one.rows), key[0])) or default(one.rows.iloc[0])
+                (known or {}).get((machine_of(one.rows), key[0])) or default_spread(one.rows.iloc[0])
                 for one in (setups[0], group)
             ]
             rows.append(_row(key, (base[key], other[key]), sides, of_one_row, at_least))
             if not rows[-1].paired:
-                spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}": None for spread in sides}
-        only_base, only_other = (_left_out(side, keys) for side in (base, other))
-        comparisons.append(
-            Comparison(setups[0].label, group.label, tuple(rows), only_base, only_other, spreads=tuple(sorted(spreads)))
-        )
+                spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}" for spread in sides}
+        only = _left_out(base, keys), _left_out(other, keys)
+        comparisons.append(Comparison(setups[0].label, group.label, tuple(rows), *only, tuple(sorted(spreads))))
     return comparisons
 
 
@@ -295,11 +365,12 @@ def _row(
     is_open = not len(blocks) and told not in (ALIKE, DISTURBED) and min(len(a), len(b)) > 1
     if is_open and (max(a) < min(b) or max(b) < min(a)):
         words += f"; {NO_OVERLAP}"
+    figure, n_prompt, n_gen, lever = key
     return ComparedFigure(
-        n_prompt=key[1],
-        n_gen=key[2],
-        figure=key[0],
-        lever=key[3],
+        n_prompt,
+        n_gen,
+        figure,
+        lever=lever,
         base=statistics.median(a),
         other=statistics.median(b),
         n_base=len(a),

@@ -183,19 +183,15 @@ def _block(
     todo: list[tuple[int, Case]],
     apart: bool,
 ) -> Iterator[tuple[str, Run]]:
-    """One block: warm-ups, then runs in the order of `engines` and in reverse. A failed run ends its block.
-
-    All runs of one variant come before the next where they cannot be loaded at the same time: they share RPC servers,
-    or memory that is too small (`apart`).
-    """
+    """Warm-ups, then runs in the order of `engines` and in reverse, or one variant after the other: `apart`, or where
+    they share RPC servers. A failed run ends the block."""
     servers = [server for engine in engines.values() for server in engine.plan.backend.rpc]
-    one_by_one = apart or len(set(servers)) < len(servers)
-    names, turns = list(engines), range(n_turns)
+    apart, names, turns = apart or len(set(servers)) < len(servers), list(engines), range(n_turns)
     together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
-    alone = [(turn, name) for name in names for turn in (None, *turns)]
+    one_by_one = [(turn, name) for name in names for turn in (None, *turns)]
     name, number = names[0], numbers[0]
     try:
-        for turn, name in alone if one_by_one else together:
+        for turn, name in one_by_one if apart else together:
             engine = engines[name]
             if turn is None:
                 engine.load()
@@ -206,7 +202,7 @@ def _block(
             for number in numbers[:: 1 - 2 * turn]:
                 todo.pop()
                 yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
-            if one_by_one and turn == turns[-1]:
+            if apart and turn == turns[-1]:
                 engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
     except LabError as problem:
         yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)

@@ -17,7 +17,7 @@ from lab.core import phases, request_times, shown
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.features.compare import comparison, plot_trial
+from lab.features.compare import comparison, text_compare
 from lab.features.measure import sweep_laws
 from lab.show import canvas, table, text_setup
 from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points, unbroken
@@ -327,10 +327,10 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     good = [record for record in table.alone(records) if table.went_well(record)]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
     has_ttft = any(request_times.figures(one.request).ttft_ns and table.request_row(one, 0)["n_prompt"] for one in good)
-    trials = plot_trial.sessions(table.of_engine(records))
+    trials = text_compare.trials(table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
-        draw_by_name[name] = partial(plot_trial.plot_trial, trial, text_setup.where(trial))
+        draw_by_name[name] = partial(text_compare.plot_trial, trial, text_setup.where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
     of_engine = table.of_engine(shown)

@@ -19,7 +19,7 @@ from lab.core.asked_settings import table as settings_table
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.features.compare import comparison, spread
+from lab.features.compare import comparison
 from lab.features.limits import explanation, probing
 from lab.features.running import ceilings_of, read, without_tuning
 from lab.features.serve import access
@@ -61,7 +61,7 @@ def of_records(name: str) -> Given:
     rows = rows[rows.lever.isna()]
     if rows.empty:
         raise LabError(f"{name} has no plain run that succeeded.", "Measure some: lab measure")
-    known, setups, groups = spread.known_spreads(measured), table.setups(rows), list[list[Setup]]()
+    known, setups, groups = comparison.known_spreads(measured), table.setups(rows), list[list[Setup]]()
     for label, part in setups:
         groups.append([])
         for (n_prompt, n_gen), repeats in part.groupby(["n_prompt", "n_gen"]):
@@ -75,7 +75,7 @@ def of_records(name: str) -> Given:
                 if not values:
                     continue
                 logs, compute = [math.log(value) for value in values], columns[1:] if counts == DECODE else []
-                between = known.get((spread.machine_of(repeats), names[0])) or spread.default(first)
+                between = known.get((comparison.machine_of(repeats), names[0])) or comparison.default_spread(first)
                 made = Setup(
                     source="lab" if runs else "server",
                     tps=(n_prompt if counts == PREFILL else 1e3) / statistics.median(values),
