@@ -1,7 +1,10 @@
-"""Estimate the memory of a context: weights, KV cache, and compute buffer.
+"""Estimate the memory of a context (weights, KV cache, compute buffer), and which device gets which layers.
 
-The estimates follow llama.cpp's allocation: positions are padded to 256, and layers with a sliding window keep only the
-window and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off).
+Sizes follow llama.cpp's allocation: positions are padded to 256, and layers with a sliding window keep only the window
+and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors
+(src/llama-model.cpp) and llama_context (src/llama-context.cpp): with n layers offloaded, the last n layers go to the
+devices, in proportion to their shares; the output counts as a layer. A layer's weights and KV cache are on its device.
+The embedding table stays on the CPU; with tied embeddings the output's device has a copy of the table.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import dataclasses
 import itertools
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +22,21 @@ from lab.core import shape
 from lab.core.record import Buffer, Device, Model, Settings
 from lab.core.shape import BLOCKS
 
+CPU = "CPU"
 PADDING = 256
 """llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)."""
 
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
+EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
+
+N_COPIES = 4
+"""Copies of a device's inputs if devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
+
+_INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
+_LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
 _SIZES: dict[str, Any] = {"n_ctx": PADDING, "n_batch": 2048, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 1}
 _DEFAULTS = Settings(**_SIZES, n_gpu_layers=0, flash_attn="auto", type_k="f16", type_v="f16", prompt="random")
 
@@ -48,6 +60,23 @@ class Memory:
         return Memory(self.weights_bytes + other.weights_bytes, *sums)
 
 
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a model file."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, the numbers of its layers (the output's is the number of layers), and their memory."""
+
+    device: str
+    layers: tuple[int, ...]
+    memory: Memory
+
+
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
     """Bytes of one token in the KV cache: the sum over the layers of n_head_kv x (K + V of head_dim elements).
 
@@ -69,101 +98,9 @@ def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
 
 def of_context(model: Model, settings: Settings) -> Memory:
     """The memory of a context of `settings.n_ctx` positions."""
-    return Memory(model.n_bytes or 0, kv_cache_bytes(model, settings), compute_bytes(model, settings))
-
-
-def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
-    by_layer = kv_bytes_by_layer(model, settings)
-    return None if by_layer is None else round(sum(by_layer))
-
-
-def kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
-    """Bytes of the KV cache in each layer; None if the header does not determine them."""
-    per_head, n_layer = bytes_per_head(model, settings.type_k, settings.type_v), model.n_layer or 0
-    if shape.heads(model) is None or per_head is None:
-        return None
-    n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    heads, windows = model.heads_kv or (model.n_head_kv or 0,) * n_layer, model.windows or (0,) * n_layer
-    cells = {window: n_cells(window, settings) for window in set(windows)}
-    states = 4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))  # of a layer without attention
-    sizes = (n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
-    return tuple(size or states for size in sizes)
-
-
-def n_cells(window: int, settings: Settings) -> int:
-    """Positions that a layer's cache holds: one cache for all sequences (`kv_unified`), or one for each."""
-    n_ctx, n_windows = padded(settings.n_ctx), settings.n_seq_max
-    if not settings.kv_unified:
-        n_ctx, n_windows = padded(settings.n_ctx // settings.n_seq_max), 1
-    return padded(min(n_ctx, n_windows * window + n_rows(settings))) if window else n_ctx
-
-
-def n_rows(settings: Settings) -> int:
-    """Tokens of the largest step: llama.cpp limits the ubatch to the batch, and both to the context."""
-    return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
-
-
-@dataclass(frozen=True)
-class Widths:
-    """The F32 elements that a step needs for each of its rows (F16 values count half)."""
-
-    n_vocab: int
-    n_embd: int
-    mask: float  # of the cache; layers with and without a window have separate masks
-    scores: int  # of all heads; 0 with flash attention
-    queries: int
-    keys: int
-    hidden: int  # of a feed-forward, or of the experts that a token uses
-    is_flash: bool
-    in_layers: float  # the peak within a layer, where the layers follow the embedding on the same device
-    of_experts: int  # while the experts' results are summed: twice the hidden rows and results
-    in_hole: float  # additional for the output, because a small mask leaves a gap that nothing else fits into
-
-
-def widths(model: Model, settings: Settings, only: Collection[int] | None = None) -> Widths | None:
-    """The widths of a context's steps, with the scores of the layers in `only`; None if the header lacks a field."""
-    layers, n_embd, head_dim = shape.heads(model), model.n_embd, model.head_dim
-    n_used = (model.n_expert_used or 0) if model.n_expert else 0
-    hidden = n_used * (model.n_ff_expert or model.n_ff or 0) if model.n_expert else model.n_ff
-    if not layers or not model.n_vocab or not n_embd or not head_dim or not hidden:
-        return None
-    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
-    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if is_flash else 1)
-    n_layer, is_fused = model.n_layer or 0, model.arch in FUSED
-    n_heads, windows = model.heads or (model.n_head or 0,) * n_layer, model.windows or (0,) * n_layer
-    each = [n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if only is None or i in only]
-    scores = 0 if is_flash else max(each, default=0)
-    queries, keys = (head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv"))
-    of_experts = 2 * (hidden + n_used * n_embd) + n_embd if n_used else 0
-    feed_forward, attention = 3 * hidden + (3 if is_fused else 4) * n_embd, scores + 3 * n_embd + 2 * queries + 2 * keys
-    return Widths(
-        n_vocab=model.n_vocab,
-        n_embd=n_embd,
-        mask=mask,
-        scores=scores,
-        queries=queries,
-        keys=keys,
-        hidden=hidden,
-        is_flash=is_flash,
-        in_layers=mask + max(feed_forward, of_experts, attention),
-        of_experts=of_experts,
-        in_hole=mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0,
-    )
-
-
-def compute_bytes(model: Model, settings: Settings) -> int | None:
-    """Bytes of the compute buffer: the peak of the largest step, in F32.
-
-    llama.cpp shares one buffer between all layers. The peak is in the output matrix (logits of every row), a
-    feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
-    attention also the scores of all heads). The mask of the cache lives until the last layer. The number of live rows
-    of each width is fitted to the buffers that llama.cpp reserves for the catalog's models
-    (tests/bench/memory_estimates.py measures the error).
-    """
-    width = widths(model, settings)
-    if width is None:
-        return None
-    return round(4 * n_rows(settings) * max(width.n_vocab + 2 * width.n_embd + width.in_hole, width.in_layers))
+    by_layer = _kv_bytes_by_layer(model, settings)
+    cache = None if by_layer is None else round(sum(by_layer))
+    return Memory(model.n_bytes or 0, cache, compute_bytes(model, settings))
 
 
 def of_length(model: Model, n_ctx: int) -> Memory:
@@ -175,12 +112,9 @@ def longest(model: Model, available: int) -> int | None:
     """The longest context (a multiple of 256, up to 2^31) that fits into `available` bytes; None if unknown."""
     if of_length(model, PADDING).kv_cache_bytes is None:
         return None
-    low, high = 0, 2**31 // PADDING  # low fits, high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = of_length(model, middle * PADDING).total_bytes <= available
-        low, high = (middle, high) if fits else (low, middle)
-    return low * PADDING
+    numbers = range(2**31 // PADDING)
+    fitting = bisect.bisect_right(numbers, available, key=lambda n: of_length(model, n * PADDING).total_bytes)
+    return max(0, fitting - 1) * PADDING
 
 
 def padded(n: int) -> int:
@@ -188,32 +122,92 @@ def padded(n: int) -> int:
     return -(-n // PADDING) * PADDING
 
 
-CPU = "CPU"
-EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
-
-N_COPIES = 4
-"""Copies of a device's inputs if devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
-
-_INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
-_LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
+def n_rows(settings: Settings) -> int:
+    """Tokens of the largest step: llama.cpp limits the ubatch to the batch, and both to the context."""
+    return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of a model file."""
+def n_cells(window: int, settings: Settings) -> int:
+    """Positions that a layer's cache holds: one cache for all sequences (`kv_unified`), or one for each."""
+    n_ctx, n_windows = padded(settings.n_ctx), settings.n_seq_max
+    if not settings.kv_unified:
+        n_ctx, n_windows = padded(settings.n_ctx // settings.n_seq_max), 1
+    return padded(min(n_ctx, n_windows * window + n_rows(settings))) if window else n_ctx
 
-    name: str
-    n_bytes: int
+
+def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
+    per_head, n_layer = bytes_per_head(model, settings.type_k, settings.type_v), model.n_layer or 0
+    if shape.heads(model) is None or per_head is None:
+        return None
+    n_caches = 1 if settings.kv_unified else settings.n_seq_max
+    heads, windows = model.heads_kv or (model.n_head_kv or 0,) * n_layer, model.windows or (0,) * n_layer
+    cells = {window: n_cells(window, settings) for window in set(windows)}
+    states = 4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))  # of a layer without attention
+    sizes = (n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
+    return tuple(size or states for size in sizes)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A device, the numbers of its layers (the output's is the number of layers), and their"""
+def compute_bytes(
+    model: Model,
+    settings: Settings,
+    device: str = CPU,
+    of_layers: Sequence[str] = (),
+    has_overrides: bool = False,
+    n_devices: int = 0,
+) -> int | None:
+    """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
 
-    device: str
-    layers: tuple[int, ...]
-    memory: Memory
+    llama.cpp shares one buffer between all layers. The peak is in the output matrix (logits of every row), a
+    feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
+    attention also the scores of all heads). The mask of the cache lives until the last layer. Every device has the
+    step's inputs; in a pipeline it keeps N_COPIES of the values from the device before it. The number of live rows of
+    each width is fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py and placement.py
+    measure the error). None if the header lacks a field.
+    """
+    layers, n_embd, head_dim, n_vocab = shape.heads(model), model.n_embd, model.head_dim, model.n_vocab
+    n_used = (model.n_expert_used or 0) if model.n_expert else 0
+    hidden = n_used * (model.n_ff_expert or model.n_ff or 0) if model.n_expert else model.n_ff
+    if not layers or not n_vocab or not n_embd or not head_dim or not hidden:
+        return None
+    n_layer, is_fused = model.n_layer or 0, model.arch in FUSED
+    of_layers = of_layers or (CPU,) * (n_layer + 1)
+    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
+    # All widths count F32 elements of a row. The mask is F16 with flash attention; layers with a window have their own.
+    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if is_flash else 1)
+    n_heads, windows = model.heads or (model.n_head or 0,) * n_layer, model.windows or (0,) * n_layer
+    of_all_heads = (n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if of_layers[i] == device)
+    scores = 0 if is_flash else max(of_all_heads, default=0)
+    queries, keys = (head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv"))
+    of_experts = 2 * (hidden + n_used * n_embd) + n_embd if n_used else 0  # while their results are summed
+    attention = scores + 3 * n_embd + 2 * queries + 2 * keys
+    in_layers = mask + max(3 * hidden + (3 if is_fused else 4) * n_embd, of_experts, attention)
+    # A small mask leaves a gap that nothing else fits into.
+    in_hole = mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0
+    kinds = settings.split_mode, settings.kv_offload, has_overrides
+    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, *kinds)
+    inputs: float = (N_COPIES if is_pipe else 1) * (mask + (0 if is_flash else 2 * keys))
+    need = 0.0
+    if device == CPU:
+        need = inputs + (5 if is_pipe else 2) * n_embd
+        if settings.kv_offload is False:
+            need = max(need, inputs + n_embd + queries + (3 * keys if is_fused else 0))
+        if has_overrides or CPU in of_layers[:-1]:
+            need = max(need, in_layers)
+        if of_layers[-1] == CPU:
+            need = max(need, n_vocab + 2 * n_embd + in_hole)
+    elif device in of_layers:
+        is_first = next(where for where in of_layers if where != CPU) == device
+        carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
+        if device in of_layers[:-1]:
+            feed_forward = 3 * hidden + (3 if is_pipe and is_flash else 2) * n_embd
+            attention = scores + 2 * n_embd + 2 * queries
+            if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
+                n_bytes = max(_kv_bytes_by_layer(model, settings) or (0,))
+                attention += n_bytes * (1 if is_first else 1.5) / 4 / n_rows(settings)
+            need = inputs + carried + max(feed_forward, of_experts, attention)
+        if device == of_layers[-1]:
+            need = max(need, n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + in_hole))
+    return round(4 * n_rows(settings) * need)
 
 
 def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[int | None, ...]:
@@ -251,16 +245,26 @@ def places(
 ) -> tuple[Place, ...] | None:
     """The layers and memory of each device of `names` (in llama.cpp's order) and of the CPU.
 
-    `tensors` are those of the model's file. None for split mode tensor, and if an override names another buffer than
-    those of these devices.
+    `tensors` are those of the model's file; without any the layers count as equal. None for split mode tensor, and if
+    an override names another buffer than those of these devices. Raises re.error for an override's invalid pattern.
     """
-    known = overrides(settings, names)
-    if settings.split_mode == "tensor" or known is None or model.n_layer is None:
-        return None
     everywhere = (*names, CPU)
-    of_layers = [
-        CPU if index is None else names[index] for index in layers(model.n_layer, settings.n_gpu_layers, shares)
-    ]
+    known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]  # first match counts
+    for text in settings.override_tensor or ():
+        pattern, _, buffer = text.rpartition("=")
+        target = device_of_override(buffer, (CPU, *names))
+        if target is None:
+            return None
+        known.append((re.compile(pattern), target))
+    if settings.split_mode == "tensor" or model.n_layer is None:
+        return None
+    if not tensors:
+        table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
+        of_layer = max(0, sum(model.tensor_bytes.values()) - table - output) // n_layer
+        tensors = [Tensor("token_embd.weight", table), *([Tensor("output.weight", output)] if output else [])]
+        tensors += [Tensor(f"blk.{i}.", of_layer) for i in range(n_layer)]
+    numbers = layers(model.n_layer, settings.n_gpu_layers, shares)
+    of_layers = [CPU if index is None else names[index] for index in numbers]
     weights = dict.fromkeys(everywhere, 0)
     is_tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
@@ -275,41 +279,16 @@ def places(
         for device in held:
             target = next((target for pattern, target in known if pattern.search(tensor.name)), device)
             weights[target] += tensor.n_bytes
-    caches: dict[str, float] | None = None
-    if (by_layer := kv_bytes_by_layer(model, settings)) is not None:
-        caches = dict.fromkeys(everywhere, 0.0)
-        for device, n_bytes in zip(of_layers, by_layer, strict=False):
-            caches[CPU if settings.kv_offload is False else device] += n_bytes
-    places = []
+    by_layer, caches = _kv_bytes_by_layer(model, settings), dict.fromkeys(everywhere, 0.0)
+    for device, n_bytes in zip(of_layers, by_layer or (), strict=False):
+        caches[CPU if settings.kv_offload is False else device] += n_bytes
+    found = []
     for device in everywhere:
         own = tuple(layer for layer, where in enumerate(of_layers) if where == device)
-        compute = _compute_bytes(model, settings, device, of_layers, bool(known), len(names))
-        cache = None if caches is None else round(caches[device])
-        places.append(Place(device, own, Memory(weights[device], cache, compute)))
-    return tuple(places)
-
-
-def alike(model: Model) -> tuple[Tensor, ...]:
-    """Approximate tensors of a model without its file, with equal layers."""
-    table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
-    rest = max(0, sum(model.tensor_bytes.values()) - table - output)
-    named = [Tensor("token_embd.weight", table), *([Tensor("output.weight", output)] if output else [])]
-    return (*named, *(Tensor(f"blk.{i}.", rest // n_layer) for i in range(n_layer)))
-
-
-def overrides(settings: Settings, names: Sequence[str]) -> list[tuple[re.Pattern[str], str]] | None:
-    """Patterns of tensor names and their device; the first match counts. None if an override names another buffer.
-
-    Raises re.error for an invalid pattern.
-    """
-    known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]
-    for text in settings.override_tensor or ():
-        pattern, _, buffer = text.rpartition("=")
-        device = device_of_override(buffer, (CPU, *names))
-        if device is None:
-            return None
-        known.append((re.compile(pattern), device))
-    return known
+        compute = compute_bytes(model, settings, device, of_layers, bool(known), len(names))
+        cache = None if by_layer is None else round(caches[device])
+        found.append(Place(device, own, Memory(weights[device], cache, compute)))
+    return tuple(found)
 
 
 def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
@@ -333,48 +312,6 @@ def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
         return CPU
     return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)
-
-
-def _compute_bytes(
-    model: Model, settings: Settings, device: str, of_layers: Sequence[str], has_overrides: bool, n_devices: int
-) -> int | None:
-    """Bytes of one device's compute buffer, similar to `compute_bytes`.
-
-    Every device has the step's inputs. In a pipeline it keeps N_COPIES of the values from the device before it. Fitted
-    to the buffers that llama.cpp reserves (tests/bench/placement.py measures the error).
-    """
-    width = widths(model, settings, [layer for layer, where in enumerate(of_layers) if where == device])
-    if width is None:
-        return None
-    kinds = settings.split_mode, settings.kv_offload, has_overrides
-    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, *kinds)
-    inputs: float = (N_COPIES if is_pipe else 1) * (width.mask + (0 if width.is_flash else 2 * width.keys))
-    if device == CPU:
-        need = inputs + (5 if is_pipe else 2) * width.n_embd
-        if settings.kv_offload is False:
-            in_one = 3 * width.keys if model.arch in FUSED else 0
-            need = max(need, inputs + width.n_embd + width.queries + in_one)
-        if has_overrides or CPU in of_layers[:-1]:
-            need = max(need, width.in_layers)
-        if of_layers[-1] == CPU:
-            need = max(need, width.n_vocab + 2 * width.n_embd + width.in_hole)
-    elif device in of_layers:
-        is_first = next(where for where in of_layers if where != CPU) == device
-        n_embd, need = width.n_embd, 0.0
-        carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
-        if device in of_layers[:-1]:
-            feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
-            attention: float = width.scores + 2 * n_embd + 2 * width.queries
-            if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
-                n_bytes = max(kv_bytes_by_layer(model, settings) or (0,))
-                attention += n_bytes * (1 if is_first else 1.5) / 4 / n_rows(settings)
-            need = inputs + carried + max(feed_forward, width.of_experts, attention)
-        if device == of_layers[-1]:
-            head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + width.in_hole)
-            need = max(need, head)
-    else:
-        need = 0.0
-    return round(4 * n_rows(settings) * need)
 
 
 def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:

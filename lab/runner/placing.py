@@ -192,11 +192,11 @@ def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
     room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
     shares = sizes.shares(_free(plan), names, room.tensor_split)
-    own = sizes.places(plan.model, room, plan.tensors or sizes.alike(plan.model), names, shares)
+    own = sizes.places(plan.model, room, plan.tensors or (), names, shares)
     if plan.draft is None or own is None:
         return own
     draft = plan.draft.model
-    other = sizes.places(draft, room, sizes.alike(draft), names, shares)
+    other = sizes.places(draft, room, (), names, shares)
     if other is None:
         return None
     pairs = zip(own, other, strict=True)

@@ -378,7 +378,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         if runs := [t for one in own if not (t := figures(one.run.steps.frame(), lever)).empty]:
             sizes = next((one.run.state_bytes for one in own if one.run.state_bytes), ())
             slot = dataclasses.replace(own[0].settings, n_seq_max=1, n_ctx=own[0].settings.n_ctx // 2)
-            n_bytes = memory.kv_cache_bytes(own[0].model, slot) if lever.keep == SLOT else None
+            n_bytes = memory.of_context(own[0].model, slot).kv_cache_bytes if lever.keep == SLOT else None
             known[lever] = pd.concat(runs).groupby(level=0).median().assign(n_runs=len(runs), slot_bytes=n_bytes)
             known[lever]["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
     conversations = grouped(known, lambda lever: dataclasses.replace(lever, breaks="", keep="", only=()))
