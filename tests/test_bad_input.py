@@ -93,7 +93,7 @@ def test_a_full_results_folder_is_told_and_leaves_no_file(tmp_path: Path) -> Non
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the output")
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_a_closed_output_is_no_traceback(tmp_path: Path, options: str) -> None:
-    results.append(tmp_path / "a.jsonl", make_record())
+    results.save(tmp_path / "a.jsonl", make_record())
     command = f"{sys.executable} -m lab show {options} {tmp_path} >&-"
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -119,7 +119,7 @@ def test_a_full_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record())
+    results.save(path, make_record())
     command = f"{sys.executable} -m lab export --format csv --table steps {path} > /dev/full"
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
@@ -130,7 +130,7 @@ def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> N
 @pytest.mark.parametrize("command", ["report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"])
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: str) -> None:
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
-    results.append(path, make_record())
+    results.save(path, make_record())
     words = command.replace("FILE", str(path)).replace("OUT", str(out))
     limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {words}"  # files of at most 1 kB
     ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
@@ -149,14 +149,14 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
 )
 def test_options_without_effect_are_errors(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record())
+    results.save(path, make_record())
     code, _, err = run_lab(*(path if word == "RESULTS" else word for word in arguments))
     assert code == 1 and says in err
 
 
 def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record())
+    results.save(path, make_record())
     whole = path.read_bytes()
     path.write_bytes(whole + whole.replace(b'"schema":3', b'"schema":7') + whole[:300])
     code, out, err = run_lab("show", path)

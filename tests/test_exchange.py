@@ -229,7 +229,7 @@ def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch
 
 def test_commands(records: list[Record], tmp_path: Path) -> None:
     for record in records:
-        results.append(tmp_path / "mine.jsonl", record)
+        results.save(tmp_path / "mine.jsonl", record)
     code, out, _ = run_process("export", tmp_path / "mine.jsonl", "--format", "csv", "--table", "steps")
     assert code == 0 and len(pd.read_csv(io.StringIO(out))) == 4 * 7
     parquet = tmp_path / "new" / "runs.parquet"

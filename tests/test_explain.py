@@ -316,7 +316,7 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
     assert len(sentences) == 1 and path.name in sentences[0]
     with pytest.warns(UserWarning, match=path.name):
         probing.kept(tmp_path)
-    results.append(tmp_path / "runs.jsonl", make_record(timed(1.1)[0].run, model=BIG, settings=WIDE))
+    results.save(tmp_path / "runs.jsonl", make_record(timed(1.1)[0].run, model=BIG, settings=WIDE))
     code, _, err = run_lab("explain", tmp_path / "runs.jsonl", "--ceilings", tmp_path, "--no-plot")
     assert code == 0 and f"Note: {path.name} line 2" in err
 

@@ -250,7 +250,7 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     assert policy.startswith("default-src 'none'") and policy.count("sha256-") == 1 and "unsafe-eval" not in policy
     assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
     sample, out = tmp_path / "a.jsonl", tmp_path / "a.html"
-    results.append(sample, *[one for one in records if one.run.is_timed][:2], best)
+    results.save(sample, *[one for one in records if one.run.is_timed][:2], best)
     for options in ([], ["--no-explore"]):
         assert run_lab("report", sample, "--out", out, *options)[0] == 0
         assert ("mini-lab-laws" in out.read_text()) == (not options)

@@ -496,7 +496,7 @@ def three_rounds(*users: int, factor: float = 1.0) -> list[Request]:
 
 def written(path: Path, records: list[RequestRecord]) -> Path:
     for record in records:
-        results.append(path, record)
+        results.save(path, record)
     return path
 
 
@@ -538,7 +538,7 @@ def test_lab_report_has_loads_and_carries_them(file_of_loads: Path, tmp_path: Pa
 
 def test_a_page_and_json_have_loads_beside_runs_and_requests(file_of_loads: Path, tmp_path: Path) -> None:
     written(file_of_loads, recorded("alone", [make_request()]))
-    results.append(file_of_loads, make_record())
+    results.save(file_of_loads, make_record())
     assert run_lab("report", file_of_loads, "--out", tmp_path / "all.html")[0] == 0
     assert "<h2>Under load</h2>" in (tmp_path / "all.html").read_text()
     shown = json.loads(run_lab("show", file_of_loads, "--json")[1])

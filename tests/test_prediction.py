@@ -270,7 +270,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     probing.save(dataclasses.replace(FAST, machine=plan.machine, on_gpu=True, device="CUDA0", rates=rates), tmp_path)
     settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=threads, n_threads_batch=threads)
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
-    results.append(tmp_path / "runs.jsonl", record)
+    results.save(tmp_path / "runs.jsonl", record)
     (row,) = prediction.predict("512", 6, "big", "here", results=tmp_path)
     assert row.memory_bytes == 3 * 10**9
     assert "1 run of" in row.basis
@@ -449,7 +449,7 @@ def test_runs_that_are_not_of_the_device_alone_say_nothing(changes: dict[str, An
 
 def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None:
     for record in on_rtx(timed(512, 1.2, 1.3)):
-        results.append(tmp_path / "runs.jsonl", record)
+        results.save(tmp_path / "runs.jsonl", record)
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
     assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())

@@ -142,7 +142,7 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for record in planted():
-        results.append(path, record)
+        results.save(path, record)
     status, out, _ = run_lab("show", path)
     assert status == 0 and "Quality and speed" in out and "Q4_0 is beaten in both" in out and "dialogue" not in out
     status, out, _ = run_lab("show", path, "--json")

@@ -24,12 +24,12 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
         make_record(make_run(status="failed")),
     ]
     for line in lines:
-        results.append(tmp_path / "a.jsonl", line)
-    assert results.read([tmp_path / "a.jsonl"]) == results.Contents(tuple(lines), (), ())
+        results.save(tmp_path / "a.jsonl", line)
+    assert results.read([tmp_path / "a.jsonl"]) == results.Contents(tuple(lines))
 
 
 def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
-    results.append(tmp_path / "a.jsonl", make_record())
+    results.save(tmp_path / "a.jsonl", make_record())
     line = json.loads((tmp_path / "a.jsonl").read_text())
     assert line["schema"] == 3
     assert {"session", "machine", "model", "settings", "run"} <= set(line)
@@ -44,7 +44,7 @@ def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
 
 def test_concatenated_files_and_folders_are_results(tmp_path: Path) -> None:
     for name in "ab":
-        results.append(tmp_path / f"{name}.jsonl", make_record(session=name))
+        results.save(tmp_path / f"{name}.jsonl", make_record(session=name))
     assert len(results.read([tmp_path]).records) == 2
     both = (tmp_path / "a.jsonl").read_bytes() + (tmp_path / "b.jsonl").read_bytes()
     (tmp_path / "c.jsonl").write_bytes(both)
@@ -53,7 +53,7 @@ def test_concatenated_files_and_folders_are_results(tmp_path: Path) -> None:
 
 def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
     for name in "ab":
-        results.append(tmp_path / f"{name}.jsonl", make_record())
+        results.save(tmp_path / f"{name}.jsonl", make_record())
     reading = results.read([tmp_path])
     assert len(reading.records) == 1 and "is a duplicate" in reading.skipped[0]
 
@@ -93,7 +93,7 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
 )
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: object, why: str) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record())
+    results.save(path, make_record())
     line = path.read_bytes()
     path.write_bytes(line + broken(line))  # type: ignore[operator]
     reading = results.read([path])
@@ -105,7 +105,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: 
 
 def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record(), make_record(make_run(repeat=1)))
+    results.save(path, make_record(), make_record(make_run(repeat=1)))
     renamed = path.read_bytes().replace(b'"session":', b'"colour":"red","session":')
     path.write_bytes(
         renamed.replace(b'"n_seq_max":1', b'"n_sequences":4').replace(b'"type":"cpu"', b'"type":"cpu","x":1')
@@ -121,7 +121,7 @@ def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
 
 def test_a_run_of_an_experiment_that_is_gone_is_no_plain_run(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record(), make_record(make_run(repeat=1)))
+    results.save(path, make_record(), make_record(make_run(repeat=1)))
     plain, of_prefix = path.read_text().splitlines()
     old = (
         plain.replace('"run":{', '"run":{"prefix":null,'),
@@ -175,5 +175,5 @@ def test_missing_results_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_whole_lines() -> None:
-    with pytest.raises(OSError):
-        results.append(Path("/dev/full"), make_record())
+    with pytest.raises(LabError, match="cannot be written"):
+        results.save(Path("/dev/full"), make_record())

@@ -186,7 +186,7 @@ def test_the_records_come_back(tmp_path: Path) -> None:
     assert code == 0 and "1,000" in out
     again = page.report(tmp_path / "s.html", results.read([SAMPLE]).records, [])
     assert len(results.read([SAMPLE, again]).records) == 12
-    results.append(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
+    results.save(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
     code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
     assert code == 0 and "session b" in out, err
 
@@ -229,8 +229,8 @@ def test_nothing_in_a_record_can_act() -> None:
 
 
 def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
-    results.append(tmp_path / "failed.jsonl", make_record(make_run(status="failed", error="x")))
-    results.append(tmp_path / "a.jsonl", make_record())
+    results.save(tmp_path / "failed.jsonl", make_record(make_run(status="failed", error="x")))
+    results.save(tmp_path / "a.jsonl", make_record())
     for arguments, why in (
         ((tmp_path / "failed.jsonl",), "nothing to report"),
         ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "name must end in .html"),

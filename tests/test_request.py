@@ -154,7 +154,7 @@ def test_limits_are_met_by_figures_that_are_known() -> None:
 def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
     run, request = make_record(), make_request_record(make_request(timings=ServerTimings(prompt_ms=1.5)))
     for line in (run, request, request):
-        results.append(tmp_path / "a.jsonl", line)
+        results.save(tmp_path / "a.jsonl", line)
     contents = results.read([tmp_path])
     assert contents.records == (run,)
     assert contents.requests == (request,)

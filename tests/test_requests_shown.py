@@ -239,7 +239,7 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.Captu
 
 def write(path: Path, records: list[Any]) -> str:
     for record in records:
-        results.append(path, record)
+        results.save(path, record)
     return str(path)
 
 

@@ -94,7 +94,7 @@ def whole() -> list[Record]:
 
 def saved(tmp_path: Path, records: Sequence[Record], name: str = "tune.jsonl") -> Path:
     for record in records:
-        results.append(tmp_path / name, record)
+        results.save(tmp_path / name, record)
     return tmp_path / name
 
 

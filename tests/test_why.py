@@ -66,7 +66,7 @@ def a_file(
             n_prompt, n_gen, i, decode_ms=(10 * slow - 1) * (1 + 0.001 * i), per_position_ms=PER_POSITION * slow
         )
         run = dataclasses.replace(run, started_at=f"2026-01-01T00:00:0{i}Z")
-        results.append(path, make_record(run, session=name, settings=settings))
+        results.save(path, make_record(run, session=name, settings=settings))
     return str(path)
 
 
@@ -157,7 +157,7 @@ def planted(folder: Path, name: str, n_prompt: int, settings: dict[str, Any]) ->
         dataclasses.replace(one, settings=dataclasses.replace(one.settings, **settings, flash_attn_resolved="off"))
         for one in plain
     ]
-    results.append(folder / f"{name}.jsonl", *own)
+    results.save(folder / f"{name}.jsonl", *own)
     return str(folder / f"{name}.jsonl")
 
 

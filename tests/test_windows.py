@@ -106,7 +106,7 @@ def test_text_names_its_encoding(file: str) -> None:
 def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
     name = "模型 é"
     file = tmp_path / "a.jsonl"
-    results.append(file, make_record(model=dataclasses.replace(MODEL, name=name)))
+    results.save(file, make_record(model=dataclasses.replace(MODEL, name=name)))
     answers = []
     for command in (["export", str(file), "--format", "csv", "--table", "runs"], ["show", str(file), "--json"]):
         done = subprocess.run(

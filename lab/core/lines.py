@@ -1,7 +1,8 @@
-"""Write the dataclasses of record.py as lines of JSON, and read them back with every type checked.
+"""Write the dataclasses of record.py as lines of JSON, and read them back with every type and range checked.
 
 A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it). Files may come from
-anyone: reading removes control characters from every string.
+anyone, and figures are computed from them: reading removes control characters from every string, and refuses numbers
+far beyond what a machine can do, so that arithmetic neither overflows nor takes gigabytes.
 """
 
 from __future__ import annotations
@@ -27,11 +28,41 @@ T = TypeVar("T")
 Line = Record | Ceilings | RequestRecord
 """A line of a results file."""
 
+RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern is a field's name counts
+    ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
+    ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
+    ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
+    ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
+    ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
+    ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
+    ("rows|columns", 0, 10**11),
+    ("times_ns", 1, 10**15),
+    (".*_ns", 0, 10**15),
+    ("n|.*_bytes|n_params|.*_j|joules", 0, 10**16),
+    ("flops", 0, 10**21),
+    ("seed", -(2**63), 2**64),
+    ("rate|duration_s", 1e-9, 10**9),
+    (".*", -(10**15), 10**15),
+)
+MOST_LETTERS = 10_000
+"""Length of a text."""
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
+
 
 def to_json(value: Any) -> str:
     """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question marks."""
     text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="replace").decode()
+
+
+def fields_of(value: Any) -> Any:
+    """The JSON value of a dataclass or a path."""
+    if isinstance(value, Path):
+        return str(value)
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def from_json(cls: type[T], text: str) -> T:
@@ -48,27 +79,41 @@ def converted(value: Any, hint: Any) -> Any:
     return msgspec.convert(value, hint, dec_hook=lambda cls, text: cls(text))
 
 
-def parse_line(line: bytes) -> Line:
-    """A line of a results file (a run, ceilings, or a request), every string printable and every value in range.
+@dataclass(frozen=True)
+class _Head:
+    """The fields that tell how to read a line: its version, and whether it has rates (ceilings) or an endpoint."""
 
-    ValueError says why it cannot be read.
-    """
+    schema: Any = None
+    rates: Any = None
+    endpoint: Any = None
+
+    @property
+    def kind(self) -> tuple[type[Line], str]:
+        """The dataclass of the line, and what messages call it."""
+        if self.rates is not None:
+            return Ceilings, "ceilings"
+        return (Record, "record") if self.endpoint is None else (RequestRecord, "request")
+
+
+def parse_line(line: bytes) -> Line:
+    """A line of a results file (a run, ceilings, or a request). ValueError says why it cannot be read."""
     if not line.endswith(b"\n"):
         raise ValueError("the line is truncated")
     try:
         head = _decode(_Head, line, "line")
     except _WrongType:
         head = _Head()
-    if type(head.schema) is not int or head.schema < 1:
+    version = head.schema
+    if type(version) is not int or version < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
-    if head.schema > SCHEMA:
-        raise ValueError(f"it was written by a newer version of the lab (schema {head.schema}): update mini-lab")
-    if head.schema < SCHEMA:
+    if version > SCHEMA:
+        raise ValueError(f"it was written by a newer version of the lab (schema {version}): update mini-lab")
+    if version < SCHEMA:
         raise ValueError(
-            f"it was written by an older version of the lab (schema {head.schema}, this version reads {SCHEMA}): "
+            f"it was written by an older version of the lab (schema {version}, this version reads {SCHEMA}): "
             "measure again, or read it with that version"
         )
-    cls, name = _kind(head.rates, head.endpoint)
+    cls, name = head.kind
     parsed: Line = _decode(cls, line, name)
     if cls is Record and b'"prefix"' in line and json.loads(line)["run"].get("prefix") is not None:
         raise ValueError(  # read without that field, it would be a plain run
@@ -79,13 +124,6 @@ def parse_line(line: bytes) -> Line:
         parsed = cleaned(parsed)
     check(parsed, name)
     return parsed
-
-
-def _kind(rates: Any, endpoint: Any) -> tuple[type[Line], str]:
-    """The dataclass of a line, and what messages call it."""
-    if rates is not None:
-        return Ceilings, "ceilings"
-    return (Record, "record") if endpoint is None else (RequestRecord, "request")
 
 
 def unknown_fields(line: bytes) -> list[str]:
@@ -107,10 +145,9 @@ def unknown_fields(line: bytes) -> list[str]:
                     yield from unknown(inside, part, place)
 
     try:
-        parsed = json.loads(line)
+        return sorted(set(unknown(_decode(_Head, line, "line").kind[0], json.loads(line))))
     except RecursionError:  # an unknown field that is nested deeply
         return []
-    return sorted(set(unknown(_kind(parsed.get("rates"), parsed.get("endpoint"))[0], parsed)))
 
 
 @cache
@@ -129,77 +166,6 @@ def cleaned(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{name: cleaned(part) for name, part in fields_of(value).items()})
     return value
-
-
-def fields_of(value: Any) -> Any:
-    """The JSON value of a dataclass or a path."""
-    if isinstance(value, Path):
-        return str(value)
-    if not dataclasses.is_dataclass(value):
-        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The fields that tell how to read a line: its version, and whether it has rates (ceilings) or an endpoint."""
-
-    schema: Any = None
-    rates: Any = None
-    endpoint: Any = None
-
-
-class _WrongType(ValueError):
-    """JSON of the wrong type."""
-
-
-@cache
-def _decoder(cls: Any) -> Decoder[Any]:
-    from msgspec.json import Decoder
-
-    return Decoder(cls)
-
-
-_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
-
-
-def _decode(cls: Any, text: bytes, name: str) -> Any:
-    """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value `name`."""
-    import msgspec
-
-    try:
-        return _decoder(cls).decode(text)
-    except msgspec.ValidationError as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
-        problem, _, path = str(error).partition(" - at `$")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    place = name + path.removesuffix("`")
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        raise _WrongType(f"{place}.{missing[1]} is missing")
-    if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
-        expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
-        raise _WrongType(f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}")
-    raise _WrongType(f"{place}: {problem[0].lower()}{problem[1:]}")
-
-
-RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
-    ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
-    ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
-    ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
-    ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
-    ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
-    ("rows|columns", 0, 10**11),
-    ("times_ns", 1, 10**15),
-    (".*_ns", 0, 10**15),
-    ("n|.*_bytes|n_params|.*_j|joules", 0, 10**16),
-    ("flops", 0, 10**21),
-    ("seed", -(2**63), 2**64),
-    ("rate|duration_s", 1e-9, 10**9),
-    (".*", -(10**15), 10**15),
-)
-MOST_LETTERS = 10_000
-"""Length of a text."""
 
 
 def check(value: Any, place: str, name: str = "") -> None:
@@ -239,3 +205,33 @@ def _check_numbers(low: float, high: float, place: str, name: str) -> None:
 @cache
 def _range(name: str) -> tuple[float, float]:
     return next((least, most) for pattern, least, most in RANGES if re.fullmatch(pattern, name))
+
+
+class _WrongType(ValueError):
+    """JSON of the wrong type."""
+
+
+@cache
+def _decoder(cls: Any) -> Decoder[Any]:
+    from msgspec.json import Decoder
+
+    return Decoder(cls)
+
+
+def _decode(cls: Any, text: bytes, name: str) -> Any:
+    """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value `name`."""
+    import msgspec
+
+    try:
+        return _decoder(cls).decode(text)
+    except msgspec.ValidationError as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
+        problem, _, path = str(error).partition(" - at `$")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    place = name + path.removesuffix("`")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        raise _WrongType(f"{place}.{missing[1]} is missing")
+    if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
+        expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
+        raise _WrongType(f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}")
+    raise _WrongType(f"{place}: {problem[0].lower()}{problem[1:]}")

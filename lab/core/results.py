@@ -29,13 +29,11 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
-PAGE = ".html"
 MOST_UNPACKED = 1 << 26
 """Maximum bytes of a report's records, because a small compressed file could expand without end."""
 
 MOST_LINE = 1 << 25
 """Maximum bytes of a line."""
-
 
 MOST_NEARBY = 50_000_000
 """Maximum bytes read of other sessions."""
@@ -45,9 +43,9 @@ MOST_NEARBY = 50_000_000
 class Contents:
     """The contents of results files, and a sentence about each skipped line or unknown field."""
 
-    records: tuple[Record, ...]
-    ceilings: tuple[Ceilings, ...]
-    skipped: tuple[str, ...]
+    records: tuple[Record, ...] = ()
+    ceilings: tuple[Ceilings, ...] = ()
+    skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
     begin_with_request: bool = False  # the first line was a request, not a run
     traces: tuple[Record, ...] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
@@ -65,7 +63,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
 
     Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files, and those without `holding`.
     """
-    known, contents, n_bytes = {one.session for one in measured}, list[Contents](), 0
+    known, n_bytes, contents = {one.session for one in measured}, 0, list[Contents]()
     paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
         with suppress(OSError, LabError):  # the user did not name this file, so errors do not matter
@@ -79,22 +77,27 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
         ceilings=tuple(one for each in contents for one in each.ceilings),
         requests=tuple(one for each in contents for one in each.requests if one.session not in known),
         traces=tuple(one for each in contents for one in each.traces if one.session not in known),
-        skipped=(),
     )
 
 
-def append(path: Path, *lines: Line) -> None:
-    """Append lines and sync them to the disk. After an error the file is as before."""
+def save(path: Path, *lines: Line) -> None:
+    """Append lines and sync them to the disk. LabError if they cannot be written; the file is then as before."""
     data = "".join(to_json(line) + "\n" for line in lines).encode()
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
+    size = 0
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as problem:
+        what = f"The results file {path} cannot be written{' any more' if size else ''}: {problem.strerror}."
+        kept = "It contains the earlier runs; this one is lost. " if size else ""
+        raise LabError(what, f"{kept}Free some space, or choose another folder: --out FOLDER") from None
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
@@ -130,6 +133,12 @@ def new_file(folder: Path, name: str) -> Path:
         ) from None
 
 
+def free_path(folder: Path, stem: str) -> Path:
+    """`<stem>.jsonl` in `folder`, with a number if that exists already."""
+    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
 @contextmanager
 def unless_empty(path: Path) -> Iterator[None]:
     """Delete the file at the end if it is empty."""
@@ -140,31 +149,13 @@ def unless_empty(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def save(path: Path, *lines: Line) -> None:
-    """Append lines. LabError if the disk is full, or the file cannot be written any more."""
-    try:
-        append(path, *lines)
-    except OSError as problem:
-        has_runs = path.exists() and path.stat().st_size
-        what = f"The results file {path} cannot be written{' any more' if has_runs else ''}: {problem.strerror}."
-        kept = "It contains the earlier runs; this one is lost. " if has_runs else ""
-        raise LabError(what, f"{kept}Free some space, or choose another folder: --out FOLDER") from None
-
-
-def free_path(folder: Path, stem: str) -> Path:
-    """`<stem>.jsonl` in `folder`, with a number if that exists already."""
-    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
-    return next(folder / name for name in names if not (folder / name).exists())
-
-
 def read(paths: Iterable[str | Path]) -> Contents:
     """Read results files, or all in a folder. Unreadable lines are reported in `skipped`, and duplicates count once.
 
     records = lab.read(["results"]).records
     """
     found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
-    begin_with_request = False
-    known: set[Hashable] = set()
+    first, known = "", set[Hashable]()
     thresholds = gc.get_threshold()
     gc.set_threshold(0)  # collecting garbage would take a quarter of the reading time, and records have no cycles
     try:
@@ -172,9 +163,13 @@ def read(paths: Iterable[str | Path]) -> Contents:
         for path in files:
             problems: dict[str, list[int]] = {}
             sessions: set[Hashable] = set()
-            for number, line, parsed in _parsed_lines(path):
-                if isinstance(parsed, str):
-                    problems.setdefault(parsed, []).append(number)
+            for number, line in _lines(path):
+                try:
+                    if not line:
+                        raise ValueError(f"it has over {MOST_LINE:,} bytes")
+                    parsed = parse_line(line)
+                except ValueError as problem:
+                    problems.setdefault(str(problem), []).append(number)
                     continue
                 kind = type(parsed), getattr(parsed, "session", None)
                 if kind not in sessions:  # one version of the lab wrote all lines of a session
@@ -189,24 +184,24 @@ def read(paths: Iterable[str | Path]) -> Contents:
                     name = "traces" if parsed.run.is_traced else "records"
                 identity = _identity(parsed)
                 if identity not in known:
-                    begin_with_request = begin_with_request or (name == "requests" and not found["records"])
-                    found[name].append(parsed)
                     known.add(identity)
+                    found[name].append(parsed)
+                    first = first or name * (name in ("records", "requests"))
                 elif name != "ceilings":  # the same ceilings may be in many files
                     problems.setdefault("it is a duplicate", []).append(number)
-            for problem, numbers in problems.items():
+            for reason, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-                skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
+                skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {reason}")
     finally:
         gc.set_threshold(*thresholds)
     made = {name: tuple(lines) for name, lines in found.items()}
-    return Contents(**made, skipped=tuple(skipped), begin_with_request=begin_with_request)
+    return Contents(**made, skipped=tuple(skipped), begin_with_request=first == "requests")
 
 
-def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
-    """The number of each non-empty line, the line, and its contents or why it cannot be read."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The number of each line that is not blank, and the line; empty if it is longer than MOST_LINE."""
     try:
-        opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == PAGE else path.open("rb")
+        opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == ".html" else path.open("rb")
     except OSError as problem:
         raise LabError(
             f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
@@ -217,18 +212,13 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
             if not line:
                 return
             if len(line) == MOST_LINE:
-                while rest := file.readline(MOST_LINE):
-                    if rest.endswith(b"\n"):
-                        break
-                yield number, b"", f"it has over {MOST_LINE:,} bytes"
-                continue
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if line.isspace():
-                continue
-            try:
-                yield number, line, parse_line(line)
-            except ValueError as problem:
-                yield number, line, str(problem)
+                while (rest := file.readline(MOST_LINE)) and not rest.endswith(b"\n"):
+                    pass
+                line = b""
+            elif number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.isspace():
+                yield number, line
 
 
 def _identity(parsed: Line) -> Hashable:

@@ -151,8 +151,8 @@ def predicted(lines: Lines) -> str:
 def shown_of(lines: Lines, folder: Path, quiet: Path) -> dict[str, str]:
     """All that is shown of the lines, by what shows it."""
     path = folder / "planted.jsonl"
-    results.append(path, *lines)
-    results.append(path, *lines)  # each line twice: it must count once
+    results.save(path, *lines)
+    results.save(path, *lines)  # each line twice: it must count once
     texts: dict[str, str] = {}
     for width in WIDTHS:
         with as_wide_as(width):

@@ -110,7 +110,7 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
         runs = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
         made = [dataclasses.replace(one, run=run, session=side) for one, run in zip(own, runs, strict=True)]
         paths.append(folder / f"{side}.jsonl")
-        results.append(folder / f"{side}.jsonl", *made)
+        results.save(folder / f"{side}.jsonl", *made)
         if side == "B" and "prompt counted" in name:
             run = made[0].run
             seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9

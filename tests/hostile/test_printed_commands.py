@@ -141,9 +141,9 @@ def test_what_explain_and_measure_print(mini: Path, tmp_path: Path, empty: Path)
     out = tmp_path / EVIL
     asked = ("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o", out)
     status, measured, _ = run_lab("measure", "-m", mini, *asked)
-    results.append(tmp_path / "a.jsonl", dataclasses.replace(timed(1.1)[0], model=evil_record().model))
+    results.save(tmp_path / "a.jsonl", dataclasses.replace(timed(1.1)[0], model=evil_record().model))
     slower = (dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
-    results.append(tmp_path / "ceilings-a.jsonl", dataclasses.replace(FAST, rates=(*FAST.rates, *slower)))
+    results.save(tmp_path / "ceilings-a.jsonl", dataclasses.replace(FAST, rates=(*FAST.rates, *slower)))
     explained = run_lab("explain", tmp_path / "a.jsonl", "--details", "--no-plot", "--ceilings", tmp_path)[1]
     printed = re.findall(r"(?:Try|Run|each phase): (lab .*)", measured + explained)
     lines = [line for one in printed for line in one.split(" && lab ")]

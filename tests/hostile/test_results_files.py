@@ -169,7 +169,7 @@ def test_what_is_no_file_is_passed_over_and_named(tmp_path: Path) -> None:
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
     (tmp_path / f"folder{CONTROLS}.jsonl").mkdir()
-    results.append(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
+    results.save(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
     assert len(results.read([tmp_path]).skipped) == 5
     for command in (("show",), ("compare",), ("plot",), ("report",), ("explain", "--force"), ("export",)):
         _, out, err = run_lab(*command, tmp_path)
@@ -202,7 +202,7 @@ def test_sessions_that_begin_at_once_have_files_of_their_own(tmp_path: Path) -> 
 def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     for first in "=+-@\t\r":
         session = f"{first}cmd|calc"
-        results.append(tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session))
+        results.save(tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session))
     for options in (("-f", "csv"), ("--as", "csv")):
         code, out, _ = run_lab("export", tmp_path, *options)
         assert code == 0

@@ -574,7 +574,7 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     path = folder / f"ceilings-{machine.slug(named)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        results.append(path, ceilings)
+        results.save(path, ceilings)
     except OSError as problem:
         raise LabError(f"{path} cannot be written: {problem.strerror}.", "Choose another folder: --out") from None
     return path
