@@ -70,7 +70,7 @@ def test_a_page_says_what_was_measured() -> None:
     text = page.html(session(), [])
     html = Page(text)
     assert "How fast is tiny Q4_0 on Test CPU, 4 cores?" in html.text
-    assert "A request of 1,000 tokens with 5 back takes " in html.text
+    assert "A request of 100 tokens with 5 back takes " in html.text  # 1,000 and the answer exceed the training length
     assert "; below each their range" in html.text
     assert "exceed the model's training length of 1,000" in html.text
     assert "The ceilings of tiny Q4_0, Test CPU, 4 cores have not been measured." in html.text

@@ -208,35 +208,33 @@ class Change(NamedTuple):
     model: Model
     settings: Settings
     options: Mapping[str, tuple[object, object]]
-    at_longest: bool = False  # decode is judged after the longest prompt
+    at_longest: bool = False  # it is judged at the longest prompt
 
 
 def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
     """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
 
-    Prefill is judged at the longest prompt, decode after the shortest, with other attention after the longest. If
-    attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure the predicted case.
+    A gain is that of the length where it is largest, with other attention of the longest. If attention is a limit,
+    flash attention comes first, then a smaller KV cache. The commands measure the predicted case.
     """
     rows = rows[rows.doubts.map(shown.may_promise)]
     first_attention = bool((rows.limit == ATTENTION).any())
     found = list[tuple[tuple[bool, float], Advice]]()
     for change in _changes(rows, record, ceilings):
-        lengths = sorted({int(n) for n in rows.n_prompt})
-        at = {PREFILL: lengths[-1], DECODE: lengths[-1 if change.at_longest else 0]}
-        gains: dict[str, float] = {}
+        most: dict[str, tuple[float, int]] = {PREFILL: (0.0, 0), DECODE: (0.0, 0)}
         try:
-            for phase, own in rows.groupby("phase"):
-                is_longest = phase == PREFILL or change.at_longest
-                row: Any = next(own.sort_values("n_prompt", kind="stable").iloc[[-1 if is_longest else 0]].itertuples())
+            for row in rows[rows.n_prompt == rows.n_prompt.max()].itertuples() if change.at_longest else rows.itertuples():
                 n_tokens = min(change.settings.n_ubatch, row.n_prompt)
-                step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if phase == PREFILL else (1, row.n_prompt, 1)
+                step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if row.phase == PREFILL else (1, row.n_prompt, 1)
                 old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
                 new_s = step_kernels.total(change.model, change.settings, ceilings, *step).total_s
                 rest = max(0.0, row.measured_s - row.least_s)
-                gains[str(phase)] = row.measured_s / (rest + (row.measured_s - rest) * new_s / old_s)
+                gain = row.measured_s / (rest + (row.measured_s - rest) * new_s / old_s)
+                most[row.phase] = max(most[row.phase], (gain, int(row.n_prompt)))
         except LabError:  # a ceiling is missing
             continue
-        best = max(gains.values())
+        gains = {phase: pair for phase, pair in most.items() if pair[0]}
+        best, _ = max(gains.values())
         if best < LEAST_GAIN:
             continue
         command = None
@@ -244,12 +242,13 @@ def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advic
             replaced = {*change.options, *(["--threads-batch"] if "--threads" in change.options else [])}
             shared = [word for option in options(record) if option[0] not in replaced for word in option]
             old, new = ([word for name, both in change.options.items() for word in (name, both[i])] for i in (0, 1))
-            at_lengths = ",".join(str(n) for n in sorted({lengths[0], lengths[-1]}))
-            command = shell.lab("ab", old, new, "--prompt-len", at_lengths, "--gen", str(rows.n_gen.max()), *shared)
-        said = {PREFILL: f"prefill of {at[PREFILL]:,} tokens", DECODE: f"decode after {at[DECODE]:,} tokens"}
-        faster = ", ".join(f"{said[phase]} is {digits(gains[phase])}x as fast" for phase in said if gains.get(phase))
+            lengths = ",".join(map(str, sorted({n_prompt for _, n_prompt in gains.values()})))
+            command = shell.lab("ab", old, new, "--prompt-len", lengths, "--gen", str(rows.n_gen.max()), *shared)
+        said = {PREFILL: "prefill of {:,} tokens", DECODE: "decode after {:,} tokens"}
+        faster = ", ".join(f"{said[one].format(at)} is {digits(gain)}x as fast" for one, (gain, at) in gains.items())
         figures: dict[str, Any] = {"change": change.words}
-        figures |= {f"{phase}_gain": gains.get(phase) for phase in said} | {f"{phase}_at": at[phase] for phase in said}
+        for phase in said:
+            figures[f"{phase}_gain"], figures[f"{phase}_at"] = gains.get(phase, (None, None))
         figures["command"] = command
         is_first = first_attention and change.at_longest
         order = not is_first, 0.0 if is_first else -best

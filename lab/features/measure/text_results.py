@@ -79,8 +79,7 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
             columns.append(
                 (HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style))
             )
-            beyond = {n: same[0].model.n_ctx_train for n, same in measured.items()}
-            beyond = {n: most for n, most in beyond.items() if most is not None and n + int(n_gen) > most}
+            beyond = beyond_training(of_part)
             too_long = [
                 f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's training "
                 f"length of {most:,}: timing is valid, the text is not."
@@ -108,6 +107,13 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
                 )
             )
     return made
+
+
+def beyond_training(records: Sequence[Record]) -> dict[int, int]:
+    """The model's training length, by the prompt lengths that exceed it together with the answer."""
+    most = {one.run.n_prompt: one.model.n_ctx_train for one in records}
+    n_gen = max((one.run.n_gen for one in records), default=0)
+    return {n_prompt: n for n_prompt, n in most.items() if n is not None and n_prompt + n_gen > n}
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
@@ -352,7 +358,7 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
                 question=question([label for label, _ in rows]),
                 words=[OF_RUNS],
                 sentences=[
-                    answer(same, label=label if many else "")
+                    answer(same, beyond_training([own[i] for i in set(part.run)]), label if many else "")
                     for label, part in rows
                     for _, same in table.summary(part).groupby("n_gen")
                 ],

@@ -333,7 +333,7 @@ def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
 def _of_state(sides: Mapping[str, Setup]) -> Part:
     """The part of disturbed runs: the median of all runs against that of the quiet ones.
 
-    The range is that of the median had all runs been quiet, of which the quiet runs are a sample without replacement.
+    The range is that of the median if all runs were quiet; the quiet ones are a sample, without replacement.
     """
     log, squares, said, is_known = 0.0, 0.0, list[str](), True
     on_battery = [one.records[0].machine.power == "battery" for one in sides.values()]
