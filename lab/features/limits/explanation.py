@@ -223,7 +223,9 @@ def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advic
     for change in _changes(rows, record, ceilings):
         most: dict[str, tuple[float, int]] = {PREFILL: (0.0, 0), DECODE: (0.0, 0)}
         try:
-            for row in rows[rows.n_prompt == rows.n_prompt.max()].itertuples() if change.at_longest else rows.itertuples():
+            for row in (
+                rows[rows.n_prompt == rows.n_prompt.max()].itertuples() if change.at_longest else rows.itertuples()
+            ):
                 n_tokens = min(change.settings.n_ubatch, row.n_prompt)
                 step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if row.phase == PREFILL else (1, row.n_prompt, 1)
                 old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
