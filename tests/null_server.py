@@ -34,8 +34,7 @@ from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
 from lab.errors import LabError
-from lab.process.served import end_with_parent
-from lab.process.spawning import start, wait_for_end
+from lab.process.spawning import end_with_parent, start, wait_for_end
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"

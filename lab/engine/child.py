@@ -1,6 +1,6 @@
 """The child's end of the worker: a method for each request.
 
-A request is {"verb": ..., and its arguments}, a reply {"value": ...} or {"error": ...} (process/served.py).
+A request is {"verb": ..., and its arguments}, a reply {"value": ...} or {"error": ...} (process/spawning.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lab.core.lines import converted, to_json
 from lab.core.record import Placement, Settings
 from lab.core.script import Operation
 from lab.engine import devices, execute, gguf_header, kernels, llama
-from lab.process import served
+from lab.process import spawning
 from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
 
 def serve() -> None:
     """Answer requests from stdin until it closes. The child process runs this function."""
     progress = map_int64(Path(sys.argv[1]))
-    served.serve(lambda: _Child(progress).answer, lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True))
+    spawning.serve(lambda: _Child(progress).answer, lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True))
 
 
 VERBS: dict[str, Callable[..., Any]] = {

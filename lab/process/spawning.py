@@ -1,17 +1,21 @@
-"""Start, end and diagnose the lab's child processes."""
+"""The lab's child processes: start, end and diagnose them; and the child's own end of its pipes (`serve`)."""
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+
+from lab.errors import LabError
 
 END_S = 5
 """Time limit for a killed child to end."""
@@ -35,13 +39,14 @@ def start(
 
     -P: otherwise a file random.py in the current folder would replace the standard library's module.
     """
+    apart: dict[str, Any] = {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
         env=env,
-        **detached(),
+        **apart,  # Ctrl-C does not reach the child; 0x200: CREATE_NEW_PROCESS_GROUP
     )
 
 
@@ -53,13 +58,6 @@ def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread)
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         with suppress(OSError):
             pipe.close()
-
-
-def detached() -> dict[str, Any]:
-    """Arguments of Popen that keep Ctrl-C from the child."""
-    if os.name == "nt":
-        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
-    return {"start_new_session": True}
 
 
 def environment(lib: str | None = None) -> dict[str, str]:
@@ -90,19 +88,59 @@ def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
 
 def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
     """Why the process called `name` ended, with the last three `lines` of its stderr."""
-    last_lines = f" Its last output: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
-    return f"{name} ended: {explain_exit(status)}.{last_lines}"
-
-
-def explain_exit(status: int) -> str:
-    """A child's exit status in words."""
-    if status >= 0:
-        return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
+    words = f"exit status {status:#x}" if status > 255 else f"exit status {status}"
+    if status < 0:
+        words = signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
     causes = {
         "SIGKILL": "killed from outside; the system does this when memory runs out",
         "SIGSEGV": "a crash in native code",
         "SIGABRT": "native code aborted (a failed assertion)",
         "SIGILL": "llama.cpp was built for another CPU",
     }
-    return f"{name} ({causes[name]})" if name in causes else name
+    last_lines = f" Its last output: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
+    return f"{name} ended: {words}{f' ({causes[words]})' if words in causes else ''}.{last_lines}"
+
+
+def serve(
+    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]], clean_up: Callable[[], object] = lambda: None
+) -> NoReturn:
+    """In the child: answer requests until the parent ends, with the function that `start` returns; then `clean_up`.
+
+    The first line of output is the process id. A request is one JSON line; a reply is one JSON line: the answer, or the
+    error and the hint of a LabError. That of `start` answers every request. All other output goes to stderr.
+    """
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # output of native code goes to stderr
+    replies.write(f"{os.getpid()}\n".encode())
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    end_with_parent(requests.put, clean_up)
+    try:
+        try:
+            answer = start()
+        except LabError as problem:
+            broken = {"error": problem.what, "hint": problem.hint}
+            answer = lambda request: broken  # noqa: E731
+        while True:
+            request = json.loads(requests.get())
+            try:
+                reply = answer(request)
+            except LabError as problem:
+                reply = {"error": problem.what, "hint": problem.hint}
+            replies.write(json.dumps(reply).encode() + b"\n")
+    except Exception:
+        traceback.print_exc()  # a bug: the parent shows the traceback as the child's last output
+        os._exit(1)
+
+
+def end_with_parent(
+    take: Callable[[bytes], object] = lambda line: None, clean_up: Callable[[], object] = lambda: None
+) -> None:
+    """In a thread: take each line of stdin, and end this process when the parent closes it."""
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            take(line)
+        clean_up()
+        os._exit(0)  # native code may still run a long step
+
+    threading.Thread(target=read, daemon=True).start()

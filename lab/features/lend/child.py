@@ -15,7 +15,7 @@ from lab.core.record import Device
 from lab.engine import devices
 from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
-from lab.process.served import end_with_parent
+from lab.process.spawning import end_with_parent
 
 
 def serve() -> None:

@@ -45,7 +45,7 @@ from lab.features.serve.formats import (
     fresh_nonce,
     read_stream,
 )
-from lab.process import served
+from lab.process import spawning
 
 CONNECT_S = 10.0
 GRACE_S = 3.0
@@ -113,7 +113,7 @@ def serve() -> None:
             gc.freeze()  # shortens garbage collections from milliseconds to microseconds
             return {"start_ns": runner.run(Sending(access, plan, file, arrivals).run())}
 
-    served.serve(lambda: answer)
+    spawning.serve(lambda: answer)
 
 
 class Sending:

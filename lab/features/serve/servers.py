@@ -629,7 +629,7 @@ _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 KEY_ENV = "MINI_LAB_SERVER_KEY"
 _CHILD = f"""
 import os, sys
-from lab.process.served import end_with_parent
+from lab.process.spawning import end_with_parent
 end_with_parent()
 from llama_cpp.server import __main__ as server, app
 
