@@ -14,10 +14,11 @@ from lab.core.record import Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import measuring, parts, pasted, reasons
+from lab.features.why import parts, pasted, reasons
 from lab.features.why.parts import Answer
 from lab.features.why.reasons import why
 from lab.process.wire import Outcome
+from lab.process.worker import Worker
 from lab.runner import builds
 from lab.runner.progress import Status
 from lab.show import disturbances
@@ -53,6 +54,11 @@ class Planted(FakeWorker):
         return dataclasses.replace(outcome, steps=steps)
 
 
+@pytest.fixture(autouse=True)
+def planted_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasons, "Worker", Planted)
+
+
 def a_file(
     folder: Path, name: str, n_prompt: int = 64, n: int = 4, slower: float = 1.0, n_gen: int = 24, **changes: Any
 ) -> str:
@@ -73,7 +79,7 @@ def a_file(
 def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
     """The answer with a trial on the planted machine."""
     one, other = pair(a, b)
-    return reasons.answer(one, other, 60, model="smollm2-135m", out=folder / "out", new_worker=Planted, **more)
+    return reasons.answer(one, other, 60, model="smollm2-135m", out=folder / "out", **more)
 
 
 def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
@@ -228,7 +234,7 @@ def test_a_factor_needs_three_blocks(n: int, how: str, half: float) -> None:
     change = parts.Part("threads", settings={"threads": 1})
     names = {frozenset[int](): "A", frozenset({0}): "B"}
     blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
-    (made,) = measuring.factors([change], names, blocks).values()
+    (made,) = reasons.factors([change], names, blocks).values()
     assert made.how == how and made.half == pytest.approx(half, rel=1e-3)
     assert ("only 2 blocks of 3 (--budget)" in made.words) == (n == 2)
     fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))
@@ -261,12 +267,13 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
             now[0] += sum(outcome.steps.n_tokens) / 100
             return outcome
 
+    monkeypatch.setattr(reasons, "Worker", Slow)
     one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1))
-    found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out")
     assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 41
     assert part(found, "depth").how == parts.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
     now[0] = 0.0
-    found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out", new_worker=Slow)
+    found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out")
     assert not found.records and part(found, "threads").how == parts.NOT_KNOWN
 
 
@@ -286,7 +293,7 @@ def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(builds, "folder_of", lambda lib: lib)
     monkeypatch.setattr(builds, "name_of", lambda lib: lib)
     one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.25))
-    more: dict[str, Any] = {"model": "smollm2-135m", "out": tmp_path / "out", "new_worker": Planted}
+    more: dict[str, Any] = {"model": "smollm2-135m", "out": tmp_path / "out"}
     for a, b, libs in ((one, other, ("/x/old", "/x/new")), (other, one, ("/x/new", "/x/old"))):
         found = reasons.answer(a, b, 60, libs=libs, **more)
         assert [each.name for each in found.causes] == ["build"] and "x/new in" in part(found, "build").words
@@ -348,7 +355,7 @@ def test_a_server_is_taken_apart_by_its_own_times() -> None:
 def test_a_budget_ends_within_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     now, seen = [0.0], list[Status]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with measuring.limited(seen.append, 10) as look:
+    with reasons.limited(seen.append, 10) as look:
         for now[0] in (5.0, 10.0, 11.0, 12.0):
             look(Status("decode"))
     assert len(seen) == 3 and now[0] == 11
@@ -361,6 +368,7 @@ def test_a_figure_of_another_program_alone_needs_a_model_to_be_measured_here() -
 
 @pytest.mark.timeout(120)
 def test_a_figure_alone_is_measured_here_on_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setattr(reasons, "REPEATS", 1)
+    monkeypatch.setattr(reasons, "Worker", Worker)
     found = why("| test | t/s |\n| tg8 @ d16 | 9000.0 |", budget="60s", model="smollm2-135m", out=tmp_path)
     assert found.letters == ("A", "B") and found.slow.source == "lab" and list(tmp_path.glob("*.jsonl"))

@@ -1,39 +1,57 @@
 """Why one figure is slower than another: both sides read or measured, all parts, and the sentence that follows.
 
+A trial measures a path from the faster setup to the slower one in blocks of fresh engines. Each variant on the path
+changes one group of settings more, and so do those of the reverse path; a factor is the mean of both orders, so the
+order does not decide it. One run of the cheapest variant tells what a block will take; the path has as many changes,
+the cheapest first, as fit into the budget. What it does not hold is cut off and not counted.
+
 A setup alone is compared with the best that this machine can do. That is a bound, not a measurement: the least time of
 the phase's kernels (lab explain), with the one change of settings that is predicted to help most.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lab.core import results, shell
+from lab.core.asked_settings import defaults
 from lab.core.asked_settings import table as settings_table
+from lab.core.lists import plural
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.features.compare import comparison
+from lab.features.compare import comparison, side_by_side
 from lab.features.limits import explanation, probing
 from lab.features.running import ceilings_of, read, without_tuning
-from lab.features.serve import access
+from lab.features.serve import access, through_server
+from lab.features.serve.servers import connect
 from lab.features.tune.tuning import seconds_of
-from lab.features.why import measuring, parts, pasted
-from lab.features.why.parts import Answer, Part
+from lab.features.why import parts, pasted
+from lab.features.why.parts import FEWEST, GEN, Answer, Part, half_range
 from lab.features.why.pasted import DECODE, PREFILL, Setup
-from lab.runner import as_options, builds
-from lab.runner.progress import ShowStatus
+from lab.process.worker import Worker
+from lab.runner import as_options, builds, session
+from lab.runner.cases import Plan
+from lab.runner.plan import make_plan
+from lab.runner.progress import ShowStatus, Status
 from lab.show import table
-from lab.show.wording import digits, times
+from lab.show.wording import digits, seconds, times
 
 FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a figure; the second where no run has the first."""
+
+SHORTEST, MOST_GEN, REPEATS = 100, 64, 10
+MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES, INTERACTION = 30, FEWEST + 1, 6, 0.05
+SURE = 0.005
+"""Half of a range, as a logarithm, at which a trial ends before its budget does."""
 
 Given = tuple[list[list[Setup]], list[Record]]
 """The figures of one side by setup, and its records."""
@@ -126,6 +144,146 @@ def nearest(first: Sequence[Setup], second: Sequence[Setup], prefill: bool) -> t
     raise LabError(f"There is no figure that both sides have: {figures}.", "Give two figures of the same phase.")
 
 
+class _Spent(Exception):
+    """The budget is spent, in the middle of a run."""
+
+
+@contextlib.contextmanager
+def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
+    """A watch that ends the block when the budget is spent, even within a run."""
+    ends = time.monotonic() + budget_s
+
+    def look(status: Status) -> None:
+        watch(status)
+        if time.monotonic() > ends:
+            raise _Spent
+
+    with contextlib.suppress(_Spent):
+        yield look
+
+
+def start(fast: Setup, slow: Setup) -> dict[str, Any]:
+    """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
+    chosen = {**slow.settings, **fast.settings, "lib": None, "rpc": None}
+    kept = {name: value for name, value in chosen.items() if value != defaults().get(name)}
+    return {**kept, "prompt_len": parts.length(fast if parts.position(fast) is not None else slow)}
+
+
+def alone(
+    like: Setup, spec: str | None, url: str | None, budget_s: float, out: Path, watch: ShowStatus, **how: Any
+) -> Path:
+    """The file of runs with a setup on this machine, or of requests as long as its runs to a server (`url`).
+
+    LabError where none ended in the budget.
+    """
+    n_gen, n_done, path, settings = max(2, min(like.n_gen or MOST_GEN, MOST_GEN)), 0, out, start(like, like)
+    n_prompt = settings.pop("prompt_len")
+    with limited(watch, budget_s) as look, contextlib.ExitStack() as stack:
+        if url:
+            served = stack.enter_context(connect(url, spec, lambda words: look(Status(words)), **how))
+            path, asked = served.new_file(out), through_server.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
+            for _ in through_server.execute(through_server.fitted(asked, served), served, path, look):
+                n_done += 1
+        else:
+            worker = stack.enter_context(Worker())
+            plan = make_plan(worker, [n_prompt], n_gen, REPEATS, spec or "", **settings)
+            path = session.new_results_file(plan, out)
+            for record in session.execute(plan, worker, path, look):
+                n_done += record.run.is_timed
+    if not n_done:
+        raise LabError(f"{url or spec}: nothing ended within {seconds(budget_s)}.", "Give more time: --budget 5min")
+    return path
+
+
+def measured(
+    start: Mapping[str, Any],
+    todo: Sequence[Part],
+    is_prefill: bool,
+    budget_s: float,
+    out: Path,
+    watch: ShowStatus,
+) -> tuple[dict[str, Part], list[Record], Path | None]:
+    """The parts that differ, measured as far as the budget lasts, by name; the trial's records and their file."""
+    began, gen = time.monotonic(), 1 if is_prefill else GEN
+    fixed_s, work_s = math.inf, 0.0  # seconds to start an engine, and to warm up and run
+    todo = sorted(todo[:MOST_CHANGES], key=lambda one: ("prompt_len" in one.settings, "model" in one.settings))
+    ends = [start["prompt_len"], *(one.settings["prompt_len"] for one in todo if "prompt_len" in one.settings)]
+    short = {**start, "prompt_len": min(ends)}
+    with TemporaryDirectory() as folder, limited(watch, budget_s) as look:
+        first, starts = dict(list(_plans(short, todo[:1], gen)[1].items())[:1]), time.monotonic()
+        runs = list(side_by_side.execute(first, 1, Path(folder) / "first.jsonl", look, Worker, n_turns=1))
+        work_s = sum((each.run.steps.end_ns[-1] - each.run.steps.start_ns[0]) / 1e9 for each in runs)
+        fixed_s = time.monotonic() - starts - work_s
+    needs = list[float]()  # seconds of a block with the first change, the first two and so on
+    for n, change in enumerate(todo, 1):
+        longer = (sum(ends) / 2 + gen) / (min(ends) + gen) if "prompt_len" in change.settings else 1.0
+        needs.append(2 * n * (fixed_s + work_s * longer))
+    spent_s = time.monotonic() - began
+    n = sum(PLANNED_BLOCKS * need <= budget_s - spent_s for need in needs)
+    found = {}
+    for change, need in zip(todo[n:], needs[n:], strict=True):
+        why = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
+        found[change.name] = replace(change, words=f"{change.words}; not measured: {why} (--budget)")
+    if not n:
+        return found, [], None
+    is_deep = any("prompt_len" in change.settings for change in todo[:n])
+    names, plans = _plans(start if is_deep else short, todo[:n], gen)
+    path, records = session.new_results_file(next(iter(plans.values())), out), list[Record]()
+    blocks, measured_parts = [dict[str, float]()], dict[str, Part]()
+    with results.unless_empty(path), limited(watch, budget_s - (time.monotonic() - began)) as look:
+        for record in side_by_side.execute(plans, MOST_BLOCKS, path, look, Worker, n_turns=1):
+            records.append(record)
+            if record.run.is_timed and (value := parts.figure(record.run, is_prefill)):
+                blocks[-1][record.run.variant or ""] = value
+            if len(blocks[-1]) == len(plans):
+                measured_parts = factors(todo[:n], names, blocks)
+                if len(blocks) >= PLANNED_BLOCKS and all((part.half or 0.0) < SURE for part in measured_parts.values()):
+                    break
+                blocks.append({})
+    return found | (measured_parts or factors(todo[:n], names, [])), records, path if records else None
+
+
+def _plans(
+    start: Mapping[str, Any], todo: Sequence[Part], gen: int
+) -> tuple[dict[frozenset[int], str], dict[str, Plan]]:
+    """The plans of the variants on the path and on its reverse, by name, and the name of each set of changes."""
+    n = len(todo)
+    sets = [frozenset(range(i)) for i in range(n + 1)] + [frozenset(range(i, n)) for i in range(1, n)]
+    variants = []
+    for chosen in sets:
+        settings = dict(start)
+        for i in sorted(chosen):
+            settings |= todo[i].settings
+        shown = {**settings, "prompt_len": str(settings["prompt_len"])}
+        words = [word for name, value in shown.items() for word in as_options.option(name, value)]
+        variants.append((shell.join(*words), shown))
+    with Worker() as worker:
+        plans = side_by_side.plan(worker, variants, MOST_BLOCKS, gen=gen)
+    return dict(zip(sets, plans, strict=True)), plans
+
+
+def factors(
+    todo: Sequence[Part], names: Mapping[frozenset[int], str], blocks: Sequence[Mapping[str, float]]
+) -> dict[str, Part]:
+    """The parts with their factors from blocks of times per token, with 95 % ranges."""
+    n, n_blocks, made = len(todo), len(blocks), dict[str, Part]()
+    if n_blocks < FEWEST:
+        why = f"not measured: only {plural(n_blocks, 'block')} of {FEWEST} (--budget)"
+        return {one.name: replace(one, words=f"{one.words}; {why}") for one in todo}
+    for i, one in enumerate(todo):
+        orders = [  # changed after those before it on the path, and before them
+            [math.log(block[names[frozenset(after)]] / block[names[frozenset(before)]]) for block in blocks]
+            for before, after in ((range(i), range(i + 1)), (range(i + 1, n), range(i, n)))
+        ]
+        first, last = map(statistics.fmean, orders)
+        logs, words = [statistics.fmean(pair) for pair in zip(*orders, strict=True)], one.words
+        if abs(first - last) > INTERACTION:
+            words += f"; {times(math.exp(first))} or {times(math.exp(last))}, depending on the order"
+        half, how = half_range(logs), f"{parts.MEASURED}, {n_blocks} blocks"
+        made[one.name] = replace(one, log=statistics.fmean(logs), half=half, how=how, words=words)
+    return made
+
+
 def why(
     a: str | Path | Setup,
     b: str | Path | Setup | None = None,
@@ -163,7 +321,7 @@ def why(
     groups, device_of_b = read[0][0], None
     figure = ([one for one in groups[0] if one.is_prefill == prefill] or groups[0])[-1]
     if url:
-        read.append(of_records(str(measuring.alone(figure, model, url, budget_s, folder, watch, **how))))
+        read.append(of_records(str(alone(figure, model, url, budget_s, folder, watch, **how))))
         model, device_of_b = None, "here" if access.is_loopback(access.access(url)) else None
     elif len(read) == len(groups) == 1:
         if figure.records:
@@ -171,11 +329,11 @@ def why(
         if model is None:
             hint = "To measure it here: --model SPEC. Or give a second figure."
             raise LabError(f"The model of {figure.label} is not known.", hint)
-        read.append(of_records(str(measuring.alone(figure, model, None, budget_s, folder, watch))))
+        read.append(of_records(str(alone(figure, model, None, budget_s, folder, watch))))
     first, second = (side[0] for side, _ in read) if len(read) == 2 else groups[:2]
     devices = iter((device or "").split(",") if device else [])
     named = [
-        one if one.records else dataclasses.replace(one, device=next(devices, one.device or device_of_b))
+        one if one.records else replace(one, device=next(devices, one.device or device_of_b))
         for one in nearest(first, second, prefill)
     ]
     left_s, known = max(0.0, budget_s - (time.monotonic() - began)), [record for _, own in read for record in own]
@@ -209,7 +367,7 @@ def best(one: Setup, name: str, folder: str) -> Answer:
         how = f"predicted from ceilings: {parts.NO_RANGE}"
         found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
     tps = (row.n_prompt if one.is_prefill else 1) / best_s
-    best = dataclasses.replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
+    best = replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
     if tps < one.tps:
         raise LabError(f"{one.label} is faster than its ceilings.", "Measure them again: lab ceilings --again")
     rest = parts.rest(best, one, found)
@@ -226,11 +384,8 @@ def answer(
     out: Path = Path("results"),
     watch: ShowStatus = lambda status: None,
     others: Sequence[Record] = (),
-    **more: Any,
 ) -> Answer:
     """The ratio of two figures in parts. With a budget, depth, settings and builds (`libs` of A and B) are measured."""
-    if a.is_prefill != b.is_prefill:
-        raise LabError("One figure is of prefill and the other of decode.", "Give two figures of the same phase.")
     both = {"A": a, "B": b} if a.tps >= b.tps else {"B": b, "A": a}
     (fast, slow), libs = both.values(), libs if a.tps >= b.tps else libs[::-1]
     steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
@@ -240,14 +395,13 @@ def answer(
     found, records, file = dict[str, Part](), list[Record](), None
     spec, todo = model or parts.spec_of(fast) or parts.spec_of(slow), [part for part in steps if part.settings]
     if todo and budget_s > 0:
-        start = {**measuring.start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
         try:
             if spec is None:
                 raise LabError("no model is named (--model SPEC)")
-            found, records, file = measuring.measured(start, todo, fast.is_prefill, budget_s, out, watch, **more)
+            first = {**start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
+            found, records, file = measured(first, todo, fast.is_prefill, budget_s, out, watch)
         except LabError as problem:
-            why = f"not measured: {problem.what}"
-            found = {part.name: dataclasses.replace(part, words=f"{part.words}; {why}") for part in todo}
+            found = {part.name: replace(part, words=f"{part.words}; not measured: {problem.what}") for part in todo}
     made = [found.get(part.name, part) for part in steps]
     made += [*parts.of_server(both), *parts.of_machine(both, spec, out, not libs)]
     made.append(parts.rest(fast, slow, made))
@@ -300,9 +454,9 @@ def command_of(name: str, fast: Setup, slow: Setup) -> str:
         return ""
     first, other = slow.records[0], fast.records[0]
     if name in (parts.QUANTIZATION, parts.MODEL):
-        first = dataclasses.replace(first, model=other.model)
+        first = replace(first, model=other.model)
     keys = [key for group, names in parts.GROUPS.items() if group in name for key in names]
     fields = [settings_table()[key].record_name or key for key in keys]
     values = {field: getattr(other.settings, field) for field in fields}
-    changed = dataclasses.replace(first, settings=dataclasses.replace(first.settings, lib=None, rpc=None, **values))
+    changed = replace(first, settings=replace(first.settings, lib=None, rpc=None, **values))
     return shell.lab("measure", *(word for option in as_options.options(changed) for word in option))
