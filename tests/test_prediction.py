@@ -83,7 +83,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest
     assert learning.learn([quiet, *[disturbed] * 5], FAST).points == learning.learn([quiet], FAST).points
     alone = learning.learn([disturbed], FAST)
     assert all(point.is_disturbed for point in alone.points)
-    wide, narrow = alone.uncertainty, learning.learn([quiet], FAST).uncertainty
+    wide, narrow = alone, learning.learn([quiet], FAST)
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
     assert "2 of the points come from disturbed runs" in prediction.basis_here(alone)
 
@@ -101,7 +101,7 @@ def test_records_with_absurd_steps_teach_nothing() -> None:
     runs = [dataclasses.replace(whole.run, steps=other, n_prompt=0) for other in absurd]
     records = [whole, *(dataclasses.replace(whole, run=run) for run in runs)]
     learned = learning.learn(records, FAST)
-    assert all(0 < error < 10 for error in map(learned.uncertainty.factor, (p.case for p in learned.points)))
+    assert all(0 < error < 10 for error in map(learned.factor, (p.case for p in learned.points)))
     assert ask(records, 512).prefill_expected_s == pytest.approx(ask([whole], 512).prefill_expected_s, rel=0.3)
 
 
@@ -134,7 +134,7 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
 
 
 def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
-    errors = learning.learn([timed(512, 1.2, 1.3)] * 20, FAST).uncertainty
+    errors = learning.learn([timed(512, 1.2, 1.3)] * 20, FAST)
     assert not errors.held_out
     prior = learning.PRIOR
     for phase in (PREFILL, DECODE):
@@ -232,7 +232,7 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
         setups = dice.sample([(m, q) for m in range(3) for q in ("Q4_0", "Q8_0")], dice.randint(1, 4))
         learned = [truth.point(n, p, m, q, f"{m}{q}") for n in lengths for p in (PREFILL, DECODE) for m, q in setups]
         fit = learning.fit(learned)
-        errors = learning.Learned(fit, tuple(learned), (), 1).uncertainty
+        errors = learning.Learned(fit, tuple(learned), (), 1)
         for n in (lengths[0], lengths[-1], 4 * lengths[-1], 16 * lengths[-1]):
             point = truth.point(
                 n, dice.choice((PREFILL, DECODE)), dice.randrange(3), dice.choice(("Q4_0", "Q8_0")), "later"

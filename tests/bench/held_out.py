@@ -170,7 +170,7 @@ def predict(
     if {point.case.phase for point in kept} != {PREFILL, DECODE}:
         return
     learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
-    errors = learned.uncertainty
+    errors = learned
     for point in held:
         case = dataclasses.replace(point.case, phase=DECODE, length=0)
         if case not in records or point.case.length > MOST_TIMES * errors.known[point.case.phase].longest:

@@ -199,7 +199,7 @@ def of_datasheet(
 
 
 def _fit(model: Model, settings: Settings, learned: Learned) -> Numbers:
-    fit, errors = learned.fit, learned.uncertainty
+    fit, errors = learned.fit, learned
     numbers: Numbers = {"step": fit.per_layer_step_s, "value": fit.per_layer_value_s}
     for phase, factor in ((PREFILL, fit.prefill_factor), (DECODE, fit.decode_factor)):
         known = errors.known[phase]

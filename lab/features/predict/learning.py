@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from lab.core import cost, phases, stats
 from lab.core.lists import grouped, plural
-from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Settings
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.script import Part, Script
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
@@ -139,8 +139,42 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Known:
+    """The lengths, models, quantizations and settings of the points of one phase."""
+
+    shortest: float
+    longest: float
+    quantizations: Mapping[tuple[object, ...], set[str | None]]  # of each model's shape
+    settings: set[object]
+
+    @classmethod
+    def by_phase(cls, points: Sequence[Point]) -> dict[str, Known]:
+        known = {}
+        for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
+            lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
+            quantizations = {shape: {case.quantization for case in own} for shape, own in by_shape.items()}
+            known[phase] = cls(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
+        return known
+
+    def beyond(self, case: Case) -> dict[str, float]:
+        """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
+        ways = {}
+        if case.length > NEAR * self.longest:
+            ways[LONGER] = math.log2(case.length / self.longest)
+        if case.length * NEAR < self.shortest:
+            ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
+        if case.shape not in self.quantizations:
+            ways[MODEL] = 1.0
+        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
+            ways[QUANTIZATION] = 1.0
+        if case.settings not in self.settings:
+            ways[SETTINGS] = 1.0
+        return ways
+
+
+@dataclass(frozen=True)
 class Learned:
-    """A fit to this machine's runs, with its points."""
+    """A fit to this machine's runs, with its points and the errors of its predictions."""
 
     fit: Fit
     points: tuple[Point, ...]
@@ -148,9 +182,54 @@ class Learned:
     n_runs: int
 
     @cached_property
-    def uncertainty(self) -> Uncertainty:
-        """The errors of the fit's predictions."""
-        return Uncertainty(self.points, _known(self.points), tuple(_hold_out(self.points)))
+    def known(self) -> dict[str, Known]:
+        return Known.by_phase(self.points)
+
+    @cached_property
+    def held_out(self) -> list[tuple[str, str, dict[str, float], float]]:
+        """Points predicted from others: the phase, the group that was held out together (it is one piece of
+        information), the kinds of extrapolation, and log(measured / predicted).
+        """
+        found = []
+        for group, held in _splits(self.points):
+            is_held = set(map(id, held))
+            kept = [point for point in self.points if id(point) not in is_held]
+            known = Known.by_phase(kept)
+            fitted = fit(kept)
+            for point in held:
+                if point.case.phase in known:
+                    error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
+                    ways = known[point.case.phase].beyond(point.case)
+                    found.append((point.case.phase, group or str(point.case.setup), ways, error))
+        return found
+
+    def factor(self, case: Case) -> float:
+        """The factor by which a range extends to both sides of the expected time."""
+        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
+        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
+        variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
+        return math.exp(DEVIATIONS * math.sqrt(variance))
+
+    def fastest(self, phase: str) -> float:
+        """The smallest ratio of a point to its kernels' least time: 1, or less if ceilings are too low."""
+        alike = [point for point in self.points if point.case.phase == phase]
+        return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
+
+    def variance(self, phase: str, way: str) -> float:
+        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups.
+
+        Between sessions: the squared deviations of each session's medians from those of all.
+        """
+        squares: dict[str, list[float]] = {}
+        for point in self.points if way == SESSION else ():
+            n = len(point.by_session)
+            for session, seconds in point.by_session.items() if point.case.phase == phase and n > 1 else ():
+                squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+        for of_phase, group, ways, error in self.held_out if way != SESSION else ():
+            if of_phase == phase and [*ways] == ([] if way == INSIDE else [way]):
+                squares.setdefault(group, []).append(error**2 / ways.get(way, 1.0))
+        means = [statistics.fmean(group) for group in squares.values()]
+        return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
 
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
@@ -175,7 +254,10 @@ def fit(points: Sequence[Point]) -> Fit:
 
     The deviation of a setup is the geometric mean over its points and one more point without deviation.
     """
-    rows = [(_columns(point.case.phase, point.costs), point.seconds) for point in points]
+    rows = []
+    for point in points:
+        kernels = (point.costs.kernels_s, 0.0) if point.case.phase == PREFILL else (0.0, point.costs.kernels_s)
+        rows.append(((*kernels, point.costs.layer_steps, point.costs.layer_values), point.seconds))
     rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
     columns = [*zip(*(row for row, _ in rows), strict=True)]
     prefill, decode, step, value = stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0))
@@ -242,40 +324,33 @@ def offload_of(model: Model, settings: Settings) -> str:
 
 
 def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
-    """The phases of a record's run, each as a point; none if it is unusable for the fit."""
-    run, settings = record.run, record.settings
-    is_plain = run.is_timed and run.totals is None and run.lever is None
-    is_alike = is_plain and offload_of(record.model, settings) == offload
+    """Prefill and the mean decode step of a record's run, each as a point; none if it is unusable for the fit."""
+    model, settings, found = record.model, record.settings, list[Point]()
+    is_plain = record.run.is_timed and record.run.totals is None and record.run.lever is None
+    is_alike = is_plain and offload_of(model, settings) == offload
     if not is_alike or not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
-    parts_of = step_costs(record.model, settings, ceilings, probing.layers_of(record))
+    parts_of = step_costs(model, settings, ceilings, probing.layers_of(record))
     is_pipeline, is_disturbed = overlaps(settings, ceilings), bool(disturbances.disturbances(record))
-    found = []
-    try:
-        for of_length in phases.by_length(run):
-            for phase, length, shapes, seconds in _steps_of(of_length):
-                costs = costs_of(record.model, shapes, parts_of, phase == PREFILL and is_pipeline)
-                if min(costs.kernels_s, seconds, length) > 0:
-                    case = case_of(phase, length, record.model, settings)
-                    by_session = {record.session: seconds}
-                    found.append(Point(of_length.n_prompt, case, costs, seconds, by_session, is_disturbed))
-    except LabError:  # a type or thread count without a ceiling
-        return []
+    for run in phases.by_length(record.run):
+        steps, n = run.steps, phases.n_prefill_steps(run)
+        if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
+            continue  # a file may hold anything
+        times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
+        shapes = [*zip(steps.n_tokens[:n], steps.n_past[:n], [0] * (n - 1) + [1], strict=False)]
+        measured = [(PREFILL, run.n_prompt, shapes, sum(times[:n]))]
+        if len(times) > n:
+            middle = round(statistics.fmean(steps.n_past[n:]))
+            measured.append((DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)))
+        for phase, length, shapes, seconds in measured:
+            try:
+                costs = costs_of(model, shapes, parts_of, phase == PREFILL and is_pipeline)
+            except LabError:  # a type or thread count without a ceiling
+                return []
+            if min(costs.kernels_s, seconds, length) > 0:
+                case = case_of(phase, length, model, settings)
+                found.append(Point(run.n_prompt, case, costs, seconds, {record.session: seconds}, is_disturbed))
     return found
-
-
-def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
-    """The phase, length, steps and seconds of a run's prefill and of its mean decode step."""
-    steps = run.steps
-    if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
-        return  # a file may hold anything
-    n = phases.n_prefill_steps(run)
-    times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
-    shapes = zip(steps.n_tokens[:n], steps.n_past[:n], [0] * (n - 1) + [1], strict=False)
-    yield PREFILL, run.n_prompt, list(shapes), sum(times[:n])
-    if len(times) > n:
-        middle = round(statistics.fmean(steps.n_past[n:]))
-        yield DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)
 
 
 def _median(runs: Sequence[Point]) -> Point:
@@ -287,105 +362,6 @@ def _median(runs: Sequence[Point]) -> Point:
     case = dataclasses.replace(runs[0].case, length=statistics.median(run.case.length for run in runs))
     seconds = statistics.median(by_session.values())
     return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
-
-
-def _columns(phase: str, costs: Costs) -> tuple[float, float, float, float]:
-    kernels = (costs.kernels_s, 0.0) if phase == PREFILL else (0.0, costs.kernels_s)
-    return *kernels, costs.layer_steps, costs.layer_values
-
-
-@dataclass(frozen=True)
-class Known:
-    """The lengths, models, quantizations and settings of the points of one phase."""
-
-    shortest: float
-    longest: float
-    quantizations: Mapping[tuple[object, ...], set[str | None]]  # of each model's shape
-    settings: set[object]
-
-    def beyond(self, case: Case) -> dict[str, float]:
-        """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
-        ways = {}
-        if case.length > NEAR * self.longest:
-            ways[LONGER] = math.log2(case.length / self.longest)
-        if case.length * NEAR < self.shortest:
-            ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
-        if case.shape not in self.quantizations:
-            ways[MODEL] = 1.0
-        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
-            ways[QUANTIZATION] = 1.0
-        if case.settings not in self.settings:
-            ways[SETTINGS] = 1.0
-        return ways
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """A point predicted from others: log(measured / predicted), and its kinds of extrapolation."""
-
-    group: str  # points of one group were held out together, so they are one piece of information
-    case: Case
-    beyond: dict[str, float]
-    error: float
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """The coverage of the points by phase, and the errors of held-out points."""
-
-    points: tuple[Point, ...]
-    known: dict[str, Known]
-    held_out: tuple[HeldOut, ...]
-
-    def factor(self, case: Case) -> float:
-        """The factor by which a range extends to both sides of the expected time."""
-        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
-        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
-        variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
-        return math.exp(DEVIATIONS * math.sqrt(variance))
-
-    def fastest(self, phase: str) -> float:
-        """The smallest ratio of a point to its kernels' least time: 1, or less if ceilings are too low."""
-        alike = [point for point in self.points if point.case.phase == phase]
-        return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
-
-    def variance(self, phase: str, way: str) -> float:
-        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups."""
-        if way == SESSION:
-            squares = _between_sessions([point for point in self.points if point.case.phase == phase])
-        else:
-            squares = {}
-            for point in self.held_out:
-                if point.case.phase == phase and [*point.beyond] == ([] if way == INSIDE else [way]):
-                    squares.setdefault(point.group, []).append(point.error**2 / point.beyond.get(way, 1.0))
-        means = [statistics.fmean(group) for group in squares.values()]
-        return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
-
-
-def _known(points: Sequence[Point]) -> dict[str, Known]:
-    """The coverage of points, by phase."""
-    known = {}
-    for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
-        lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
-        quantizations = {shape: {case.quantization for case in own} for shape, own in by_shape.items()}
-        known[phase] = Known(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
-    return known
-
-
-def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
-    """Points predicted from others, for every way to hold some out."""
-    for group, held in _splits(points):
-        is_held = set(map(id, held))
-        kept = [point for point in points if id(point) not in is_held]
-        known = _known(kept)
-        held = [point for point in held if point.case.phase in known]
-        if not held:
-            continue
-        fitted = fit(kept)
-        for point in held:
-            error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
-            beyond = known[point.case.phase].beyond(point.case)
-            yield HeldOut(group or str(point.case.setup), point.case, beyond, error)
 
 
 def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
@@ -405,16 +381,6 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     )
     for part in parts:
         yield from ((str(value), held) for value, held in grouped(points, part).items())
-
-
-def _between_sessions(points: Sequence[Point]) -> dict[str, list[float]]:
-    """Squared deviations of each session's medians from those of all sessions, for points of several sessions."""
-    squares: dict[str, list[float]] = {}
-    for point in points:
-        n = len(point.by_session)
-        for session, seconds in point.by_session.items() if n > 1 else ():
-            squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
-    return squares
 
 
 TILE = 64
@@ -439,9 +405,13 @@ class StepPrediction:
             return None
         n_all = n_tokens + sum(n for n, _ in others)
         share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
-        factor = self._between(share, self.fit.decode_factor, self.fit.prefill_factor)
+
+        def between(one: float, many: float) -> float:
+            return math.exp((1 - share) * math.log(one) + share * math.log(many))
+
+        factor = between(self.fit.decode_factor, self.fit.prefill_factor)
         setups = (case_of(phase, 1.0, self.model, self.settings).setup for phase in (DECODE, PREFILL))
-        own = self._between(share, *(self.fit.own.get(setup, 1.0) for setup in setups))
+        own = between(*(self.fit.own.get(setup, 1.0) for setup in setups))
         layers, width = self.model.n_layer or 0, (self.model.n_embd or 0) + (self.model.n_ff or 0)
         rest = layers * (self.fit.per_layer_step_s + self.fit.per_layer_value_s * n_all * width)
         return max(kernels.total_s, own * (factor * kernels.total_s + rest))
@@ -500,10 +470,6 @@ class StepPrediction:
         )
         basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
         return " ".join([basis, *probing.doubt_words(self.ceilings)])
-
-    @staticmethod
-    def _between(share: float, one: float, many: float) -> float:
-        return math.exp((1 - share) * math.log(one) + share * math.log(many))
 
 
 def pieces(

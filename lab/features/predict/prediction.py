@@ -39,7 +39,6 @@ from lab.features.predict.learning import (
     Case,
     Learned,
     StepPrediction,
-    Uncertainty,
 )
 from lab.models import catalog, obtain, synthetic
 from lab.process.worker import Worker
@@ -71,7 +70,7 @@ TOO_FAST = 1.1
 
 def basis_here(learned: Learned) -> str:
     """The basis of a prediction for this machine, in sentences."""
-    fit, errors = learned.fit, learned.uncertainty
+    fit, errors = learned.fit, learned
     sentence = (
         f"Expected times are fitted to {plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
         f"({len(learned.points)} points: medians by length and phase): {digits(fit.prefill_factor)}x the kernels' best "
@@ -114,7 +113,7 @@ def basis_of(device: Device, own: Own | None) -> str:
     )
 
 
-def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
+def beyond(case: Case, errors: Learned, wide: float) -> list[str]:
     """A sentence on how a prediction extrapolates and how wide its range is; empty if it does not."""
     known = errors.known[case.phase]
     ways, longest = known.beyond(case), known.longest
@@ -452,7 +451,7 @@ def here(
         if learned is None:
             ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
             continue
-        case, errors = learning.case_of(phase, float(length), model, settings), learned.uncertainty
+        case, errors = learning.case_of(phase, float(length), model, settings), learned
         expected[phase] = max(limit, learned.fit.seconds(case, costs))
         wide = errors.factor(case)
         ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
