@@ -14,9 +14,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import page
 from lab.features.claims import judging, session
-from lab.features.claims import views as claim_views
-from lab.features.claims.figures import CLAIMS
-from lab.features.claims.judging import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
+from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.features.claims.session import PARTS, Session
 from lab.runner.plan import make_plan
 from lab.show import console
@@ -146,10 +144,10 @@ def judged() -> Verdicts:
 
 
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(claim_views.sections([judged], Context(details=True)), console.console())
+    print_sections(judging.sections([judged], Context(details=True)), console.console())
     out = " ".join(capsys.readouterr().out.split())
     assert all(one.claim.criterion in out for one in judged.judged) and judged.summary in out
-    assert "must be at least 60 %" in out and "18 claims: " in out
+    assert "must be at least 60 %" in out and "20 claims: " in out
     row = json.loads(json.dumps(judged.rows, allow_nan=False))[0]
     assert row.keys() >= {"session", "claim", "verdict", "figures", "criterion", "number", "words"}
     assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n"}

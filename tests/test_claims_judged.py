@@ -12,27 +12,28 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.payloads import LOOKUP, Batch, Speculation
-from lab.core.record import FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
+from lab.core.payloads import LOOKUP, Batch, Speculation, Turns
+from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching
 from lab.features import stall as stalls
-from lab.features.claims.figures import CLAIMS, LONGEST
+from lab.features.claims import figures
+from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import (
+    CLAIMS,
     HOLDS,
     HOLDS_NOT,
     UNSURE,
     UNTESTABLE,
     Claim,
     Condition,
-    Evidence,
     Judged,
-    figure,
     judge,
 )
 from lab.features.compare import comparison
 from lab.features.speculate import speculation
+from lab.features.turns import conversation
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run
 from lab.show import disturbances
@@ -66,6 +67,8 @@ class Planted:
     each_reads: float = 0.0  # of a step with several sequences: so many times the step of one, for each
     mixed_ms: float = 0.0  # more for a step of a prompt and other sequences
     n_right: int = 3  # drafted tokens that are right
+    again: float = 1.0  # of the time of a prompt's token, if the conversation has computed this place before
+    cached_decode: float = 1.0  # the factor for decode after a prompt of which a cache served a part
     noise: float = 0.003
 
     def step_ns(self, shape: Shape, settings: Settings, kind: str) -> float:
@@ -93,9 +96,15 @@ class Planted:
             more, accepted = speculated(script, self.n_right)
             shapes += more
 
+        n_computed = 0  # the places that a conversation with a cache has computed
+
         def move(shape: Shape) -> loop.Move:
+            nonlocal n_computed
             is_free = not shape.n_tokens and shape.kind not in ("copy", "save", "load")
             ns = 0 if is_free else round(factor * self.step_ns(shape, settings, kind))
+            if isinstance(case.lever, Turns) and case.lever.keep == "memory":
+                slower = self.cached_decode if shape.kind == DECODE else self.again if shape.n_past < n_computed else 1
+                ns, n_computed = round(ns * slower), max(n_computed, shape.n_past + shape.n_tokens)
             return lambda: clock.advance(ns), (lambda: clock.advance(1000)) if shape.n_outputs else None, 0
 
         steps = loop.as_steps(shapes, loop.walk([move(shape) for shape in shapes], clock, [0]))
@@ -105,7 +114,7 @@ class Planted:
             "every": case.every,
             "accepted": accepted or None,
         }
-        levers = {Batch: "batch", Speculation: "speculation"}
+        levers = {Batch: "batch", Speculation: "speculation", Turns: "turns"}
         if case.lever:
             named[levers.get(type(case.lever), "stall")] = case.lever
         usual: dict[str, Any] = {
@@ -176,6 +185,10 @@ def work() -> Iterator[Work]:
         for n_draft in (0, 4):
             lever = Speculation(LOOKUP if n_draft else None, n_draft, name)
             yield "speculation", None, Case(256, 64, lever=lever), speculation.write, USUAL, "Q4_0"
+    for breaks, keep, only in (("", "memory", ()), ("system@5", "memory", ()), ("system@5", "none", (3, 5))):
+        lever_of_turns = Turns(32, (128,) * 5, (16,) * 5, breaks, keep, only=only)
+        case = Case(752, 16, lever=lever_of_turns, sequences=(768,))
+        yield "turns", None, case, conversation.write, USUAL, "Q4_0"
 
 
 BY_NUMBER = {claim.number: claim for claim in CLAIMS}
@@ -224,6 +237,11 @@ PLANTED: list[tuple[int, str, Planted]] = [
     (26, HOLDS_NOT, Planted(gflops=FAST, pair_ns=1)),
     (34, HOLDS, Planted()),
     (34, HOLDS_NOT, Planted(gbps=0.01)),
+    (35, HOLDS, Planted(pair_ns=1)),
+    (35, HOLDS_NOT, Planted(pair_ns=200)),
+    (35, HOLDS_NOT, Planted(pair_ns=1, cached_decode=1.2)),
+    (36, HOLDS, Planted()),
+    (36, HOLDS_NOT, Planted(again=0.3)),
 ]
 
 
@@ -302,10 +320,16 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int) -> None:
+def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, verdicts = random.Random(n), list[str]()
+
+    def drawn(_: Evidence) -> figures.Figures:
+        return [
+            figure("a ratio", [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL)) for _ in range(n)])
+        ]
+
+    monkeypatch.setattr(figures, "drawn", drawn, raising=False)
+    condition = Condition("drawn", "A ratio", most=1.1)
     for _ in range(400):
-        ratios = [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL)) for _ in range(n)]
-        condition = Condition(lambda _, ratios=ratios: [figure("a ratio", ratios)], (), "A ratio", most=1.1)
         verdicts.append(judge(Claim(1, "a claim", (), (condition,)), Evidence([])).verdict)
     assert verdicts.count(UNSURE) >= 0.92 * 400

@@ -9,24 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import tomllib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lab.core import cost, phases, stats
 from lab.core.payloads import in_chunks
-from lab.core.record import PREFILL
+from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import batch as batching
-from lab.features.claims.judging import Claim, Condition, Evidence, Figure, figure
+from lab.features.compare import comparison
 from lab.features.limits import explanation, step_kernels
 from lab.features.predict import learning
-from lab.features.predict.learning import StepPrediction
+from lab.features.turns import conversation
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Figures = list[Figure | None]
 
 LONGEST, USUAL = 1024, 512
 """The longest prompt of the part `lengths`, and a usual one."""
@@ -34,52 +33,100 @@ LONGEST, USUAL = 1024, 512
 APART = 1.3
 """Quantizations are compared with each other only if their sizes differ at least by this factor."""
 
+ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
+"""The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
+
 TIMES = ["prefill", "decode", "TTFT", "compute", "batch step", "drafted token", "longest gap"]
+CASE = ["record", "part", "variant", "n_prompt", "repeat", "block", "format", "n_bytes", "n_seq", "chunk", "text"]
 
 
-def table(evidence: Evidence, *parts: str) -> pd.DataFrame:
-    """A row for each timed run of parts: its case, its block, and its times in ns; NaN for what is unknown or 0."""
-    import pandas as pd
+@dataclass(frozen=True)
+class Figure:
+    """A value with its interval; `n` is the number of values behind it."""
 
-    rows = []
-    for record in evidence.of(*parts):
-        run, model = record.run, record.model
-        of_lever = phases.figures(run)
-        case = {
-            "record": record,
-            "variant": run.variant,
-            "n_prompt": run.n_prompt,
-            "repeat": run.repeat,
-            "block": run.repeat if run.block is None else run.block,
-            "format": model.quantization or "",
-            "n_bytes": model.n_bytes or 0,
-            "n_seq": run.batch and run.batch.n_seq,
-            "chunk": run.stall and (run.stall.chunk or run.n_prompt),
-            "text": run.speculation and run.speculation.text,
-            "n_draft": run.speculation and run.speculation.n_draft,
-        }
-        times = (
-            *(phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)),
-            None if run.lever else phases.decode_compute_mean_ns(run),
-            1e9 * phases.step_s(run) if run.batch and of_lever else None,
-            *(1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms")),
-        )
-        rows.append(case | dict(zip(TIMES, times, strict=True)))
-    made = pd.DataFrame(rows)
-    made[TIMES] = made[TIMES].astype(float).where(lambda times: times > 0)
-    return made
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    n: int
+
+
+Figures = list[Figure | None]
+
+
+def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0) -> Figure | None:
+    """The centre of positive values, one for each engine, walk or block, with its 95 % interval; None for no values.
+
+    6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with Student's t interval on
+    logarithms. One or two: their range, widened by the factor ASSUMED. If one is infinite: from the least one upwards.
+    """
+    known = sorted(scale * value for value in values if value is not None and value > 0)
+    if not known:
+        return None
+    if known[-1] == math.inf:
+        return Figure(name, math.inf, known[0], math.inf, unit, len(known))
+    interval, centre = stats.median_interval(known), statistics.median(known)
+    if interval is None:
+        interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
+    ends = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
+    return Figure(name, centre, *ends, unit, len(known))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The records of one session of claims, and the ceilings of its machine, if they are known."""
+
+    records: Sequence[Record]
+    ceilings: Ceilings | None = None
+
+    @property
+    def best(self) -> Ceilings:
+        """The ceilings, for claims that need them."""
+        assert self.ceilings is not None
+        return self.ceilings
+
+    def of(self, *parts: str) -> pd.DataFrame:
+        """The timed runs of parts."""
+        return self.runs[self.runs.part.isin(parts)]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each timed run: its case, its block, and its times in ns; NaN for what is unknown or 0."""
+        import pandas as pd
+
+        rows = []
+        for record in (one for one in self.records if one.run.is_timed):
+            run, model, of_lever = record.run, record.model, phases.figures(record.run)
+            rows.append(
+                (
+                    *(record, run.part, run.variant, run.n_prompt, run.repeat),
+                    run.repeat if run.block is None else run.block,
+                    *(model.quantization or "", model.n_bytes or 0),
+                    run.batch and run.batch.n_seq,
+                    run.stall and (run.stall.chunk or run.n_prompt),
+                    run.speculation and run.speculation.text,
+                    *(phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)),
+                    None if run.lever else phases.decode_compute_mean_ns(run),
+                    1e9 * phases.step_s(run) if run.batch and of_lever else None,
+                    *(1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms")),
+                )
+            )
+        made = pd.DataFrame(rows, columns=[*CASE, *TIMES])
+        made[TIMES] = made[TIMES].astype(float).where(lambda times: times > 0)
+        return made
 
 
 def over(base: pd.DataFrame, other: pd.DataFrame, time: str) -> list[float]:
     """The time of `other` over that of `base`, in each block that has both: geometric means of several runs."""
     known = (rows.dropna(subset=[time]).groupby("block")[time] for rows in (base, other))
     one, two = (times.agg(statistics.geometric_mean) for times in known)
-    return [two[block] / one[block] for block in one.index if block in two.index]
+    return list((two / one).dropna())
 
 
 def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
     """The share of the best that a phase reaches: its `kernels` at their ceilings, or plain `reading`."""
-    runs = table(evidence, "lengths")
+    runs = evidence.of("lengths")
     n_prompt = LONGEST if phase == "prefill" else runs.n_prompt.min()
     own = runs[runs.n_prompt == n_prompt]
     row = next(row for row in explanation.explain(list(own.record), evidence.best).itertuples() if row.phase == phase)
@@ -90,17 +137,17 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
 
 def compared(evidence: Evidence, part: str, case: str, base: str, other: str, time: str) -> Figures:
     """A time of the runs with one value of a column over that with another."""
-    runs = table(evidence, part)
+    runs = evidence.of(part)
     values = runs[case].astype(str)
     return [figure(f"{time}, {other} over {base}", over(runs[values == base], runs[values == other], time))]
 
 
 def half_threads(evidence: Evidence, phase: str) -> Figures:
     """The time of a phase with half the threads over that with all; of prefill in % of the reduction in threads."""
-    runs = table(evidence, "settings")
-    if not {"base", "half"} <= set(runs.variant):
-        raise LabError("Runs with half the threads are missing; a single thread cannot be halved.")
+    runs = evidence.of("settings")
     sides = [runs[runs.variant == name] for name in ("base", "half")]
+    if not all(map(len, sides)):
+        raise LabError("Runs with half the threads are missing; a single thread cannot be halved.")
     base, half = (side.record.iloc[0].settings for side in sides)
     if base.n_gpu_layers:
         raise LabError("The layers are on a GPU, where the number of CPU threads hardly matters.")
@@ -111,10 +158,11 @@ def half_threads(evidence: Evidence, phase: str) -> Figures:
 
 def walks(evidence: Evidence, phase: str) -> list[list[tuple[float, float]]]:
     """Positions and times of each walk: of decoded tokens at each stop, or of prefill steps, if these are timed."""
+    records: list[Record] = list(evidence.of("context").record)
     if phase == "decode":
-        legs = [phases.by_length(record.run) for record in evidence.of("context")]
+        legs = [phases.by_length(record.run) for record in records]
         return [[(leg.n_prompt, taken) for leg in own if (taken := phases.tpot_ns(leg))] for own in legs]
-    timed = [one.run.steps for one in evidence.of("context") if phases.times_prefill_steps(one.settings)]
+    timed = [one.run.steps for one in records if phases.times_prefill_steps(one.settings)]
     columns = [zip(one.kind, one.n_past, one.start_ns, one.ready_ns, strict=True) for one in timed]
     return [[(past, end - start) for kind, past, start, end in own if kind == PREFILL] for own in columns]
 
@@ -142,7 +190,7 @@ def bend(evidence: Evidence) -> Figures:
 def growth_over_200(evidence: Evidence) -> Figures:
     """The 200th token over the first, from the slope of each run's times between tokens."""
     made = Figures()
-    for n_prompt, own in table(evidence, "lengths").groupby("n_prompt"):
+    for n_prompt, own in evidence.of("lengths").groupby("n_prompt"):
         values = []
         for times in (phases.itl_ns(record.run) for record in own.record):
             rise = stats.slope(range(len(times)), times)
@@ -154,7 +202,7 @@ def growth_over_200(evidence: Evidence) -> Figures:
 
 def rate_ratio(evidence: Evidence) -> Figures:
     """The tokens per second of prefill over those of decode."""
-    runs = table(evidence, "lengths")
+    runs = evidence.of("lengths")
     ratios = (runs.decode / runs.prefill)[runs.n_prompt == LONGEST]
     return [figure(f"prefill rate over decode rate at {LONGEST:,} tokens", ratios, "x", LONGEST)]
 
@@ -165,9 +213,9 @@ def knee(evidence: Evidence) -> Figures:
     With few sequences a step takes as long as with one, with many it grows by the same time for each further one: as it
     grew last. If the crossing lies beyond the measured numbers, only its least value is known.
     """
-    runs = table(evidence, "batch")
+    runs = evidence.of("batch")
     first = runs.record.iloc[0]
-    prediction = StepPrediction(first.model, first.settings, evidence.best, learning.fit([]), 0)
+    prediction = learning.StepPrediction(first.model, first.settings, evidence.best, learning.fit([]), 0)
     ridge = batching.ridge(prediction, first.run.n_prompt, first.run.n_gen)
     by_block = runs.pivot_table("batch step", "block", "n_seq", aggfunc=statistics.geometric_mean)
     numbers = sorted(runs.n_seq.unique())
@@ -184,16 +232,16 @@ def knee(evidence: Evidence) -> Figures:
 
 def batched(evidence: Evidence, what: str) -> Figures:
     """The time of the largest `step`, or of a `token` of every step, over that of a step with one sequence."""
-    runs = table(evidence, "batch")
+    runs = evidence.of("batch")
     alone, many = runs[runs.n_seq == 1], list(runs[runs.n_seq > 1].groupby("n_seq"))
     if what == "step":
-        return [figure(f"a step of {n} over one of 1", over(alone, own, "batch step")) for n, own in many[-1:]]
-    return [figure(f"a token of {n} over one alone", over(alone, own, "batch step"), "x", 1 / n) for n, own in many]
+        return [figure(f"a step of {n:g} over one of 1", over(alone, own, "batch step")) for n, own in many[-1:]]
+    return [figure(f"a token of {n:g} over one alone", over(alone, own, "batch step"), "x", 1 / n) for n, own in many]
 
 
 def smaller_formats(evidence: Evidence) -> Figures:
     """A token in each format over F16, and over the next larger format whose size differs enough."""
-    runs = table(evidence, "quantizations")
+    runs = evidence.of("quantizations")
     formats = [(kind, size, own) for (size, kind), own in runs[runs.n_bytes > 0].groupby(["n_bytes", "format"])][::-1]
     made = Figures()
     for kind, size, own in formats:
@@ -206,7 +254,7 @@ def smaller_formats(evidence: Evidence) -> Figures:
 def of_limit(evidence: Evidence) -> Figures:
     """The share of bandwidth / bytes that decode reaches, at each length and quantization."""
     gbps, made = step_kernels.roof(evidence.best).gbps, Figures()
-    for (kind, n_prompt), own in table(evidence, "lengths", "quantizations").groupby(["format", "n_prompt"]):
+    for (kind, n_prompt), own in evidence.of("lengths", "quantizations").groupby(["format", "n_prompt"]):
         first = own.record.iloc[0]
         middle = n_prompt + max(0, first.run.n_gen - 2) // 2
         step = cost.step(first.model, 1, middle, 1, first.settings.type_k, first.settings.type_v)
@@ -218,15 +266,46 @@ def of_limit(evidence: Evidence) -> Figures:
 
 def speed_up(evidence: Evidence) -> Figures:
     """The speed-up of the median text, in each block."""
-    runs = table(evidence, "speculation").dropna(subset=["text", "drafted token"])
-    sides = (runs[runs.n_draft == 0], runs[runs.n_draft > 0])
-    plain, drafted = (own.groupby(["repeat", "text"])["drafted token"].last() for own in sides)
+    runs = evidence.of("speculation").dropna(subset=["text", "drafted token"])
+    has_drafts = runs.record.map(lambda record: record.run.speculation.n_draft > 0).astype(bool)
+    plain, drafted = (
+        own.groupby(["repeat", "text"])["drafted token"].last() for own in (runs[~has_drafts], runs[has_drafts])
+    )
     return [figure("speed-up of the median text", (plain / drafted).dropna().groupby("repeat").median())]
+
+
+def last_turn(evidence: Evidence, what: str) -> Figures:
+    """Of the last turn of a conversation in each repeat: its times in one case over those in another, or in turn 1.
+
+    `tokens`: a computed token, with all before it cached, over one of the first turn, which has no cache. `decode`:
+    with a cached prompt over a prompt computed as a whole. `changed`: TTFT after a change at the beginning of the
+    prompt over that without a cache.
+    """
+    import pandas as pd
+
+    made = []
+    for record in evidence.of("turns").record:
+        lever = record.run.turns
+        turns = conversation.figures(record.run.steps.frame(), lever)
+        if len(turns):
+            case = "none" if lever.keep == conversation.NONE else "changed" if lever.breaks else "cached"
+            token_s, last = turns.ttft_s / turns.n_computed, turns.iloc[-1]
+            tokens = (token_s / token_s.iloc[0]).iloc[-1]
+            made.append((record.run.repeat, case, last.ttft_s, last.decode_s, tokens))
+    columns = ["repeat", "case", "ttft", "decode", "tokens"]
+    cases = pd.DataFrame(made, columns=columns).pivot_table(columns[2:], "repeat", "case", observed=False)
+    cases = cases.reindex(columns=pd.MultiIndex.from_product([columns[2:], ["cached", "changed", "none"]]))
+    name, values = {
+        "tokens": ("a token's share of TTFT, after a cached prefix over after nothing", cases.tokens.cached),
+        "decode": ("decode after a cached prompt over after a computed one", cases.decode.cached / cases.decode.none),
+        "changed": ("TTFT after a changed beginning over TTFT without a cache", cases.ttft.changed / cases.ttft.none),
+    }[what]
+    return [figure(name, values)]
 
 
 def gaps(evidence: Evidence) -> Figures:
     """The longest gap of a stream over that with the next larger chunk."""
-    sizes = [own for _, own in table(evidence, "stall").groupby("chunk")][::-1]
+    sizes = [own for _, own in evidence.of("stall").groupby("chunk")][::-1]
     named = [(in_chunks(own.record.iloc[0].run.stall.chunk), own) for own in sizes]
     return [
         figure(f"{words} over {before}", over(base, own, "longest gap"))
@@ -236,7 +315,7 @@ def gaps(evidence: Evidence) -> Figures:
 
 def curves(evidence: Evidence, phase: str) -> list[list[tuple[float, float]]]:
     """The time in seconds over the length of the prompt, of each repeat with at least three lengths."""
-    repeats = table(evidence, "lengths").sort_values(["n_prompt", phase]).groupby("repeat")
+    repeats = evidence.of("lengths").sort_values(["n_prompt", phase]).groupby("repeat")
     known = [own for _, own in repeats if len(own) > 2 and own[phase].notna().all()]
     return [list(zip(own.n_prompt.astype(float), own[phase] / 1e9, strict=True)) for own in known]
 
@@ -257,7 +336,7 @@ def exponent(evidence: Evidence) -> Figures:
 
 def at_one_second(evidence: Evidence) -> Figures:
     """The length at which TTFT passes 1 s, over the context that the model was trained for."""
-    n_ctx = evidence.of("lengths")[0].model.n_ctx_train
+    n_ctx = evidence.of("lengths").record.iloc[0].model.n_ctx_train
     if not n_ctx:
         raise LabError("The context that the model was trained for is unknown.")
     swapped = [sorted((seconds, n) for n, seconds in curve) for curve in curves(evidence, "TTFT")]
@@ -267,21 +346,8 @@ def at_one_second(evidence: Evidence) -> Figures:
 
 def usual(evidence: Evidence, what: str) -> Figures:
     """TTFT or the decode rate of the usual prompt."""
-    runs = table(evidence, "lengths")
+    runs = evidence.of("lengths")
     own = runs[runs.n_prompt == USUAL]
     if what == "TTFT":
         return [figure(f"TTFT at {USUAL} tokens", own.TTFT, "s", 1e-9)]
     return [figure(f"decode after {USUAL} tokens", 1e9 / own.decode, "tokens/s")]
-
-
-def _claim(number: str, words: dict[str, Any]) -> Claim:
-    conditions = []
-    for one in words["conditions"]:
-        name, *given = one.pop("figures").split()
-        conditions.append(Condition(globals()[name], tuple(given), **one))
-    return Claim(int(number), **{**words, "parts": tuple(words["parts"]), "conditions": tuple(conditions)})
-
-
-TEXTS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
-CLAIMS = tuple(_claim(number, words) for number, words in TEXTS.items())
-"""All claims."""

@@ -1,4 +1,4 @@
-"""Judges a claim by its conditions: figures of a session, whose thresholds were fixed before the measurement.
+"""Judges claims (claims.toml) by their conditions: figures of a session, whose thresholds were fixed before it.
 
 A condition holds if the whole interval of each of its figures lies within the thresholds, fails if an interval lies
 outside, and cannot be told if an interval contains a threshold. A claim holds if all of its conditions hold, and fails
@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lab.core import stats
 from lab.core.lists import grouped, join_and, plural
-from lab.core.record import Ceilings, Record
+from lab.core.record import QUANT, Ceilings, Record
 from lab.errors import LabError
-from lab.features.compare import comparison
+from lab.features import known
+from lab.features.claims import figures as functions
+from lab.features.claims.figures import Evidence, Figure
 from lab.features.limits import probing, step_kernels
-from lab.show import disturbances
+from lab.features.measure import text_results
+from lab.runner import as_options
+from lab.show import canvas, disturbances
+from lab.show.canvas import COLOURS, GUIDE
+from lab.show.section import Cell, Context, Kind, Picture, Section
 from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 HOLDS, HOLDS_NOT = "holds here", "does not hold here"
 UNSURE, UNTESTABLE = "cannot be told", "not testable here"
+STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
+"""Classes of the page's style sheet."""
 
 CEILINGS = "ceilings"
 """Among the parts of a claim: its figures need the machine's ceilings."""
@@ -32,69 +44,20 @@ CEILINGS = "ceilings"
 ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
-ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
-"""The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
-
 MOST_SHOWN = 3
 """The most figures in a cell or a sentence."""
 
+CAPTION = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
 
-@dataclass(frozen=True)
-class Figure:
-    """A value with its interval; `n` is the number of values behind it."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    n: int
-
-    @property
-    def words(self) -> str:
-        """`share: 64.2 % (61.0-67.0)`."""
-        unit = self.unit if self.unit in ("", "x") else f" {self.unit}"
-        if self.high == math.inf:
-            return f"{self.name}: at least {digits(self.low)}{unit}"
-        interval = f" ({digits(self.low)}-{digits(self.high)})" if self.low != self.high else ""
-        return f"{self.name}: {digits(self.value)}{unit}{interval}"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The records of one session of claims, and the ceilings of its machine, if they are known."""
-
-    records: Sequence[Record]
-    ceilings: Ceilings | None = None
-
-    def of(self, *parts: str) -> list[Record]:
-        """The timed runs of parts."""
-        return [record for record in self.records if record.run.part in parts and record.run.is_timed]
-
-    @property
-    def best(self) -> Ceilings:
-        """The ceilings, for claims that need them."""
-        assert self.ceilings is not None
-        return self.ceilings
-
-    def lacks(self, part: str) -> str:
-        """Why a part cannot be judged; "" if it can."""
-        if part == CEILINGS:
-            rates = self.ceilings.rates if self.ceilings else ()
-            is_read = any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates)
-            return "" if is_read else "The ceilings of this machine are not measured. Run: lab ceilings"
-        if self.of(part):
-            return ""
-        error = failures(self.records).get(part)
-        return f"The measurement `{part}` failed: {error}" if error else f"The session has no measurement `{part}`."
+MOST_RATIO = 100.0
+"""The picture ends at this multiple of a threshold, and at its inverse."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Figures, made by a function with some words, and their thresholds. `what` names them in the criterion."""
+    """Figures (a function of figures.py and words for it) with thresholds. `what` names them in the criterion."""
 
-    figures: Callable[..., Iterable[Figure | None]] = field(repr=False)
-    given: tuple[str, ...]
+    figures: str
     what: str
     least: float = -math.inf
     most: float = math.inf
@@ -124,6 +87,17 @@ class Claim:
     def criterion(self) -> str:
         """The conditions in words."""
         return " ".join([*(f"{one.what} is {one.bounds}." for one in self.conditions), *filter(None, [self.note])])
+
+
+TEXTS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+CLAIMS = tuple(
+    Claim(
+        int(number), text.pop("words"), tuple(text.pop("parts")), tuple(Condition(**one) for one in conditions), **text
+    )
+    for number, text in TEXTS.items()
+    for conditions in [text.pop("conditions")]
+)
+"""All claims."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +143,7 @@ class Verdicts:
     def summary(self) -> str:
         """The number of claims with each verdict, in a sentence."""
         verdicts = [one.verdict for one in self.judged]
-        counts = [f"{verdicts.count(one)} {one}" for one in (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE) if one in verdicts]
+        counts = [f"{verdicts.count(one)} {one}" for one in STYLES if one in verdicts]
         return f"{plural(len(verdicts), 'claim')}: {join_and(counts) or 'none is left'}."
 
 
@@ -182,40 +156,6 @@ def of_sessions(claims: Sequence[Claim], records: Iterable[Record], known: Seque
         yield Verdicts(session, judged, tuple(own))
 
 
-def judge(claim: Claim, evidence: Evidence) -> Judged:
-    """The verdict on a claim."""
-    if reason := next(filter(None, map(evidence.lacks, claim.parts)), ""):
-        return Judged(claim, UNTESTABLE, reason)
-    groups: dict[str, list[str]] = {HOLDS_NOT: [], UNTESTABLE: [], UNSURE: [], HOLDS: []}
-    figures = list[tuple[Figure, Condition]]()
-    for condition in claim.conditions:
-        try:
-            found = [one for one in condition.figures(evidence, *condition.given) if one is not None]
-        except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
-            return Judged(claim, UNTESTABLE, f"{problem.what} {problem.hint}".strip())
-        if not found:
-            groups[UNTESTABLE].append(f"{condition.what[:1].lower()}{condition.what[1:]}")
-        for one in found:
-            is_within = condition.least <= one.low and one.high <= condition.most
-            is_outside = one.high < condition.least or one.low > condition.most
-            few = f", interval assumed for {plural(one.n, 'value')}" if one.n < 3 else ""
-            shown = f"{one.words}{few}, must be {condition.bounds}"
-            groups[HOLDS if is_within else HOLDS_NOT if is_outside else UNSURE].append(shown)
-            figures.append((one, condition))
-    verdict = next(name for name, known in groups.items() if known)
-    begins = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
-    reasons = []
-    for name, known in groups.items():
-        more = [f"{len(known) - MOST_SHOWN} more"] if len(known) > MOST_SHOWN else []
-        reasons += [f"{begins[name]}: {'; '.join([*known[:MOST_SHOWN], *more])}."] if known else []
-    words = " ".join(reasons)
-    runs = evidence.of(*(part for part in claim.parts if part in ONE_BY_ONE))
-    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
-    if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
-        verdict, words = UNSURE, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure. {words}"
-    return Judged(claim, verdict, words, tuple(figures))
-
-
 def failures(records: Iterable[Record]) -> dict[str, str]:
     """Parts without a successful run, with the error of the first run."""
     runs = [record.run for record in records]
@@ -223,19 +163,124 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     return {run.part: run.error for run in reversed(runs) if run.error and run.part and run.part not in good}
 
 
-def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0) -> Figure | None:
-    """The centre of positive values, one for each engine, walk or block, with its 95 % interval; None for no values.
+def judge(claim: Claim, evidence: Evidence) -> Judged:
+    """The verdict on a claim."""
+    for part in claim.parts:
+        rates = evidence.ceilings.rates if evidence.ceilings else ()
+        if part == CEILINGS and not any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates):
+            return Judged(claim, UNTESTABLE, "The ceilings of this machine are not measured. Run: lab ceilings")
+        if part != CEILINGS and evidence.of(part).empty:
+            error = failures(evidence.records).get(part)
+            failed = f"The measurement `{part}` failed: {error}"
+            return Judged(claim, UNTESTABLE, failed if error else f"The session has no measurement `{part}`.")
+    groups: dict[str, list[str]] = {HOLDS_NOT: [], UNTESTABLE: [], UNSURE: [], HOLDS: []}
+    figures = list[tuple[Figure, Condition]]()
+    for condition in claim.conditions:
+        name, *words = condition.figures.split()
+        try:
+            found = [one for one in getattr(functions, name)(evidence, *words) if one is not None]
+        except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
+            return Judged(claim, UNTESTABLE, f"{problem.what} {problem.hint}".strip())
+        if not found:
+            groups[UNTESTABLE].append(f"{condition.what[:1].lower()}{condition.what[1:]}")
+        for one in found:
+            unit = one.unit if one.unit in ("", "x") else f" {one.unit}"
+            interval = f" ({digits(one.low)}-{digits(one.high)})" if one.low != one.high else ""
+            value = (
+                f"{digits(one.value)}{unit}{interval}" if one.high < math.inf else f"at least {digits(one.low)}{unit}"
+            )
+            few = f", interval assumed for {plural(one.n, 'value')}" if one.n < 3 else ""
+            is_within = condition.least <= one.low and one.high <= condition.most
+            is_outside = one.high < condition.least or one.low > condition.most
+            shown = f"{one.name}: {value}{few}, must be {condition.bounds}"
+            groups[HOLDS if is_within else HOLDS_NOT if is_outside else UNSURE].append(shown)
+            figures.append((one, condition))
+    verdict = next(name for name, own in groups.items() if own)
+    begins = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
+    reasons = []
+    for name, own in ((name, own) for name, own in groups.items() if own):
+        more = [f"{len(own) - MOST_SHOWN} more"] if len(own) > MOST_SHOWN else []
+        reasons.append(f"{begins[name]}: {'; '.join([*own[:MOST_SHOWN], *more])}.")
+    runs = evidence.of(*(part for part in claim.parts if part in ONE_BY_ONE)).record
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
+    if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
+        verdict = UNSURE
+        reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
+    return Judged(claim, verdict, " ".join(reasons), tuple(figures))
 
-    6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with Student's t interval on
-    logarithms. One or two: their range, widened by the factor ASSUMED. If one is infinite: from the least one upwards.
-    """
-    known = sorted(scale * value for value in values if value is not None and value > 0)
-    if not known:
-        return None
-    if known[-1] == math.inf:
-        return Figure(name, math.inf, known[0], math.inf, unit, len(known))
-    interval, centre = stats.median_interval(known), statistics.median(known)
-    if interval is None:
-        interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
-    ends = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
-    return Figure(name, centre, *ends, unit, len(known))
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """The verdicts of each session of claims, judged again."""
+    return sections(of_sessions(CLAIMS, records, context.ceilings), context)
+
+
+def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page or with details, the criteria."""
+    made, is_whole = [], context.details or context.is_page
+    for i, verdicts in enumerate(sessions, 1):
+        judged, failed = verdicts.judged, failures(verdicts.records)
+        rest = [record for record in verdicts.records if record.run.part not in failed]
+        errors = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
+        figures = [(one.claim.number, *pair) for one in judged for pair in one.figures]
+        criteria = {
+            str(claim.number): claim.criterion + (f" Claimed by {claim.source}." if claim.source else "")
+            for claim in (one.claim for one in judged)
+        }
+        size = 10.0, 1.8 + 0.2 * len(figures)
+        made.append(
+            Section(
+                "Claims and verdicts",
+                f"session {verdicts.session}",
+                name=f"claims-{i}",
+                question="Do the textbooks' claims hold on this machine?",
+                headings=("", "claim", "verdict", "figures"),
+                cells=[
+                    [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
+                    for one in judged
+                ],
+                warnings=[*known.warnings(verdicts.records), *(f"failed: {line}" for line in errors)],
+                words=() if context.is_page else [verdicts.summary],
+                sentences=[verdicts.summary] if context.is_page else (),
+                pictures=[Picture("claims", CAPTION, partial(_draw, figures), size)] if figures else [],
+                parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if is_whole else [],
+                data=partial(dict, rows=verdicts.rows),
+            )
+        )
+    return made
+
+
+def _draw(known: Sequence[tuple[int, Figure, Condition]], canvas_figure: Canvas) -> None:
+    """A line for each figure and threshold: the interval of their ratio, in the colour of what it shows."""
+    ax, labels = canvas_figure.subplots(), {"holds": COLOURS[2], "fails": COLOURS[1], "cannot be told": COLOURS[4]}
+    for at, (_, figure, condition) in enumerate(known):
+        for threshold, mark, above in ((condition.least, ">", -0.15), (condition.most, "<", 0.15)):
+            if not math.isfinite(threshold):
+                continue
+            ends = (figure.low / threshold, figure.value / threshold, figure.high / threshold)
+            low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
+            good, bad = (low >= 1, high < 1) if mark == ">" else (high <= 1, low > 1)
+            colour = labels["holds" if good else "fails" if bad else "cannot be told"]
+            y = at + above * math.isfinite(condition.least) * math.isfinite(condition.most)
+            ax.plot([low, high], [y, y], color=colour, lw=2)
+            ax.plot(value, y, mark, color=colour, ms=6)
+    for label, colour in labels.items():
+        ax.plot([], [], color=colour, lw=2, label=label)
+    ax.axvline(1, color=GUIDE, lw=1.2)
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(known)), [f"{number}  {figure.name}" for number, figure, _ in known], fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("figure over threshold")
+    canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
+
+
+def again(records: Sequence[Record]) -> str:
+    """The command of a session of claims: with the settings of the parts that change none."""
+    timed = as_options.timed(records)
+    usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
+    tried = {CEILINGS, *(record.run.part for record in timed)}
+    tested = [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
+    only = None if len(tested) == len(CLAIMS) else tested
+    return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
+
+
+KINDS = (Kind("claims", lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT), chapters, again),)

@@ -16,27 +16,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import click
+
+from lab.cli.help import Command
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.core import results
 from lab.core.asked_settings import SettingsKeywords
+from lab.core.lists import plural
 from lab.core.payloads import LOOKUP
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features import stall as stalls
 from lab.features.claims import judging
-from lab.features.claims.figures import CLAIMS, LONGEST
-from lab.features.claims.judging import CEILINGS, Claim, Verdicts
+from lab.features.claims.figures import LONGEST
+from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.features.compare import side_by_side
 from lab.features.experiment import numbers
 from lab.features.limits import probing
+from lab.features.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
+from lab.features.turns import conversation
 from lab.models import catalog, obtain
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
 from lab.runner import progress, prompts, session
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
-from lab.runner.progress import ShowStatus, Status
+from lab.runner.progress import ShowStatus, Status, duration
 
 PARTS = {
     "lengths": ("prompts of several lengths, with generated tokens", 28),
@@ -46,11 +53,14 @@ PARTS = {
     "batch": ("sequences decoded together", 30),
     "stall": ("a long prompt beside running answers, in chunks and all at once", 30),
     "speculation": ("tokens drafted by lookup and verified together", 40),
+    "turns": ("a conversation with a cache, with a changed beginning, and without a cache", 35),
 }
 """What each part is, and its seconds on two cores of an EPYC with the embedded model, in the order of measurement."""
 
 TYPES = ("Q4_0", "Q8_0")
 """Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
+
+CONVERSATION: dict[str, Any] = {"system": 32, "turn": "128+16", "turns": 5, "breaks": "system@5", "keep": "memory,none"}
 
 N_REPEAT = 3
 """Repeats or blocks of each part."""
@@ -153,15 +163,11 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
 def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
     plain, own = partial(make_plan, worker, repeat=N_REPEAT), settings
-    if part == "lengths":
-        return {"": plain(f"32,128,512,{LONGEST}", 64, **own)}
-    if part == "context":
-        return {"": plain("2048", 12, **{**own, "every": 256})}
     if part == "settings":
-        half, usual = base.settings.n_threads // 2, {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"}
-        variants: dict[str, dict[str, Any]] = {"base": {}} | (
-            {"half": {"threads": half, "threads_batch": half}} if half else {}
-        )
+        usual = {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"}
+        variants: dict[str, dict[str, Any]] = {"base": {}}
+        if half := base.settings.n_threads // 2:
+            variants["half"] = {"threads": half, "threads_batch": half}
         variants |= {"no-flash": {"flash_attn": "off"}, "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
         return {name: plain(str(LONGEST), 32, **{**own, **usual, **change}) for name, change in variants.items()}
     if part == "quantizations":
@@ -172,11 +178,17 @@ def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) ->
             raise LabError(what, "Use a model of the list, and get it first: lab models")
         name = f"synthetic:{spec.entry.name}" if is_synthetic else spec.entry.name
         return {kind: plain("64", 64, **{**own, "model": f"{name}:{kind}"}) for kind in ("F16", "Q8_0", "Q4_0")}
+    if part == "lengths":
+        return {"": plain(f"32,128,512,{LONGEST}", 64, **own)}
+    if part == "context":
+        return {"": plain("2048", 12, **{**own, "every": 256})}
     if part == "batch":
         sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
         return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **own)}
     if part == "stall":
         return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **own)}
+    if part == "turns":
+        return {"": conversation.plan(worker, **CONVERSATION, repeat=N_REPEAT, **own)}
     text = own.get("prompt", prompts.TEXT)
     texts = own | {"prompt": "code,table,story" if text == prompts.TEXT else text}
     return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}
@@ -237,3 +249,60 @@ def execute(
             except LabError as problem:
                 if not is_failed:  # else its last run says why
                     yield failed(part, problem)
+
+
+@click.command("claims", cls=Command, first=("only", "model", "threads", "report", "out"))
+@with_options(
+    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,9."),
+    MODEL,
+    PROMPT,
+    *ENGINE,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def command(only: str | None, **asked: Any) -> None:
+    """Test common claims about LLM inference on this machine.
+
+    \b
+      lab claims
+      lab claims --only 2,9 --report
+
+    Each claim has a criterion that is fixed before the measurement. The verdict is: holds here, does not hold here,
+    cannot be told (too noisy), or not testable here, with the reason. What several claims need is measured once; all
+    claims take about 5 minutes on two cores with the embedded model, and a minute more if the ceilings are unknown.
+    Each run is written to one file as soon as it ends. lab show and lab report judge that file again, also after an
+    interrupted session.
+    """
+    from lab.show import console
+    from lab.show.section import Context
+
+    output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
+    chosen, err = choose(only), console.console(stderr=True)
+    with Worker() as worker:
+        with console.transfer(err) as transferring:
+            asked["watch"] = None if dry_run else transferring
+            planned = plan(worker, chosen, output.folder, **asked)
+        introduce([planned.base], err, err, planned.warnings)
+        size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
+        err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
+        for part, reason in planned.problems.items():
+            err.print(f"{part} cannot be measured: {reason}")
+        if dry_run and output.as_json:
+            problems = {name: str(why) for name, why in planned.problems.items()}
+            numbers = [claim.number for claim in chosen]
+            console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
+        elif dry_run:
+            grid = console.Grid("part", "what it is", "time", "claims")
+            for name, seconds in planned.expected_s.items():
+                users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
+                what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
+                grid.add_row(name, what, duration(seconds), users)
+            console.console().print(grid)
+        if dry_run:
+            return
+        path = session.new_results_file(planned.base, output.folder)
+        records, problem = collect(lambda watch: execute(planned, worker, path, watch, err.print), path, err)
+    judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
+    has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
+    output.end(records, path, problem, has_failed, made=judging.sections(judged, Context()))
