@@ -172,7 +172,9 @@ def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
     assert [one.name for one in found.causes] == ["threads", "depth"]
     assert part(found, "threads").factor == pytest.approx(2, rel=0.03)
     assert found.rest.half is not None and abs(found.rest.log) < found.rest.half
-    assert len({one.run.variant for one in found.records}) == 4  # two paths between the same ends
+    assert (
+        found.path and len({one.run.variant for one in results.read([found.path]).records}) == 4
+    )  # two paths between the same ends
 
 
 def test_what_is_unknown_stays_in_the_rest(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_what_is_unknown_stays_in_the_rest(tmp_path: Path) -> None:
 
 def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
     found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.04), tmp_path)
-    assert not found.causes and not found.records
+    assert not found.causes and found.path is None
     assert reasons.conclusion(found)[0].startswith("B is not slower than A for certain")
 
 
@@ -274,7 +276,7 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
     assert part(found, "depth").how == parts.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
     now[0] = 0.0
     found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out")
-    assert not found.records and part(found, "threads").how == parts.NOT_KNOWN
+    assert found.path is None and part(found, "threads").how == parts.NOT_KNOWN
 
 
 def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path) -> None:

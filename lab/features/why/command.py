@@ -26,11 +26,9 @@ def sections(found: Answer) -> list[Section]:
     from lab.features.why.reasons import conclusion
     from lab.show.section import WIDE, Picture, Section, tabled
 
-    lines = [f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in found.sides]
     fast, slow = found.letters
-    lines.append(
-        f"{slow} is {times(found.ratio)} as slow as {fast}. Of this:" if found.ratio > 1.005 else "They are equal."
-    )
+    lines = [f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in found.sides]
+    ratio = f"{slow} is {times(found.ratio)} as slow as {fast}. Of this:"
     columns = (
         ("part", lambda part: part.name),
         ("factor", lambda part: "-" if part.how == "unknown" else f"{part.factor:.2f}x"),
@@ -42,7 +40,7 @@ def sections(found: Answer) -> list[Section]:
         Section(
             name="why",
             question="Why do these two figures differ?",
-            words=lines,
+            words=[*lines, ratio if found.ratio > 1.005 else "They are equal."],
             **tabled(columns, found.parts, keep_all=True),
             notes=[
                 *(f"{part.name}: {part.words}" for part in found.parts if part.words),
@@ -92,15 +90,13 @@ def document(found: Answer) -> dict[str, Any]:
 
     last, command = conclusion(found)
     names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth", "settings")
-    sides = {letter: {name: getattr(one, name) for name in names} for letter, one in found.sides}
     parts = []
     for part in found.parts:
-        is_known = part.how != "unknown"
-        low, high = part.range if is_known and part.range else (None, None)
-        known = {"part": part.name, "factor": part.factor if is_known else None, "low": low, "high": high}
-        parts.append({**known, "how": part.how, "why": part.words})
+        known = (part.factor, *(part.range or (None, None))) if part.how != "unknown" else (None, None, None)
+        figures = dict(zip(("factor", "low", "high"), known, strict=True))
+        parts.append({"part": part.name, **figures, "how": part.how, "why": part.words})
     return {
-        **sides,
+        **{letter: {name: getattr(one, name) for name in names} for letter, one in found.sides},
         "slower": found.letters[1],
         "ratio": found.ratio,
         "parts": parts,

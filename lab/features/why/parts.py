@@ -99,8 +99,7 @@ class Answer:
     slow: Setup
     letters: tuple[str, ...]  # of fast and slow
     parts: tuple[Part, ...]
-    records: tuple[Record, ...] = ()  # of the trial
-    path: Path | None = None
+    path: Path | None = None  # of the trial's records
     command: str = ""  # that tries the largest change, where it is known already
 
     @property
@@ -200,7 +199,7 @@ def length(one: Setup) -> int:
 def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
     """The part of depth, or of the prompt's length, to be measured unless records have its law.
 
-    The law comes from sessions of one setup that have both positions in three runs.
+    The law comes from sessions of one setup that have each position in three runs.
     """
     fast, slow = sides.values()
     name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
@@ -212,29 +211,24 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
         return Part(name, how=EQUAL)
     words = ", ".join(f"{letter} at {end:,.0f}" for letter, end in ends.items())
     words += " tokens" if fast.is_prefill else " (mean position)"
-    own = {record.model.name for one in (fast, slow) for record in one.records}
-    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in own}
-    by_session: dict[Any, list[list[float | None]]] = {}  # of each run the logarithm of the time at both positions
-    for record in () if fast.is_prefill else known.values():
+    names = {record.model.name for one in (fast, slow) for record in one.records}
+    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in names}
+    by_session: dict[Any, tuple[list[float], list[float]]] = {}  # the logarithm of each run's time at both positions
+    for record in known.values():
         steps, itls = record.run.steps, phases.itl_ns(record.run)
         decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
-        timed = list(zip(decoding[-len(itls) :], itls, strict=False))
-        near = [[itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)] for place in at]
         key = record.session, record.settings, record.model.name, record.model.quantization
-        logs_at = [math.log(statistics.median(itls)) if len(itls) >= 3 else None for itls in near]
-        by_session.setdefault(key, []).append(logs_at)
-    logs, squares = list[float](), list[float]()
-    for runs in by_session.values():
-        both = [b - a for a, b in runs if a is not None and b is not None]
-        apart = [[end for end in column if end is not None] for column in zip(*runs, strict=True)]
-        if len(both) >= FEWEST or min(map(len, apart)) >= FEWEST:
-            samples = [both] if len(both) >= FEWEST else apart
-            logs.append(statistics.fmean(samples[-1]) - (statistics.fmean(samples[0]) if len(samples) > 1 else 0.0))
-            squares.append(sum(half_range(sample) ** 2 for sample in samples))
-    if not logs:
+        for place, column in zip(at, by_session.setdefault(key, ([], [])), strict=True):
+            timed = zip(decoding[-len(itls) :], itls, strict=False)
+            near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
+            column += [math.log(statistics.median(near))] if len(near) >= 3 else []
+    pairs = [columns for columns in by_session.values() if min(map(len, columns)) >= FEWEST]
+    if fast.is_prefill or not pairs:
         return Part(name, words=words, settings={"prompt_len": length(slow)})
-    half = half_range(logs) if len(logs) >= FEWEST else math.sqrt(sum(squares)) / len(logs)
-    return Part(DEPTH, statistics.fmean(logs), half, f"{FROM_RECORDS}, {plural(len(logs), 'session')}", words)
+    logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
+    own = math.sqrt(sum(half_range(column) ** 2 for columns in pairs for column in columns)) / len(logs)
+    half, how = half_range(logs) if len(logs) >= FEWEST else own, f"{FROM_RECORDS}, {plural(len(logs), 'session')}"
+    return Part(DEPTH, statistics.fmean(logs), half, how, words)
 
 
 def spec_of(one: Setup) -> str | None:

@@ -104,9 +104,8 @@ def read(name: str) -> list[Setup]:
 def parse(text: str, name: str = "The text") -> list[Setup]:
     """The figures of a text. LabError if no format of FORMATS is recognized, or the figures contradict each other."""
     if len(text) > MOST_BYTES or text.count("\n") > MOST_LINES:
-        raise LabError(
-            f"{name} has over {MOST_LINES:,} lines or {MOST_BYTES:,} bytes.", "Give only the lines with the figures."
-        )
+        what = f"{name} has over {MOST_LINES:,} lines or {MOST_BYTES:,} bytes."
+        raise LabError(what, "Give only the lines with the figures.")
     for old, new in (("\\_", "_"), ("\u00a0", " "), ("**", ""), ("\u00c2\u00b1", "\u00b1"), ("\r\n", "\n"), ("`", "")):
         text = text.replace(old, new)
     problems = list[str]()

@@ -202,8 +202,8 @@ def measured(
     budget_s: float,
     out: Path,
     watch: ShowStatus,
-) -> tuple[dict[str, Part], list[Record], Path | None]:
-    """The parts that differ, measured as far as the budget lasts, by name; the trial's records and their file."""
+) -> tuple[dict[str, Part], Path | None]:
+    """The parts that differ, measured as far as the budget lasts, by name; and the file of the trial's records."""
     began, gen = time.monotonic(), 1 if is_prefill else GEN
     fixed_s, work_s = math.inf, 0.0  # seconds to start an engine, and to warm up and run
     todo = sorted(todo[:MOST_CHANGES], key=lambda one: ("prompt_len" in one.settings, "model" in one.settings))
@@ -225,14 +225,13 @@ def measured(
         why = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need)}" if math.isfinite(need) else "no run fits"
         found[change.name] = replace(change, words=f"{change.words}; not measured: {why} (--budget)")
     if not n:
-        return found, [], None
+        return found, None
     is_deep = any("prompt_len" in change.settings for change in todo[:n])
     names, plans = _plans(start if is_deep else short, todo[:n], gen)
-    path, records = session.new_results_file(next(iter(plans.values())), out), list[Record]()
-    blocks, measured_parts = [dict[str, float]()], dict[str, Part]()
+    path, blocks = session.new_results_file(next(iter(plans.values())), out), [dict[str, float]()]
+    measured_parts = factors(todo[:n], names, [])
     with results.unless_empty(path), limited(watch, budget_s - (time.monotonic() - began)) as look:
         for record in side_by_side.execute(plans, MOST_BLOCKS, path, look, Worker, n_turns=1):
-            records.append(record)
             if record.run.is_timed and (value := parts.figure(record.run, is_prefill)):
                 blocks[-1][record.run.variant or ""] = value
             if len(blocks[-1]) == len(plans):
@@ -240,7 +239,7 @@ def measured(
                 if len(blocks) >= PLANNED_BLOCKS and all((part.half or 0.0) < SURE for part in measured_parts.values()):
                     break
                 blocks.append({})
-    return found | (measured_parts or factors(todo[:n], names, [])), records, path if records else None
+    return found | measured_parts, path if path.exists() else None
 
 
 def _plans(
@@ -392,20 +391,20 @@ def answer(
     if libs:
         ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
         steps.append(Part(parts.BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
-    found, records, file = dict[str, Part](), list[Record](), None
+    found, path = dict[str, Part](), None
     spec, todo = model or parts.spec_of(fast) or parts.spec_of(slow), [part for part in steps if part.settings]
     if todo and budget_s > 0:
         try:
             if spec is None:
                 raise LabError("no model is named (--model SPEC)")
             first = {**start(fast, slow), **({"lib": libs[0]} if libs else {}), "model": spec}
-            found, records, file = measured(first, todo, fast.is_prefill, budget_s, out, watch)
+            found, path = measured(first, todo, fast.is_prefill, budget_s, out, watch)
         except LabError as problem:
             found = {part.name: replace(part, words=f"{part.words}; not measured: {problem.what}") for part in todo}
     made = [found.get(part.name, part) for part in steps]
     made += [*parts.of_server(both), *parts.of_machine(both, spec, out, not libs)]
     made.append(parts.rest(fast, slow, made))
-    return Answer(fast, slow, tuple(both), tuple(made), tuple(records), file)
+    return Answer(fast, slow, tuple(both), tuple(made), path)
 
 
 def conclusion(found: Answer) -> tuple[str, str]:
@@ -445,18 +444,11 @@ def conclusion(found: Answer) -> tuple[str, str]:
         return words, shell.lab("server", slow.requests[0].endpoint.url)
     if found.command or cause.name in (parts.STATE, parts.MACHINE, parts.BUILD):
         return words, found.command or (shell.lab("doctor") if cause.name == parts.STATE else "")
-    return words, command_of(cause.name, found.fast, slow)
-
-
-def command_of(name: str, fast: Setup, slow: Setup) -> str:
-    """The measurement of the slower setup with one group of settings as in the faster one ("" without its records)."""
-    if not (fast.records and slow.records):
-        return ""
-    first, other = slow.records[0], fast.records[0]
-    if name in (parts.QUANTIZATION, parts.MODEL):
-        first = replace(first, model=other.model)
-    keys = [key for group, names in parts.GROUPS.items() if group in name for key in names]
-    fields = [settings_table()[key].record_name or key for key in keys]
-    values = {field: getattr(other.settings, field) for field in fields}
-    changed = replace(first, settings=replace(first.settings, lib=None, rpc=None, **values))
-    return shell.lab("measure", *(word for option in as_options.options(changed) for word in option))
+    if not (found.fast.records and slow.records):
+        return words, ""
+    first, best = slow.records[0], found.fast.records[0]  # measure the slower setup with one group of settings changed
+    keys = [key for group, names in parts.GROUPS.items() if group in cause.name for key in names]
+    values = {name: getattr(best.settings, name) for name in (settings_table()[key].record_name or key for key in keys)}
+    model = best.model if cause.name in (parts.QUANTIZATION, parts.MODEL) else first.model
+    changed = replace(first, model=model, settings=replace(first.settings, lib=None, rpc=None, **values))
+    return words, shell.lab("measure", *(word for option in as_options.options(changed) for word in option))
