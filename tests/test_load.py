@@ -1,12 +1,9 @@
 """Loads: lengths, times and windows as planned, each request kept, each failure a class, against the null server."""
 
-import dataclasses
 import itertools
 import json
 import math
-import signal
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +16,6 @@ from lab.core.record import FAILED, OK
 from lab.core.request import (
     CLOSED,
     CONSTANT,
-    CUT_OFF,
-    ERROR_INSIDE,
     LOST,
     POISSON,
     RATE_LIMITED,
@@ -39,7 +34,7 @@ from lab.features.serve.access import access, ask
 from lab.features.serve.formats import MOST_AT_ONCE
 from lab.features.serve.loads import make_plan
 from lab.features.serve.servers import connect
-from tests.conftest import run_lab, start_lab
+from tests.conftest import run_lab
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0, "usage": RUNNING}
@@ -101,10 +96,8 @@ def test_lengths_are_drawn_from_shuffled_decks_by_the_seed() -> None:
     prompts, answers = loads.Lengths("", (10, 20, 30, 40)), loads.Lengths("", (1, 2))
     drawn = loads.drawn(prompts, answers, 40, "1 0")
     assert drawn == loads.drawn(prompts, answers, 40, "1 0") != loads.drawn(prompts, answers, 40, "1 1")
-    for deck in (
-        itertools.batched(drawn, 4) if hasattr(itertools, "batched") else [drawn[i : i + 4] for i in range(0, 40, 4)]
-    ):
-        assert sorted(index for index, _ in deck) == [0, 1, 2, 3]
+    for i in range(0, 40, 4):
+        assert sorted(index for index, _ in drawn[i : i + 4]) == [0, 1, 2, 3]
     assert set(Counter(n_gen for _, n_gen in drawn).values()) == {20}
     assert len(set(drawn)) == 8  # apart from each other
 
@@ -187,27 +180,19 @@ def test_a_replay_takes_as_long_as_its_file(tmp_path: Path) -> None:
     [
         ({"concurrency": "1", "rate": "1"}, "closed loop"),
         ({"concurrency": "0"}, "--concurrency 0"),
-        ({"concurrency": "-1"}, "--concurrency -1"),
         ({"concurrency": "1.5"}, "--concurrency 1.5"),
         ({"concurrency": 10_000}, f"from 1 to {MOST_AT_ONCE}"),
         ({"concurrency": "nan"}, "--concurrency nan"),
-        ({"concurrency": "one"}, "--concurrency one"),
-        ({"concurrency": ""}, "--concurrency"),
         ({"rate": "0"}, "--rate 0"),
-        ({"rate": "-2"}, "--rate -2"),
         ({"rate": "inf"}, "--rate inf"),
         ({"rate": "1", "arrivals": "bursts"}, "--arrivals bursts"),
         ({"duration": 0}, "--duration 0"),
         ({"warmup": -1}, "--warmup -1"),
         ({"rounds": 0}, "--rounds 0"),
         ({"timeout": 0}, "--timeout 0"),
-        ({"max_requests": 0}, "--max-requests 0"),
         ({"max_requests": 5}, "windows of up to 8 users need at least one"),
         ({"rate": "100"}, "about 12,000 requests"),
-        ({"rate": "20.5"}, r"about \d,\d\d\d requests"),
-        ({"slo": "fast"}, "'fast'"),
         ({"slo": "ttft=1"}, "'ttft=1'"),
-        ({"slo": "ttft=-1s"}, "ttft=-1s"),
         ({"slo": "ttft=1s,ttft=2s"}, "ttft=2s"),
         ({"slo": "tpot=0ms"}, "tpot=0ms"),
         ({"gen": "0"}, "--gen 0"),
@@ -230,6 +215,11 @@ def test_limits_are_read() -> None:
 def test_a_closed_loop_has_so_many_users(server: NullServer, tmp_path: Path) -> None:
     asked = SHORT | {"prompt_len": "40-43", "gen": "3-5", "rounds": 2}
     records = lab.load(server.url, concurrency=[1, 3], slo="ttft=1s", out=tmp_path, **asked)
+    windows: dict[Any, list[str]] = {}
+    for request in (record.request for record in records):
+        windows.setdefault((load_of(request).label, load_of(request).round), []).append(request.started_at)
+    spans = sorted((min(dates), max(dates)) for dates in windows.values())
+    assert all(ended < begun for (_, ended), (begun, _) in itertools.pairwise(spans))  # between them it is idle
     (path,) = tmp_path.glob("*.jsonl")
     kept = lab.read([path]).requests
     assert sorted(map(repr, kept)) == sorted(map(repr, records))
@@ -243,18 +233,6 @@ def test_a_closed_loop_has_so_many_users(server: NullServer, tmp_path: Path) -> 
         assert one.status == OK and one.usage and one.asked.load and one.asked.load.slo == parse_slo("ttft=1s")
         assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (one.asked.n_prompt, one.asked.n_gen)
         assert one.scheduled_ns is None and one.usage.cached_tokens == 0
-
-
-def test_between_two_windows_the_server_is_idle(server: NullServer, tmp_path: Path) -> None:
-    records = lab.load(server.url, concurrency="2,3", out=tmp_path, **SHORT)
-    ended: dict[str, str] = {}
-    begun: dict[str, str] = {}
-    for one in of(records):
-        words = load_of(one).label
-        begun[words] = min(begun.get(words, one.started_at), one.started_at)
-        ended[words] = max(ended.get(words, one.started_at), one.started_at)
-    first, second = sorted(begun, key=lambda words: begun[words])
-    assert ended[first] < begun[second]
 
 
 def test_an_open_loop_sends_at_its_times_over_few_connections(server: NullServer, tmp_path: Path) -> None:
@@ -306,7 +284,7 @@ def test_tokens_that_nobody_counts_are_said_once(tmp_path: Path) -> None:
     assert len(notes) == 1 and records and all(one.request.usage is None for one in records)
 
 
-FAILING = {"429": RATE_LIMITED, "late error": ERROR_INSIDE, "cut off": CUT_OFF, "stall": STALLED, "never": TIMEOUT}
+FAILING = {"429": RATE_LIMITED, "stall": STALLED, "never": TIMEOUT}
 """What tests of endpoints do not cover: that the load goes on after it."""
 
 
@@ -391,18 +369,6 @@ def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
     assert json.loads(out)["loads"] == ["1 request/s"] and json.loads(out)["max_requests"] < 150
 
 
-def test_another_machine_is_asked_for_once_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def confirm(text: str, **_: Any) -> None:
-        asked.append(text)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("click.confirm", confirm)
-    assert run_lab("load", "--url", "http://server.invalid/v1", "--max-requests", "777")[0] == 130
-    assert len(asked) == 1 and "at most 777 requests" in asked[0]
-
-
 def test_ctrl_c_shows_the_rounds_that_ended(
     server: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,18 +392,3 @@ def test_nothing_but_failures_is_a_failure(tmp_path: Path) -> None:
     with null_server(NullSettings(models={"null": behaviour})) as bad:
         status, _, err = run_lab("load", "--url", bad.url, "--out", tmp_path, "--no-plot")
     assert status == 1 and "server error" in err and not list(tmp_path.glob("*.jsonl"))
-
-
-def test_ctrl_c_says_where_what_had_ended_is(server: NullServer, tmp_path: Path) -> None:
-    options = ("-c", "4", "--gen", "4", "--prompt-len", "40", "--warmup", "0", "--no-plot", "--out", tmp_path)
-    process = start_lab("load", "--url", server.url, *options)
-    deadline = time.monotonic() + 60
-    while not any(b"\n" in path.read_bytes() for path in tmp_path.glob("*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    (path,) = tmp_path.glob("*.jsonl")
-    read = lab.read([path])
-    assert process.returncode == 130 and f"{len(read.requests):,} requests in {path}" in err and not read.skipped
-    assert len(path.read_bytes().splitlines()) == len(read.requests)
-    assert dataclasses.asdict(read.requests[0].endpoint)["url"] == server.url

@@ -389,16 +389,6 @@ def test_a_load_says_whether_prefill_or_decode_limits_it(capsys: pytest.CaptureF
     assert "Idle: 40 % with 4 users." in text and "--concurrency 1,..." in text
 
 
-def test_rows_name_their_units() -> None:
-    (document,) = section(*spaced(60)).document()["loads"]
-    (row,) = document["arms"]
-    assert row["load"] == "1 user" and row["load_concurrency"] == 1
-    assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
-    assert math.isnan(row["ttft_p99_s"]) and row["ttft_p99_beyond"] is None
-    assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (pytest.approx(5 / 0.3), [pytest.approx(5 / 0.3)])
-    assert (row["attainment"], document["capacity"]["at_least"], document["n_slots"]) == (1.0, 1, 4)
-
-
 def pictures(*requests: Request) -> dict[str, Any]:
     return {one.name: one.draw for one in section(*requests).pictures}
 

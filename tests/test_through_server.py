@@ -243,15 +243,8 @@ def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
         null.url,
         "-m",
         "plain",
-        "-p",
-        "5,20",
-        "-n",
-        3,
-        "-r",
-        1,
-        "--out",
+        *["-p", "5,20", "-n", "3", "-r", "1", "--dry-run", "--out"],
         tmp_path,
-        "--dry-run",
     )
     status, out, _ = run_lab(*asked)
     assert status == 0 and "Plan: 4 requests for up to 23 tokens each" in out
@@ -306,7 +299,16 @@ def test_ctrl_c_says_what_is_kept(null: NullServer, tmp_path: Path, monkeypatch:
     assert status == 130 and "Interrupted. 2 finished runs are in" in err
 
 
-def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("measure", "-p", "100,1000", "-n", 50, "-r", 2), "6 requests for up to 1,050 tokens each"),
+        (("load", "--max-requests", "777"), "at most 777 requests"),
+    ],
+)
+def test_another_machine_is_asked_for_once(
+    command: tuple[Any, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     questions: list[str] = []
 
     def confirm(question: str, **_: Any) -> None:
@@ -314,5 +316,5 @@ def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr("click.confirm", confirm)
-    assert run_lab("measure", "--url", "http://server.invalid/v1", "-p", "100,1000", "-n", 50, "-r", 2)[0] == 130
-    assert "6 requests for up to 1,050 tokens each" in questions[0]
+    assert run_lab(*command, "--url", "http://server.invalid/v1")[0] == 130
+    assert len(questions) == 1 and words in questions[0]

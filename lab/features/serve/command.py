@@ -78,9 +78,8 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
     say = console.console(stderr=True).print
     with connect(url, model, say, **how) as found:
         if as_json:
-            console.print_json(
-                {"endpoint": dataclasses.asdict(found.endpoint), "model": found.model, "models": found.models}
-            )
+            endpoint = dataclasses.asdict(found.endpoint)
+            console.print_json({"endpoint": endpoint, "model": found.model, "models": found.models})
         else:
             print_endpoint(found.endpoint, found.model, found.models, console.console())
 
@@ -153,13 +152,11 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     def note(sentence: str) -> None:
         err.print(f"Note: {sentence}", style="yellow")
 
-    plan = loads.make_plan(**asked)
-    text = prompt_text(prompt)
+    plan, text = loads.make_plan(**asked), prompt_text(prompt)
     for sentence in plan.notes:
         note(sentence)
     if dry_run:
-        _print_plan(plan, output.as_json)
-        return
+        return _print_plan(plan, output.as_json)
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
     problem: LabError | KeyboardInterrupt | None = None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
@@ -177,12 +174,10 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     if kept:
         made = load_figures.sections(kept)
         output.finish(kept, path, document=lambda: made[0].document()["loads"][0], made=made)
-    if isinstance(problem, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
-    if problem:
+    if isinstance(problem, LabError):
         raise problem
-    if not any_good(kept):
-        sys.exit(EXIT_FAILED)
+    if problem or not any_good(kept):
+        sys.exit(EXIT_INTERRUPTED if problem else EXIT_FAILED)
 
 
 @contextmanager
@@ -222,16 +217,16 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     rounds, order = len(plan.windows) // len(arms), [window.label for window in plan.windows]
     if as_json:
         known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
-        known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds}
-        console.print_json({**known, "order": order})
-        return
-    out = console.console()
-    out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
-    out.print(f"lengths  {load.lengths}")
-    out.print(f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count")
-    out.print(f"order    {'; '.join(order)}")
-    out.print(f"at most  {plural(plan.n_most, 'request')}")
-    out.print(f"takes    {duration(plan.seconds)}, and the time of the last requests of each window")
+        known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds, "order": order}
+        return console.print_json(known)
+    console.console().print(
+        f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}\n"
+        f"lengths  {load.lengths}\n"
+        f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count\n"
+        f"order    {'; '.join(order)}\n"
+        f"at most  {plural(plan.n_most, 'request')}\n"
+        f"takes    {duration(plan.seconds)}, and the time of the last requests of each window"
+    )
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
@@ -242,29 +237,24 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
 
     options, output, err = given(context), Output.taken_from(asked), console.console(stderr=True)
     lengths, model = (asked[name] if name in options else None for name in ("prompt_len", "model"))
-    chosen = {name: asked[name] for name in ("gen", "repeat", "prompt", "seed")}
-    plan = through_server.make_plan(lengths, **chosen)
+    plan = through_server.make_plan(lengths, **{name: asked[name] for name in ("gen", "repeat", "prompt", "seed")})
     confirm(url, plan.summary, asked["yes"])
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         through_server.print_endpoint(server.endpoint, server.model, server.models, out)
         plan = through_server.fitted(plan, server)
-        out.print("\nNot visible through this server:")
-        for sentence in plan.unseen:
-            out.print(f"- {sentence}")
+        out.print("\n".join(["\nNot visible through this server:", *(f"- {sentence}" for sentence in plan.unseen)]))
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
         known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
+        if asked["dry_run"] and output.as_json:
+            refused = [
+                {"n_prompt": one.n_prompt, "n_gen": one.n_gen, "refused": plan.refused.get(one)} for one in plan.cases
+            ]
+            return console.print_json({**known, "cases": refused, "repeat": plan.n_repeat})
         if asked["dry_run"]:
-            if output.as_json:
-                names = ("n_prompt", "n_gen", "refused")
-                rows = ((one.n_prompt, one.n_gen, plan.refused.get(one)) for one in plan.cases)
-                cases = [dict(zip(names, row, strict=True)) for row in rows]
-                console.print_json({**known, "cases": cases, "repeat": plan.n_repeat})
-            else:
-                out.print(f"\nPlan: {plan.summary}")
-            return
+            return out.print(f"\nPlan: {plan.summary}")
         path, stream_to = server.new_file(output.folder), out if asked["stream"] else None
         records, problem = collect(
             lambda watch: through_server.execute(plan, server, path, watch, asked["stream"]),

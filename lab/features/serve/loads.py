@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from lab.core.asked_settings import in_digits
 from lab.core.lists import plural
@@ -39,10 +39,9 @@ from lab.runner import progress
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
 
-MOST_VALUES = 32
-MOST_TOKENS = 10_000_000
-MOST_CALLS = 200_000
-"""Maximum number of requests read from a file."""
+MOST_VALUES, MOST_TOKENS = 32, 10_000_000
+MOST_CALLS = 200_000  # requests read from a file
+MOST_DRAWN = 20_000  # lengths drawn for a window; then they repeat
 
 NAMES, MOONCAKE = ("n_prompt", "n_gen", "at_s"), ("input_length", "output_length", "timestamp")
 """Field names in replay files: the lab's, and those of Mooncake's traces (FAST '25; timestamp in milliseconds).
@@ -52,14 +51,12 @@ Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
 MAX_REQUESTS, TIMEOUT_S, STALL_S = 2000, 300.0, 60.0
-MOST_DRAWN = 20_000
-"""Maximum number of lengths drawn for a window; then they repeat."""
+MOST_ARMS, MOST_ROUNDS, MOST_REQUESTS, LONGEST_S = 50, 100, 10_000_000, 86_400.0
+LEAST_RATE, MOST_RATE = 0.001, 10_000.0
 
 MOST_LOST = 20
 """A server counts as gone after this number of requests in a row without a connection."""
 
-MOST_ARMS, MOST_ROUNDS, MOST_REQUESTS, LONGEST_S = 50, 100, 10_000_000, 86_400.0
-LEAST_RATE, MOST_RATE = 0.001, 10_000.0
 REST = 2.0
 """An open loop has times for REST times its window, because the load continues until the window's requests end."""
 
@@ -162,21 +159,6 @@ def _call(line: bytes) -> Call:
     return Call(n_prompt, n_gen, None if at is None else at / (1000 if names is MOONCAKE else 1))  # type: ignore[arg-type]
 
 
-def _pool(calls: Sequence[Call]) -> tuple[tuple[int, ...], list[str]]:
-    """The prompt lengths that represent those of `calls` (all, or quantiles if there are too many), and a note."""
-    ordered = sorted(call.n_prompt for call in calls)
-    picked = set(ordered)
-    if len(picked) > MOST_VALUES:
-        picked = {ordered[int((i + 0.5) * len(ordered) / MOST_VALUES)] for i in range(MOST_VALUES)}
-    values = tuple(sorted(picked))
-    off = [abs(values[_nearest(values, n)] - n) / n for n in ordered]
-    note = (
-        f"The prompts have {len(values)} lengths, the nearest to the file's: median difference "
-        f"{statistics.median_high(off):.1%}, at most {max(off):.0%}. Answers have the file's lengths."
-    )
-    return values, [note] if max(off) else []
-
-
 def _nearest(values: Sequence[int], n: int) -> int:
     """The index of the value nearest to n."""
     i = bisect_left(values, n)
@@ -188,8 +170,7 @@ def spread_s(load: Load) -> float:
     return load.warmup_s / 2 if load.arrivals == CLOSED and load.concurrency != 1 else 0.0
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """One arm in one round. `times_ns` are the times of an open loop's requests from its start."""
 
     load: Load
@@ -267,11 +248,20 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
     prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
     lengths, notes, calls = f"{prompts.asked} + {answers.asked} tokens", list[str](), list[Call]()
-    warmup_s, duration_s, n_rounds = WARMUP_S, DURATION_S, ROUNDS
-    if replay is not None:
+    if replay is not None:  # the prompts get all its lengths, or quantiles of them if there are too many
         calls, lengths = read(Path(replay)), f"as in {Path(replay).name}"
-        values, notes = _pool(calls)
-        prompts = Lengths(lengths, values)
+        ordered = sorted(call.n_prompt for call in calls)
+        picked = sorted(set(ordered))
+        if len(picked) > MOST_VALUES:
+            picked = sorted({ordered[int((i + 0.5) * len(ordered) / MOST_VALUES)] for i in range(MOST_VALUES)})
+        off = [abs(picked[_nearest(picked, n)] - n) / n for n in ordered]
+        if max(off):
+            notes.append(
+                f"The prompts have {len(picked)} lengths, the nearest to the file's: median difference "
+                f"{statistics.median_high(off):.1%}, at most {max(off):.0%}. Answers have the file's lengths."
+            )
+        prompts = Lengths(lengths, tuple(picked))
+    warmup_s, duration_s, n_rounds = WARMUP_S, DURATION_S, ROUNDS
     is_replay = replay is not None and asked.get("concurrency") is None and asked.get("rate") is None
     if is_replay:
         if (last_s := calls[-1].at_s) is None:
@@ -299,8 +289,7 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     windows, n = list[Window](), 0
     for round_ in range(rounds):  # all arms in each round, in random order
         for arm in random.Random(f"{seed} {round_}").sample(arms, len(arms)):
-            load = dataclasses.replace(arm, round=round_)
-            times_ns = None
+            load, times_ns = dataclasses.replace(arm, round=round_), None
             if load.arrivals != CLOSED:
                 times_ns = tuple(round(1e9 * at_s) for at_s in itertools.islice(_times_s(load, calls), most + 1 - n))
                 n += len(times_ns)
@@ -312,15 +301,10 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
                     "requests, including those after each window, until its last request ends.",
                     "Increase --max-requests, or use lower rates, a shorter --duration or fewer --rounds.",
                 )
+    timeout_s = _checked("--timeout", asked.get("timeout"), TIMEOUT_S, 0.1, LONGEST_S)
+    more: dict[str, Any] = {"max_requests": most, "timeout_s": timeout_s, "seed": seed, "notes": tuple(notes)}
     return LoadPlan(
-        windows=tuple(windows),
-        prompts=prompts,
-        answers=None if calls else answers,
-        calls=tuple(calls),
-        max_requests=most,
-        timeout_s=_checked("--timeout", asked.get("timeout"), TIMEOUT_S, 0.1, LONGEST_S),
-        seed=seed,
-        notes=tuple(notes),
+        windows=tuple(windows), prompts=prompts, answers=None if calls else answers, calls=tuple(calls), **more
     )
 
 
