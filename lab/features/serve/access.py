@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.client import BadStatusLine, HTTPConnection, HTTPException, responses
+from http.client import responses
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -43,6 +43,8 @@ LONGEST_S = 86_400.0  # maximum of --timeout
 
 MOST_JSON_BYTES = 3_000_000
 """Maximum bytes of an answer that is not streamed. Its JSON takes up to 60 times the memory."""
+
+MOST_HEAD_BYTES = 100_000  # of an answer's headers
 
 PIECE = 8
 """Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
@@ -217,59 +219,56 @@ def is_loopback(asked: Access) -> bool:
 
 
 def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
-    """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception.
-
-    One deadline holds for the whole exchange: a timer ends the connection, because sockets limit single reads only.
-    """
-    import httpx2
+    """GET `url`, or POST `body` to it, and read a JSON object, within one deadline. A failure is in the reply."""
+    import h11
 
     timeout_s, parts = min(timeout_s, asked.timeout_s), urlsplit(url)
-    host, has_tls = parts.hostname or "", parts.scheme == "https"
-    connection = HTTPConnection(host, parts.port or (443 if has_tls else 80), timeout_s)
-    until, error = time.monotonic() + timeout_s, ""
-    peer: socket.socket | None = None
-
-    def hang_up() -> None:
-        with suppress(OSError):  # it has ended
-            if peer:
-                peer.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(timeout_s, hang_up)
-    timer.daemon = True
-    headers = dict([*all_headers(asked), *([("Content-Type", "application/json")] if body is not None else [])])
+    has_tls, until = parts.scheme == "https", time.monotonic() + timeout_s
+    data = b"" if body is None else json.dumps(body).encode()
+    headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close"}
+    headers |= {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(data))}
+    headers |= {name.title(): value for name, value in all_headers(asked)}
+    http, begin, text, response = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES), b"", bytearray(), None
     try:
-        peer = socket.create_connection((connection.host, connection.port), timeout_s)
-        timer.start()
-        if has_tls:  # loading certificates takes longer than most answers
-            peer = httpx2.create_ssl_context().wrap_socket(peer, server_hostname=host)
-        connection.sock = peer
-        data = None if body is None else json.dumps(body).encode()
-        connection.request("GET" if data is None else "POST", parts.path or "/", data, headers)
-        response = connection.getresponse()
-        text = response.read(MOST_JSON_BYTES + 1)
+        method, target = "GET" if body is None else "POST", parts.path or "/"
+        head = h11.Request(method=method, target=target, headers=[*headers.items()])
+        sent = [http.send(part) or b"" for part in (head, h11.Data(data=data), h11.EndOfMessage())]
+        peer = socket.create_connection((parts.hostname, parts.port or (443 if has_tls else 80)), timeout_s)
+        if has_tls:  # a handshake ends within the socket's timeout
+            import httpx2
+
+            peer = httpx2.create_ssl_context().wrap_socket(peer, server_hostname=parts.hostname)
+        with peer:
+            peer.sendall(b"".join(sent))
+            while len(text) <= MOST_JSON_BYTES and not isinstance(event := http.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    if (left_s := until - time.monotonic()) <= 0:
+                        raise TimeoutError
+                    peer.settimeout(left_s)
+                    received = peer.recv(65_536)
+                    begin = begin or received
+                    http.receive_data(received)
+                elif isinstance(event, h11.Response):
+                    response = event
+                elif isinstance(event, h11.Data):
+                    text += event.data
     except TimeoutError:
-        return JsonReply(None, None, f"no answer within {timeout_s:g} s")
-    except ConnectionResetError:
-        error = "the connection ended without an answer"
-    except BadStatusLine as problem:
-        begin = str(problem)
-        error = f'the program there does not use HTTP: its answer begins with "{begin.strip()}"'
-        if begin.startswith("\x15\x03"):  # an alert
-            error = "the server uses TLS, but the address begins with http://"
-    except (OSError, HTTPException) as problem:
+        return JsonReply(None, None, f"no {'complete answer' if response else 'answer'} within {timeout_s:g} s")
+    except (h11.ProtocolError, OSError) as problem:
         error = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-    finally:
-        timer.cancel()
-        connection.close()
-        if peer:
-            peer.close()
-    if time.monotonic() >= until:  # a body without a length ends with its connection
-        return JsonReply(None, None, f"no complete answer within {timeout_s:g} s")
-    if error:
+        if isinstance(problem, ConnectionResetError) or (isinstance(problem, h11.RemoteProtocolError) and not begin):
+            error = "the connection ended without an answer"
+        elif begin.startswith(b"\x15\x03"):  # an alert
+            error = "the server uses TLS, but the address begins with http://"
+        elif begin and not begin.startswith(b"HTTP/"):
+            line = begin.decode("latin-1").splitlines()[0][:200]
+            error = f'the program there does not use HTTP: its answer begins with "{line.strip()}"'
         return JsonReply(None, None, hidden(error, asked))
+    assert response  # an answer ends after it begins
     if len(text) > MOST_JSON_BYTES:
-        return JsonReply(response.status, None, f"more than {MOST_JSON_BYTES:,} bytes arrived")
-    return read_json(text, response.status, {name.lower(): value for name, value in response.getheaders()}, asked)
+        return JsonReply(response.status_code, None, f"more than {MOST_JSON_BYTES:,} bytes arrived")
+    named = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    return read_json(bytes(text), response.status_code, named, asked)
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:

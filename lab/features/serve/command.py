@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.features.serve.loads import LoadPlan
-    from lab.runner.progress import ShowStatus, Status
+    from lab.runner.progress import ShowStatus
 
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
@@ -183,28 +183,24 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
 @contextmanager
 def _progress(err: Console) -> Iterator[ShowStatus]:
     """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
-    from lab.runner.progress import duration
+    from lab.runner.progress import Status, duration
     from lab.show import console
 
+    last = Status("")
+
+    def plain(status: Status) -> None:
+        nonlocal last
+        begins = status.doing.partition(",")[0]
+        if last.part and last.part != status.part:
+            err.print(last.words + (f"; about {duration(last.left_s)} left" if last.left_s else ""))
+        if not status.part and begins != last.doing.partition(",")[0]:
+            err.print(f"{begins} ...")
+        last = status
+
     with console.progress(err, None, str) as (watch, _):
-        if err.is_terminal:
-            yield watch
-            return
-        last: Status | None = None
-
-        def plain(status: Status) -> None:
-            nonlocal last
-            if last and last.part and last.part != status.part:
-                left = f"; about {duration(last.left_s)} left" if last.left_s else ""
-                err.print(f"{last.words}{left}")
-            begins = status.doing.partition(",")[0]
-            if not status.part and (last is None or begins != last.doing.partition(",")[0]):
-                err.print(f"{begins} ...")
-            last = status
-
-        yield plain
-        if last and last.part:
-            err.print(last.words)
+        yield watch if err.is_terminal else plain
+    if last.part:
+        err.print(last.words)
 
 
 def _print_plan(plan: LoadPlan, as_json: bool) -> None:

@@ -32,7 +32,7 @@ from lab.core import request as kinds
 from lab.core.lines import converted, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
-from lab.features.serve.access import Access, all_headers, hidden, read_json
+from lab.features.serve.access import MOST_HEAD_BYTES, Access, all_headers, hidden, read_json
 from lab.features.serve.formats import (
     LINES_PER_TOKEN,
     MOST_ANSWER_BYTES,
@@ -69,8 +69,8 @@ LOOK_S, MOST_HELD = 0.5, 1 << 21
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
 
-MOST_ERROR_BYTES, MOST_HEAD_BYTES = 64_000, 100_000
-"""Maximum bytes read of an error answer, and of an answer's headers."""
+MOST_ERROR_BYTES = 64_000
+"""Maximum bytes read of an error answer."""
 
 MOST_EVENTS, SPARE_EVENTS = 8, 100
 """An answer may have MOST_EVENTS events for each requested token, and SPARE_EVENTS more."""
