@@ -104,9 +104,11 @@ def html(
         with suppress(LabError):  # no plain run of a known model
             sliders = laws.laws(timed, ceilings, others)
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
+    begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in good)
+    days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
     return page.render(
         title=_title(kinds, [timed, answered] if is_all else [], good),
-        dates=_dates(good),
+        dates=" to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date",
         lead=[*lead, *faster],
         distrust=known.distrust(rest),
         contents=[] if lead else chapters,
@@ -140,16 +142,10 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
     machines = {machine.label(one.machine) for one in good}
     of = f"{first} and {plural(len(others), 'other model')}" if others else first
     where_it_was = f"{len(machines)} machines" if len(machines) > 1 else machines.pop()
-    names = join_and([kind.title.lower() for kind in kinds])
-    what = plural(len(sessions), "session") if len(sessions) > 1 else f"{names[:1].upper()}{names[1:]}"
-    return f"{what} of {of} on {where_it_was}"
-
-
-def _dates(records: Lines) -> str:
-    """The day, or the first and the last day, of these runs and requests."""
-    begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in records)
-    days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
-    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date"
+    what = plural(len(sessions), "session")
+    if len(sessions) == 1:
+        what = join_and([kind.title.lower() for kind in kinds])
+    return f"{what[:1].upper()}{what[1:]} of {of} on {where_it_was}"
 
 
 def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
@@ -188,33 +184,26 @@ def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str],
 
 
 def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that can be compared with the first of each cluster, labelled by the differences among them.
+    """Groups that share an experiment and a length with the first of each cluster; of many groups, also the model.
 
-    With many groups only groups of one model.
+    Labelled by the differences among them.
     """
     import pandas as pd
 
-    clusters: list[list[Group]] = []
+    clusters: list[tuple[set[tuple[Any, ...]], list[Group]]] = []
     for group in groups:
-        keys = _measured(group, len(groups) > MANY)
-        fitting = [cluster for cluster in clusters if keys & _measured(cluster[0], len(groups) > MANY)]
-        if fitting:
-            fitting[0].append(group)
+        rows, model = group.rows, group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
+        levers = [lever if isinstance(lever, str) else "" for lever in rows.lever]
+        keys = {(model, *measured) for measured in zip(levers, rows.n_prompt, strict=True)}
+        fitting = next((cluster for known, cluster in clusters if keys & known), None)
+        if fitting is None:
+            clusters.append((keys, [group]))
         else:
-            clusters.append([group])
+            fitting.append(group)
     if len(clusters) == 1:
-        return clusters
-    all_rows = [pd.concat([group.rows for group in cluster]) for cluster in clusters]
+        return [clusters[0][1]]
+    all_rows = [pd.concat([group.rows for group in cluster]) for _, cluster in clusters]
     return [[Group(label, own) for label, own in table.setups(rows)] for rows in all_rows]
-
-
-def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
-    """The measurements of a group: experiments, lengths and, if it counts, the model."""
-    rows = group.rows
-    model = rows.model.iloc[0].split(" ")[0] if by_model else ""
-    return {
-        (model, lever if isinstance(lever, str) else "", n) for lever, n in zip(rows.lever, rows.n_prompt, strict=True)
-    }
 
 
 def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
@@ -241,47 +230,43 @@ def _setups(good: Lines) -> Section:
     """Machine, build, model and settings; for several setups a table of the differences."""
     import pandas as pd
 
-    facts = [_facts_of_run(one) if isinstance(one, Record) else _facts_of_request(one) for one in good]
-    t = pd.DataFrame(facts).drop_duplicates().fillna(UNKNOWN)
+    t = pd.DataFrame(map(_facts, good)).drop_duplicates().fillna(UNKNOWN)
     shared = t.columns[t.nunique() == 1]
     columns = [(name, itemgetter(name)) for name in t.columns.difference(shared, sort=False)]
     differ = tabled(columns, t.to_dict("records")) if len(t) > 1 else {}
     return Section("What was measured", name="setups", facts=t[shared].iloc[0].to_dict(), **differ)
 
 
-def _facts_of_run(record: Record) -> dict[str, str]:
-    """Machine, build, model and settings of a record, in words."""
-    settings = record.settings
-    flash = settings.flash_attn_resolved or settings.flash_attn
-    named = text_setup.facts(record.machine, record.model)
-    if record.model.source == "synthetic":
-        named["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
-    n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported: -1
-    parts = {
-        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
-        f"batch {settings.n_batch}": settings.n_batch,
-        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
-        f"{settings.n_gpu_layers} layers on GPUs": n_layers,
-        f"flash attention {flash}": flash,
-        f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
-        f"prompts from {'the built-in texts' if settings.prompt == 'text' else settings.prompt}": settings.prompt,
-        f"seed {settings.seed}": settings.seed,
-    }
-    return named | {"settings": ", ".join(words for words, value in parts.items() if value is not None)}
-
-
-def _facts_of_request(record: RequestRecord) -> dict[str, str]:
-    """The server, the model, and the machine of the client. Unknown parts are left out."""
-    endpoint, settings = record.endpoint, record.endpoint.settings
-    named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
-    parts = {}
-    if settings:
-        parts = {
-            f"{settings.n_slots} slots": settings.n_slots,
-            f"a context of {settings.n_ctx or 0:,} tokens": settings.n_ctx,
-            f"file {settings.model_file}": settings.model_file,
-            f"quantization {settings.quantization}": settings.quantization,
+def _facts(one: Record | RequestRecord) -> dict[str, str]:
+    """Of a run the machine, build, model and settings; of a request the server, model and client's machine."""
+    if isinstance(one, Record):
+        settings = one.settings
+        facts = text_setup.facts(one.machine, one.model)
+        if one.model.source == "synthetic":
+            facts["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
+        flash = settings.flash_attn_resolved or settings.flash_attn
+        n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported
+        parts: dict[str, object] = {
+            f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
+            f"batch {settings.n_batch}": settings.n_batch,
+            f"ubatch {settings.n_ubatch}": settings.n_ubatch,
+            f"{settings.n_gpu_layers} layers on GPUs": n_layers,
+            f"flash attention {flash}": flash,
+            f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
+            f"prompts from {'the built-in texts' if settings.prompt == 'text' else settings.prompt}": settings.prompt,
+            f"seed {settings.seed}": settings.seed,
         }
-    known = ", ".join(words for words, value in parts.items() if value is not None)
-    texts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": record.model}
-    return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}
+    else:
+        endpoint, own, parts = one.endpoint, one.endpoint.settings, {}
+        named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
+        facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
+        if own:
+            parts = {
+                f"{own.n_slots} slots": own.n_slots,
+                f"a context of {own.n_ctx or 0:,} tokens": own.n_ctx,
+                f"file {own.model_file}": own.model_file,
+                f"quantization {own.quantization}": own.quantization,
+            }
+    if words := ", ".join(words for words, value in parts.items() if value is not None):
+        facts["settings"] = words
+    return facts if isinstance(one, Record) else facts | {"client": text_setup.facts(one.machine)["machine"]}

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core.lists import plural
-from lab.core.record import DECODE, DRAFT, VERIFY, Run
-from lab.core.request import Request
-from lab.core.request_times import figures
 from lab.process.wire import Progress
 from lab.runner.cases import Case
 
@@ -101,20 +98,8 @@ class Reporter:
         self._n_runs += n
         self._extra = None
 
-    def learn(self, case: Case, run: Run) -> None:
-        """Use a run's time per token for the forecast."""
-        lasted = [0, 0]
-        for kind, start, end in zip(run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True):
-            lasted[kind in (DECODE, DRAFT, VERIFY)] += end - start
-        self._learn(case, lasted[0], lasted[1], self._n_tokens(case)[1])
-
-    def learn_request(self, case: Case, request: Request) -> None:
-        """As `learn`, from a request."""
-        own = figures(request)
-        if own.ttft_ns is not None and own.e2e_ns is not None:
-            self._learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, request.asked.n_gen)
-
-    def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
+    def learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
+        """Use a run's time per token for the forecast; decode chose `n_chosen` tokens."""
         self._n_learned += 1
         n_prefilled = self._n_tokens(case)[0]
         if n_prefilled and prefill_ns:

@@ -202,7 +202,10 @@ class WarmEngine:
         n_computed = sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
         if sum(outcome.steps.n_tokens[:n_known]) != n_computed:
             raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
-        self.reporter.learn(case, run)
+        lasted = [0, 0]
+        for kind, start, end in zip(run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True):
+            lasted[kind in (record.DECODE, record.DRAFT, record.VERIFY)] += end - start
+        self.reporter.learn(case, lasted[0], lasted[1], self.plan.n_tokens(case)[1])
         return run
 
     def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:

@@ -288,8 +288,9 @@ def execute(
                 look = reporter.answer_watcher(case, repeat, is_warmup)
                 look()
                 for record in session.send(sent, POLL_S, look, replies.append, counts=not is_warmup):
-                    if is_ok := record.request.status == OK:
-                        reporter.learn_request(case, record.request)
+                    own, is_ok = figures(record.request), record.request.status == OK
+                    if is_ok and own.ttft_ns is not None and own.e2e_ns is not None:
+                        reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, record.request.asked.n_gen)
                     if stream and not is_warmup:
                         reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=replies[-1].text)
                     yield record
