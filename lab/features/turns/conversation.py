@@ -348,19 +348,15 @@ def predicted(prediction: StepPrediction, lever: Turns) -> pd.DataFrame:
     """The same figures of the same script, with predicted times of its steps; NaN where a step's cost is unknown."""
     import pandas as pd
 
-    @functools.cache
-    def taken(kind: str, n_tokens: int, n_past: int, n_outputs: int) -> float:
-        if kind in (FORGET, SAVE, LOAD):
-            known = 0.0 if kind == FORGET else prediction.move(n_past)
-        else:
-            known = prediction.seconds(n_tokens, n_past, n_outputs)
-        return math.nan if known is None else known
-
-    now, rows = 0.0, []
-    case = Case(1, 1, lever=lever)
+    move, compute = functools.cache(prediction.move), functools.cache(prediction.seconds)
+    now, rows, case = 0.0, [], Case(1, 1, lever=lever)
     for shape in script.shapes(write(case, lambda sequence, n: list(range(n)), prediction.settings)):
         n_past = shape.n_past if shape.kind != DECODE else shape.n_past // 32 * 32  # for fewer different steps
-        start_s, now = now, now + taken(shape.kind, shape.n_tokens, n_past, shape.n_outputs)
+        if shape.kind in (FORGET, SAVE, LOAD):
+            taken = 0.0 if shape.kind == FORGET else move(n_past)
+        else:
+            taken = compute(shape.n_tokens, n_past, shape.n_outputs)
+        start_s, now = now, now + (math.nan if taken is None else taken)
         rows.append((shape.kind, shape.n_tokens, shape.n_past, start_s, now))
     return figures(pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"]), lever)
 
@@ -415,11 +411,10 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 def finished(t: pd.DataFrame) -> list[Any]:
     """The table as rows, with whole numbers for counts, and the part of TTFT in which tokens were read again."""
-    counts = (
-        "conversation turn n_prompt n_cached n_computed n_again second_again differs_at n_runs state_bytes slot_bytes"
-    )
+    counts = {"conversation", "turn", "n_prompt", "n_cached", "n_computed", "n_again", "second_again", "differs_at"}
+    counts |= {"n_runs", "state_bytes", "slot_bytes"}
     t = t.assign(again_s=(t.ttft_s * t.n_again / t.n_computed).where(t.n_again > 0, 0.0).astype(float))
-    return as_rows(t.astype({name: "Int64" for name in counts.split() if name in t}))
+    return as_rows(t.astype({name: "Int64" for name in counts & {*t.columns}}))
 
 
 def sentences(made: Sequence[Any]) -> list[str]:
@@ -455,31 +450,25 @@ def sentences(made: Sequence[Any]) -> list[str]:
             words.append(f"The second conversation's own slot{costs}; {read}.")
         if keep != NONE and all(row.without_s is not None for row in own):
             words.append(f"Without a cache they take {seconds(sum(row.without_s for row in own))}.")
-        if keep == DISK:
-            words += moved(own)
+        loads = [(before, row) for before, row in itertools.pairwise(own) if row.load_s]
+        if loads and last.save_s and all(row.state_bytes for row in own):
+            (held, after), gbps = loads[-1], last.state_bytes / 1e9 / last.save_s
+            words.append(
+                f"Saving {last.state_bytes / 1e6:,.1f} MB took {seconds(last.save_s)} ({cell(gbps)} GB/s), loading "
+                f"{held.state_bytes / 1e6:,.1f} MB {seconds(after.load_s)} "
+                f"({cell(held.state_bytes / 1e9 / after.load_s)} GB/s)."
+            )
+        if len(loads) > 1:
+            lengths = [[1.0] * len(loads), [float(before.n_prompt) for before, _ in loads]]
+            fixed, per_token = stats.fit(lengths, [row.load_s for _, row in loads])
+            gain = first.ttft_s / first.n_computed - per_token
+            about = (
+                f"faster than prefill from about {plural(max(1, round(fixed / gain)), 'token')} on" if gain > 0 else ""
+            )
+            words.append(f"Loading is {about or 'not faster than prefill at any of these lengths'}.")
         if not all(row.is_known for row in own):
             words.append("~: the server does not report cached tokens; they are estimated from the TTFT.")
         words += off_by(((row.expected_ttft_s, row.ttft_s) for row in own), f"TTFT{where}")
-    return words
-
-
-def moved(own: Sequence[Any]) -> list[str]:
-    """What saving and loading cost, and from which length loading is faster than prefill."""
-    loads = [(before, row) for before, row in itertools.pairwise(own) if row.load_s]
-    if not loads or not own[-1].save_s or not all(row.state_bytes for row in own):
-        return []
-    (held, after), last = loads[-1], own[-1]
-    words = [
-        f"Saving {last.state_bytes / 1e6:,.1f} MB took {seconds(last.save_s)} "
-        f"({cell(last.state_bytes / 1e9 / last.save_s)} GB/s), loading {held.state_bytes / 1e6:,.1f} MB "
-        f"{seconds(after.load_s)} ({cell(held.state_bytes / 1e9 / after.load_s)} GB/s)."
-    ]
-    if len(loads) > 1:
-        lengths = [float(before.n_prompt) for before, _ in loads]
-        fixed, per_token = stats.fit([[1.0] * len(loads), lengths], [row.load_s for _, row in loads])
-        gain = own[0].ttft_s / own[0].n_computed - per_token
-        pays = f"faster than prefill from about {plural(max(1, round(fixed / gain)), 'token')} on" if gain > 0 else ""
-        words.append(f"Loading is {pays or 'not faster than prefill at any of these lengths'}.")
     return words
 
 
@@ -541,16 +530,18 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     figure.set_figheight(figure.get_figheight() * 1.4)
     axes = figure.subplots(2, len(conversations), sharex=True, sharey="row", squeeze=False)
     for (tokens, times), ((_, keep), t) in zip(axes.T, conversations, strict=True):
-        again, new, prefill = canvas.COLOURS[3], "new tokens (prefill)", canvas.OF_PREFILL
-        for ax, layers in (
-            (tokens, (("cached", t.n_cached, canvas.GRID), ("read again", t.n_again, again))),
-            (times, (("read again", t.again_s, again), (new, t.ttft_s - t.again_s, prefill))),
+        again_s, new, prefill = t.again_s, "new tokens (prefill)", canvas.OF_PREFILL
+        tops = {tokens: 0 * t.turn, times: 0 * t.turn}
+        for ax, name, values, colour in (
+            (tokens, "cached", t.n_cached, canvas.GRID),
+            (tokens, "read again", t.n_again, canvas.COLOURS[3]),
+            (tokens, new, t.n_computed - t.n_again, prefill),
+            (times, "read again", again_s, canvas.COLOURS[3]),
+            (times, new, t.ttft_s - again_s, prefill),
+            (times, "decode", t.decode_s, canvas.OF_DECODE),
         ):
-            top = 0 * t.turn
-            last = ("decode", t.decode_s, canvas.OF_DECODE) if ax is times else (new, t.n_computed - t.n_again, prefill)
-            for name, values, colour in (*layers, last):
-                ax.bar(t.turn, values.fillna(0), bottom=top, color=colour, label=name)
-                top = top + values.fillna(0)
+            ax.bar(t.turn, values.fillna(0), bottom=tops[ax], color=colour, label=name)
+            tops[ax] = tops[ax] + values.fillna(0)
         for name, column, style in (
             ("perfect cache", t.perfect_s, "-"),
             ("no cache", t.without_s, "--"),
@@ -567,14 +558,17 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     canvas.finish(list(axes.flat), f"A conversation of {n_turns}\n{subject}", is_apart=True)
 
 
-TABLE: dict[str, Any] = {
-    "name": "turns",
-    "question": "How much of a conversation's prompt is read again?",
-    "title": "a conversation turn by turn, medians over runs; again: tokens of earlier turns that were computed again; "
+TABLE = Table(
+    name="turns",
+    question="How much of a conversation's prompt is read again?",
+    title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that were computed again; "
     "differs: the first token that is not the cache's",
-    "caption": "Above: the tokens of each prompt. Below: the time of each turn, with that of a cache that nothing "
-    "breaks and that without a cache.",
-    "columns": (
+    caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache that nothing breaks "
+    "and that without a cache.",
+    rows=rows,
+    conclude=_conclude,
+    draw=lambda made, _, __, subject, figure: draw(made, subject, figure),
+    columns=(
         ("turn", lambda row: str(row.turn)),
         ("cache", lambda row: row.cache),
         ("broken by", lambda row: row.breaks),
@@ -591,8 +585,7 @@ TABLE: dict[str, Any] = {
         ("differs\nat", lambda row: UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}"),
         ("prompt", lambda row: _count(row, "n_prompt")),
     ),
-}
-
+)
 
 EXPERIMENT = Experiment(
     name="turns",
@@ -620,24 +613,14 @@ EXPERIMENT = Experiment(
         Option("turn", "Tokens of a message + an answer: 300+150, lognormal:300,0.8+150.", metavar="LENGTHS"),
         Option("turns", "Number of turns."),
         Option(
-            "breaks",
-            "What breaks the cache, and when: system@6,thinking@2+ (+: from there on).",
-            metavar="EVENTS",
-            flag="break",
+            "breaks", "What breaks the cache: system@6,thinking@2+ (+: from there on).", metavar="EVENTS", flag="break"
         ),
         Option("keep", "Where the cache is between turns: memory,slot,disk,none.", metavar="PLACES"),
         Option("replay", "A conversation as JSON lines: role and content of each message.", metavar="FILE"),
         REPEAT,
     ),
     again=_again,
-    tables=(
-        Table(
-            rows=rows,
-            conclude=_conclude,
-            draw=lambda made, _, __, subject, figure: draw(made, subject, figure),
-            **TABLE,
-        ),
-    ),
+    tables=(TABLE,),
     saves_states=True,
     through_server=_through_server,
 )

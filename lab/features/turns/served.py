@@ -176,18 +176,18 @@ def sections(records: Sequence[RequestRecord], context: Context) -> list[Section
         parts.append(
             Section(
                 title,
-                table["title"].replace(", medians over runs", "").replace("token that", "letter that"),
+                table.title.replace(", medians over runs", "").replace("token that", "letter that"),
                 name="turns",
-                question=table["question"],
+                question=table.question,
                 answer="" if context.is_page else words[0],
-                **tabled(table["columns"], rows),
+                **tabled(table.columns, rows),
                 sentences=words if context.is_page else words[1:],
-                pictures=[Picture("turns", table["caption"], partial(conversation.draw, rows, title), WIDE)],
+                pictures=[Picture("turns", table.caption, partial(conversation.draw, rows, title), WIDE)],
                 data=partial(dict, rows=data),
             )
         )
     title = "Conversations through a server"
-    return [Section(title, name="turns", question=table["question"], parts=parts)] if parts else []
+    return [Section(title, name="turns", question=table.question, parts=parts)] if parts else []
 
 
 def again(records: Sequence[RequestRecord]) -> str:
