@@ -414,7 +414,7 @@ def finished(t: pd.DataFrame) -> list[Any]:
     counts = {"conversation", "turn", "n_prompt", "n_cached", "n_computed", "n_again", "second_again", "differs_at"}
     counts |= {"n_runs", "state_bytes", "slot_bytes"}
     t = t.assign(again_s=(t.ttft_s * t.n_again / t.n_computed).where(t.n_again > 0, 0.0).astype(float))
-    return as_rows(t.astype({name: "Int64" for name in counts & {*t.columns}}))
+    return as_rows(t.astype(dict.fromkeys(counts & {*t.columns}, "Int64")))
 
 
 def sentences(made: Sequence[Any]) -> list[str]:
