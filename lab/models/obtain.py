@@ -13,16 +13,15 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab.core import shell
 from lab.core.record import Model
-from lab.errors import LabError, printable
+from lab.errors import LabError
 from lab.models import catalog, hub, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
 from lab.models.hub import Remote
-from lab.models.synthetic import USUAL, model_of
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
@@ -33,28 +32,34 @@ def silently(what: str, done: int, total: int | None) -> None:
     """Shows nothing of a transfer."""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A model that can be measured. `n_bytes` is the size of its file or download; None for shapes."""
+def find(worker: Worker, text: str) -> Model:
+    """The model that `text` names: from its file's header if it is here, or else from its shape in the catalog.
 
-    spec: str
-    quantization: str | None
-    n_bytes: int | None
-    on_disk: bool
-    source: str
-    about: str
+    Of a file on the hub that is not here only the header is read.
+    """
+    spec = catalog.parse(text, or_shape=True)
+    if file := locate(spec):
+        return worker.read_model(file.path, file.name, file.source)
+    if spec.entry:
+        return synthetic.model_of(spec.entry, spec.quantization or spec.entry.quantization or synthetic.USUAL)
+    if not spec.repo or not spec.file:
+        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(spec.file).name
+        hub.header(Remote(spec.repo, spec.file, spec.revision), path)
+        return worker.read_model(path, path.stem, HUB)
 
 
 def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
-        return ModelFile(printable(spec.path.stem), FILE, spec.path)
+        return ModelFile(spec.name, FILE, spec.path)
     if (remote := _remote(spec, hub.cached_names)) and (pulled := hub.cached(remote)):
-        return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+        return ModelFile(spec.name, HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
     if (made := _made_path(spec)) and made.exists():
-        return ModelFile(_name(spec), SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
-    if spec.source == EMBEDDED and not _wants_another_quantization(spec):
-        return ModelFile(_name(spec), EMBEDDED, catalog.embedded_path())
+        return ModelFile(spec.name, SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
+    if spec.source == EMBEDDED and not spec.is_requantized:
+        return ModelFile(spec.name, EMBEDDED, catalog.embedded_path())
     return None
 
 
@@ -64,24 +69,20 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
         return here
     if watch is None:
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
-    if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and base_is_here(spec)):
+    if spec.source == SYNTHETIC or (spec.is_requantized and _base(spec)):
         return _make(spec, worker, watch)
     remote = _remote(spec, hub.files)
     if remote is None:
-        names = hub.files(spec.repo or "", spec.revision)
-        raise LabError(
-            f"{spec.repo} has no file with quantization {spec.quantization}.",
-            f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
-        )
+        names = ", ".join(hub.files(spec.repo or "", spec.revision)[:12]) or "no .gguf file"
+        raise LabError(f"{spec.repo} has no file with quantization {spec.quantization}.", f"It has: {names}.")
     watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
     pulled = hub.pull(remote)
-    return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+    return ModelFile(spec.name, HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
 
 
 def how_to_get(spec: Spec) -> str:
     """The command that pulls or makes the model."""
-    verb = "make" if spec.source == SYNTHETIC or base_is_here(spec) else "pull"
-    return shell.lab("models", verb, spec.text)
+    return shell.lab("models", "make" if spec.source == SYNTHETIC or _base(spec) else "pull", spec.text)
 
 
 def remove(spec: Spec) -> int:
@@ -97,24 +98,28 @@ def remove(spec: Spec) -> int:
     return hub.remove(remote) if remote else 0
 
 
-def listing() -> list[Listed]:
-    """The catalog, and the files in the cache folder of made models."""
-    rows = []
+def listing() -> list[dict[str, Any]]:
+    """The catalog, and the files in the cache folder of made models.
+
+    `n_bytes` is the size of the file or download; None for shapes.
+    """
+    names = ("spec", "quantization", "n_bytes", "on_disk", "source", "about")
+    rows: list[tuple[Any, ...]] = []
     for entry in catalog.entries().values():
         source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
         here = None
         with suppress(LabError):  # the embedded model's package is not installed
             here = locate(catalog.parse(entry.name)) if entry.embedded or entry.repo else None
         n_bytes = here.path.stat().st_size if here else entry.n_bytes
-        rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
+        rows.append((entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
     for path in sorted(cache_folder().glob("*.gguf")):
         source, name, quantization = [*path.stem.split("--"), "", ""][:3]
         text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
         with suppress(LabError):  # a file that the lab did not make
             if _made_path(catalog.parse(text)) == path:
                 about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, but lower quality"
-                rows.append(Listed(text, quantization, path.stat().st_size, True, source, about))
-    return rows
+                rows.append((text, quantization, path.stat().st_size, True, source, about))
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def cache_folder() -> Path:
@@ -134,7 +139,7 @@ def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
         close = " or ".join(difflib.get_close_matches(kind, known, n=3))
         offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
         raise LabError(f"llama.cpp has no quantization {kind!r}.", offer)
-    base = None if spec.source == SYNTHETIC else locate(catalog.parse(spec.entry.name))
+    base = _base(spec)
     part, random = (target.with_name(f".{target.stem}.{os.getpid()}.{end}") for end in ("part", "base"))
     shape, direct = spec.entry.shape, kind in synthetic.QUANTIZATIONS
     need = 4 * base.path.stat().st_size if base else synthetic.n_bytes(shape, kind if direct else "Q4_0")
@@ -171,60 +176,21 @@ def _remote(spec: Spec, files: Callable[[str, str], list[str]]) -> Remote | None
     """The file on the hub that `spec` names: its own, or the shortest of `files` with the quantization, if any."""
     if spec.repo is None:
         return None
-    if spec.file and not _wants_another_quantization(spec):
+    if spec.file and not spec.is_requantized:
         return Remote(spec.repo, spec.file, spec.revision, spec.entry.sha256 if spec.entry else None)
     wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(spec.quantization or '')}(?![A-Z0-9_])", re.IGNORECASE)
     fitting = [name for name in files(spec.repo, spec.revision) if wanted.search(name)]
     return Remote(spec.repo, min(fitting, key=len), spec.revision) if fitting else None
 
 
-def _wants_another_quantization(spec: Spec) -> bool:
-    own = spec.entry.quantization if spec.entry else None
-    return spec.source != SYNTHETIC and spec.quantization not in (None, own)
-
-
-def base_is_here(spec: Spec) -> bool:
-    return spec.entry is not None and spec.source != SYNTHETIC and locate(catalog.parse(spec.entry.name)) is not None
-
-
-def _name(spec: Spec) -> str:
-    return spec.entry.name if spec.entry else printable(Path(spec.file or spec.repo or spec.text).stem)
+def _base(spec: Spec) -> ModelFile | None:
+    """The catalog's own file of a model, from which others are quantized, if it is here."""
+    return locate(catalog.parse(spec.entry.name)) if spec.entry and spec.source != SYNTHETIC else None
 
 
 def _made_path(spec: Spec) -> Path | None:
     """The path of a model that the lab makes: SOURCE--NAME--QUANTIZATION.gguf; None for others."""
-    is_made = spec.source == SYNTHETIC or _wants_another_quantization(spec)
-    if spec.entry is None or spec.quantization is None or not is_made:
+    if not spec.entry or not spec.quantization or not (spec.source == SYNTHETIC or spec.is_requantized):
         return None
     source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
-
-
-def parse(text: str) -> Spec:
-    """`catalog.parse`, but a model that the catalog has only as a shape becomes synthetic."""
-    try:
-        return catalog.parse(text)
-    except LabError:
-        name = text.partition(":")[0].lower().strip()
-        if not any(name in (entry.name, *entry.aliases) for entry in catalog.entries().values()):
-            raise
-        return catalog.parse(f"synthetic:{text}")
-
-
-def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header if it is here, or else from its shape in the catalog.
-
-    Of a file on the hub that is not here only the header is read.
-    """
-    spec = parse(text)
-    file = locate(spec)
-    if file is None:
-        if spec.entry:
-            return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
-        if not spec.repo or not spec.file:
-            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / Path(spec.file).name
-            hub.header(Remote(spec.repo, spec.file, spec.revision), path)
-            return worker.read_model(path, path.stem, HUB)
-    return worker.read_model(file.path, file.name, file.source)

@@ -1,8 +1,9 @@
-"""Write a model of a known shape with random weights, for example to measure a Llama 3.2 3B without downloading it.
+"""A model without its file: its tensors and their types from its shape, and a file of that shape with random weights.
 
-A model's speed depends on its shape and the types of its tensors, not on the values of its weights. So architecture,
-tensor names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros
-may be faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
+Ceilings and predictions need the number and size of the weights, but not their values; a Llama 3.2 3B is measured
+without downloading it. A model's speed depends on its shape and the types of its tensors. So architecture, tensor
+names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros may be
+faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core import memory
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
@@ -35,6 +35,9 @@ ARCHITECTURES = (
 HAS_QK_NORMS = "qwen3", "qwen3moe", "gemma3", *DELTA_NETS
 
 _CHUNK_WEIGHTS = 1 << 23
+
+USUAL = "Q4_K_M"
+"""Used if neither the user nor the catalog names a quantization."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,67 @@ class Tensor:
         """The dimensions in GGUF's order, the inner one first."""
         outer = (self.rows, self.n_expert) if self.n_expert > 1 else (self.rows,) if self.rows > 1 else ()
         return (self.columns, *outer)
+
+
+@cache
+def quantizations(name: str) -> dict[str, str]:
+    """A table of models/quantizations.toml, such as `types`: the type of most weights in each quantization."""
+    return dict(tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name])
+
+
+def known(quantization: str) -> str:
+    """llama.cpp's name of a quantization. LabError for one that it does not make."""
+    name = quantizations("aliases").get(quantization.upper(), quantization.upper())
+    if name.startswith("UD-"):
+        what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
+        raise LabError(what, "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)")
+    if name not in quantizations("types"):
+        hint = f"Use one of: {', '.join(quantizations('types'))}."
+        raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
+    return name
+
+
+def type_of(shape: Shape, quantization: str, name: str, columns: int) -> str:
+    """The type of a matrix with this name and length of rows: llama_tensor_get_type_impl of src/llama-quant.cpp.
+
+    Without an importance matrix where it can do without; not for models of 8 experts and architectures with own rules.
+    """
+    kind = quantizations("types")[quantization]
+    if kind in ("F32", "F16", "BF16"):
+        return kind
+    kind = _chosen(shape, quantization, name, kind, columns)
+    if columns % BLOCKS[kind][0]:
+        kind = quantizations("narrow").get(kind, kind)
+    return kind if columns % BLOCKS[kind][0] == 0 else "F16"
+
+
+def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int) -> str:
+    _, layer, part, *_ = [*name.split("."), "", ""]
+    is_low = quantization.startswith(("IQ1_", "IQ2_"))
+    if name == "output.weight" or (name == "token_embd.weight" and shape.tied_embeddings):
+        if quantization == "MXFP4_MOE" or kind == "Q8_0" or columns % BLOCKS[kind][0]:
+            return "Q8_0"
+        return "Q5_K" if is_low else "Q6_K"
+    if quantization == "MXFP4_MOE":
+        return "MXFP4" if part.endswith("_exps") else "Q8_0"
+    if name == "token_embd.weight":
+        return quantizations("embeddings").get(quantization, kind)
+    i, n = int(layer), shape.n_layer
+    has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2  # use_more_bits
+    is_value, is_down = part in ("attn_v", "attn_qkv"), part.startswith("ffn_down")
+    of_part = {"attn_q": "queries", "attn_k": "queries", "attn_output": "outputs"}.get(part)
+    of_part = "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
+    kind = quantizations(of_part).get(quantization, kind) if of_part else kind
+    if is_value and (shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)):
+        kind = quantizations("shared_values").get(quantization, kind)
+    if (is_value or is_down) and has_more and quantization in ("Q4_K_M", "Q5_K_M"):
+        kind = "Q6_K"
+    first = {"Q3_K_M": n // 16} if is_down else {"Q3_K_M": 2, "Q4_K_S": 4} if is_value else {}
+    if i < first.get(quantization, 0) or (is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")):
+        kind = "Q5_K"
+    if part.startswith(("ffn_gate", "ffn_up")) and quantization == "IQ3_XS" and n // 8 <= i < 7 * n // 8:
+        kind = "IQ3_XXS"
+    return kind
 
 
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
@@ -134,6 +198,42 @@ def _without_attention(layer: list[tuple[bool, str, int, int]], shape: Shape) ->
     ]
 
 
+def by_quantization(entry: Entry) -> dict[str, Model]:
+    """The model in common quantizations, without a file."""
+    return {quantization: model_of(entry, quantization) for quantization in ("Q4_0", "Q4_K_M", "Q8_0", "F16")}
+
+
+def model_of(entry: Entry, quantization: str) -> Model:
+    """A model of the catalog with the fields that its file's header would have."""
+    quantization = known(quantization)
+    listed = {tensor.name: tensor for tensor in tensors(entry.shape, quantization)}
+    by_type = collections.Counter[str]()
+    for tensor in listed.values():
+        by_type[tensor.type] += tensor.n_bytes
+    shape, own = entry.shape, dataclasses.asdict(entry.shape)
+    table, output = listed["token_embd.weight"], listed.get("output.weight")
+    keys = {"attention.sliding_window": shape.window, **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()}}
+    keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
+    layers = read_layers(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
+    return Model(
+        name=entry.name,
+        source="shape",
+        repo=entry.repo,
+        file=entry.file or "",
+        n_bytes=by_type.total(),
+        quantization=quantization,
+        tensor_bytes=dict(by_type),
+        embedding_bytes=table.n_bytes,
+        output_bytes=output.n_bytes if output else None,
+        embedding_type=table.type,
+        output_type=output.type if output else None,
+        n_params=sum(tensor.n_weights for tensor in listed.values()),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
+        | dataclasses.asdict(layers),
+    )
+
+
 def n_bytes(shape: Shape, quantization: str) -> int:
     """Bytes of the weights of such a model."""
     return sum(tensor.n_bytes for tensor in tensors(shape, quantization))
@@ -152,40 +252,20 @@ def write(
     Calls `watch` with the bytes written and the total. `types` (by tensor name) overrides the quantization's types. The
     file gets its name when it is complete. LabError if the disk is full.
     """
-    if quantization not in QUANTIZATIONS:
-        raise LabError(f"{quantization} cannot be written directly.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
-    if shape.arch not in ARCHITECTURES:
-        raise LabError(
-            f"Synthetic models of architecture {shape.arch} are not supported.",
-            f"Supported: {', '.join(ARCHITECTURES)}.",
-        )
-    planned = [
-        dataclasses.replace(tensor, type=(types or {}).get(tensor.name, tensor.type))
-        for tensor in tensors(shape, quantization)
-    ]
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        _write(shape, QUANTIZATIONS[quantization], planned, part, seed, watch)
-        part.replace(path)
-    except OSError as problem:
-        raise LabError(
-            f"The model {path.name} cannot be written: {problem.strerror}.",
-            f"It needs {sum(t.n_bytes for t in planned) / 1e9:.1f} GB in {path.parent}.",
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _write(
-    shape: Shape, file_type: int, planned: list[Tensor], path: Path, seed: int, watch: Callable[[int, int], None]
-) -> None:
     import gguf
     import numpy as np
 
-    writer = gguf.GGUFWriter(path, shape.arch)
+    if quantization not in QUANTIZATIONS:
+        raise LabError(f"{quantization} cannot be written directly.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
+    if shape.arch not in ARCHITECTURES:
+        what = f"Synthetic models of architecture {shape.arch} are not supported."
+        raise LabError(what, f"Supported: {', '.join(ARCHITECTURES)}.")
+    planned, types = tensors(shape, quantization), types or {}
+    planned = [dataclasses.replace(one, type=types.get(one.name, one.type)) for one in planned]
+    total, done = sum(tensor.n_bytes for tensor in planned), 0
     values: dict[str, Any] = {
         "name": "random weights",  # neutral: from some names llama.cpp derives a family, and then expects its tokens
-        "file_type": file_type,
+        "file_type": QUANTIZATIONS[quantization],
         "context_length": shape.n_ctx_train,
         "embedding_length": shape.n_embd,
         "block_count": shape.n_layer,
@@ -199,36 +279,42 @@ def _write(
         "layer_norm_rms_eps": 1e-5,
         "vocab_size": shape.n_vocab,
         "tokenizer_model": "no_vocab",
+        "expert_count": shape.n_expert,
+        "expert_used_count": shape.n_expert_used,
+        "expert_feed_forward_length": shape.n_ff_expert,
+        "sliding_window": shape.window,
+        "expert_shared_feed_forward_length": shape.n_ff_shared,
+        **{f"ssm_{key}": value for key, value in (shape.ssm or {}).items()},
     }
-    if shape.n_expert and shape.n_expert_used and shape.n_ff_expert:
-        values |= {"expert_count": shape.n_expert, "expert_used_count": shape.n_expert_used}
-        values |= {"expert_feed_forward_length": shape.n_ff_expert}
-    if shape.window:
-        values["sliding_window"] = shape.window
-    if shape.n_ff_shared:
-        values["expert_shared_feed_forward_length"] = shape.n_ff_shared
-    for key, value in (shape.ssm or {}).items():
-        values[f"ssm_{key}"] = value
     if shape.arch in DELTA_NETS:
-        values["rope_dimension_sections"] = [shape.head_dim // 8, shape.head_dim // 8, shape.head_dim // 8, 0]
-    for name, value in values.items():
-        getattr(writer, f"add_{name}")(value)
-    for tensor in planned:
-        kind = gguf.GGMLQuantizationType[tensor.type]
-        dimensions = tensor.dimensions[::-1]  # as numpy has them
-        writer.add_tensor_info(tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind)
+        values["rope_dimension_sections"] = [*[shape.head_dim // 8] * 3, 0]
+    part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        total, done = sum(tensor.n_bytes for tensor in planned), 0
-        for index, tensor in enumerate(planned):
-            generator = np.random.Generator(np.random.SFC64([seed, index]))
-            writer.write_tensor_data(_Random(tensor, generator))  # type: ignore[arg-type]
-            done += tensor.n_bytes
-            watch(done, total)
+        writer = gguf.GGUFWriter(part, shape.arch)
+        for name, value in values.items():
+            if value is not None:
+                getattr(writer, f"add_{name}")(value)
+        for tensor in planned:
+            kind = gguf.GGMLQuantizationType[tensor.type]
+            dimensions = tensor.dimensions[::-1]  # as numpy has them
+            writer.add_tensor_info(tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind)
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for index, tensor in enumerate(planned):
+                generator = np.random.Generator(np.random.SFC64([seed, index]))
+                writer.write_tensor_data(_Random(tensor, generator))  # type: ignore[arg-type]
+                done += tensor.n_bytes
+                watch(done, total)
+        finally:
+            writer.close()
+        part.replace(path)
+    except OSError as problem:
+        what = f"The model {path.name} cannot be written: {problem.strerror}."
+        raise LabError(what, f"It needs {total / 1e9:.1f} GB in {path.parent}.") from None
     finally:
-        writer.close()
+        part.unlink(missing_ok=True)
 
 
 class _Random:
@@ -239,14 +325,11 @@ class _Random:
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
-        left = self._tensor.n_weights
-        scale = 1 / math.sqrt(self._tensor.columns)
-        kind = "vector" if self._tensor.rows == 1 else self._tensor.type
-        kind = "decay" if self._tensor.name.endswith("ssm_a") else kind
-        while left:
-            n = min(left, _CHUNK_WEIGHTS)
-            file.write(_weights(kind, n, scale, self._generator).data)
-            left -= n
+        one, n = self._tensor, self._tensor.n_weights
+        kind = "decay" if one.name.endswith("ssm_a") else "vector" if one.rows == 1 else one.type
+        for first in range(0, n, _CHUNK_WEIGHTS):
+            size = min(n - first, _CHUNK_WEIGHTS)
+            file.write(_weights(kind, size, 1 / math.sqrt(one.columns), self._generator).data)
 
 
 def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
@@ -288,108 +371,3 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     else:
         raise LabError(f"Random weights of type {kind} are not supported.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     return blocks.reshape(-1)
-
-
-@cache
-def quantizations(name: str) -> dict[str, str]:
-    """A table of models/quantizations.toml, such as `types`: the type of most weights in each quantization."""
-    return dict(tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name])
-
-
-def known(quantization: str) -> str:
-    """llama.cpp's name of a quantization. LabError for one that it does not make."""
-    name = quantizations("aliases").get(quantization.upper(), quantization.upper())
-    if name.startswith("UD-"):
-        what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
-        raise LabError(what, "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)")
-    if name not in quantizations("types"):
-        hint = f"Use one of: {', '.join(quantizations('types'))}."
-        raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
-    return name
-
-
-def type_of(shape: Shape, quantization: str, name: str, columns: int) -> str:
-    """The type of a matrix with this name and length of rows."""
-    kind = quantizations("types")[quantization]
-    if kind in ("F32", "F16", "BF16"):
-        return kind
-    kind = _chosen(shape, quantization, name, kind, columns)
-    if columns % BLOCKS[kind][0]:
-        kind = quantizations("narrow").get(kind, kind)
-    return kind if columns % BLOCKS[kind][0] == 0 else "F16"
-
-
-def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int) -> str:
-    _, layer, part, *_ = [*name.split("."), "", ""]
-    is_low = quantization.startswith(("IQ1_", "IQ2_"))
-    if name == "output.weight" or (name == "token_embd.weight" and shape.tied_embeddings):
-        if quantization == "MXFP4_MOE" or kind == "Q8_0" or columns % BLOCKS[kind][0]:
-            return "Q8_0"
-        return "Q5_K" if is_low else "Q6_K"
-    if quantization == "MXFP4_MOE":
-        return "MXFP4" if part.endswith("_exps") else "Q8_0"
-    if name == "token_embd.weight":
-        return quantizations("embeddings").get(quantization, kind)
-    i, n = int(layer), shape.n_layer
-    has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2  # use_more_bits
-    is_value, is_down = part in ("attn_v", "attn_qkv"), part.startswith("ffn_down")
-    of_part = {"attn_q": "queries", "attn_k": "queries", "attn_output": "outputs"}.get(part)
-    of_part = "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
-    kind = quantizations(of_part).get(quantization, kind) if of_part else kind
-    if is_value and (shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)):
-        kind = quantizations("shared_values").get(quantization, kind)
-    if (is_value or is_down) and has_more and quantization in ("Q4_K_M", "Q5_K_M"):
-        kind = "Q6_K"
-    first = {"Q3_K_M": n // 16} if is_down else {"Q3_K_M": 2, "Q4_K_S": 4} if is_value else {}
-    if i < first.get(quantization, 0) or (is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")):
-        kind = "Q5_K"
-    if part.startswith(("ffn_gate", "ffn_up")) and quantization == "IQ3_XS" and n // 8 <= i < 7 * n // 8:
-        kind = "IQ3_XXS"
-    return kind
-
-
-COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
-USUAL = "Q4_K_M"
-"""Used if neither the user nor the catalog names a quantization."""
-
-
-def by_quantization(entry: Entry) -> dict[str, Model]:
-    """The model in common quantizations, without a file."""
-    return {quantization: model_of(entry, quantization) for quantization in COMMON_QUANTIZATIONS}
-
-
-def model_of(entry: Entry, quantization: str) -> Model:
-    """A model of the catalog with the fields that its file's header would have."""
-    quantization = known(quantization)
-    listed = {tensor.name: tensor for tensor in tensors(entry.shape, quantization)}
-    by_type = collections.Counter[str]()
-    for tensor in listed.values():
-        by_type[tensor.type] += tensor.n_bytes
-    shape, own = entry.shape, dataclasses.asdict(entry.shape)
-    table, output = listed["token_embd.weight"], listed.get("output.weight")
-    keys = {"attention.sliding_window": shape.window, **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()}}
-    keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
-    layers = read_layers(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
-    return Model(
-        name=entry.name,
-        source="shape",
-        repo=entry.repo,
-        file=entry.file or "",
-        n_bytes=by_type.total(),
-        quantization=quantization,
-        tensor_bytes=dict(by_type),
-        embedding_bytes=table.n_bytes,
-        output_bytes=output.n_bytes if output else None,
-        embedding_type=table.type,
-        output_type=output.type if output else None,
-        n_params=sum(tensor.n_weights for tensor in listed.values()),
-        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
-        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
-        | dataclasses.asdict(layers),
-    )
-
-
-def placed_tensors(entry: Entry, quantization: str) -> tuple[memory.Tensor, ...]:
-    """The tensors of such a model's file."""
-    listed = tensors(entry.shape, known(quantization))
-    return tuple(memory.Tensor(tensor.name, tensor.n_bytes) for tensor in listed)

@@ -160,14 +160,15 @@ def _model(
     worker: Worker, text: str, watch: obtain.ShowTransfer | None
 ) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
     """A model's file and header; for a missing model without `watch` its shape, its tensors, and a note."""
-    spec = catalog.parse(text) if watch else obtain.parse(text)
+    spec = catalog.parse(text) if watch else catalog.parse(text, or_shape=True)
     if watch or spec.entry is None or obtain.locate(spec):
         file = obtain.obtain(spec, worker, watch)
         return file, read_header(worker, file), (), []
     entry, kind = spec.entry, spec.quantization or spec.entry.quantization or synthetic.USUAL
+    tensors = tuple(Tensor(one.name, one.n_bytes) for one in synthetic.tensors(entry.shape, synthetic.known(kind)))
     note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())
-    return file, synthetic.model_of(entry, kind), synthetic.placed_tensors(entry, kind), [note]
+    return file, synthetic.model_of(entry, kind), tensors, [note]
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:

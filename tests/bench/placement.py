@@ -59,8 +59,9 @@ def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Setting
     """(device, bytes worked out, bytes that llama.cpp reserves) of compute buffers."""
     devices = [device for device in worker.build.devices if device.type == "gpu"]
     names = [device.name for device in devices]
-    model = synthetic.model_of(entry, miniature.quantization(entry.shape.arch))
-    tensors = synthetic.placed_tensors(entry, miniature.quantization(entry.shape.arch))
+    kind = miniature.quantization(entry.shape.arch)
+    model = synthetic.model_of(entry, kind)
+    tensors = tuple(memory.Tensor(one.name, one.n_bytes) for one in synthetic.tensors(entry.shape, kind))
     shares = memory.shares(worker.free_memory(), names, settings.tensor_split)
     real = dict.fromkeys([*names, memory.CPU], 0)
     for buffer in read_log(worker.reserve(path, settings))[1]:
