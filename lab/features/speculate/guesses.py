@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core.record import DECODE, DRAFT, OK, VERIFY, Run
@@ -35,40 +35,28 @@ def by_position(chains: Sequence[Chain]) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def joined(chains: Sequence[Chain]) -> list[Chain]:
-    """Join each step with all tokens accepted and its successor into one long chain.
-
-    The extra token of such a step would have been the next draft token; it counts as accepted.
-    """
-    chained: list[Chain] = []
-    goes_on = False
-    for n, right in chains:
-        if goes_on and n:
-            n_before, right_before = chained.pop()
-            n, right = n_before + 1 + n, right_before + 1 + right
-        chained.append((n, right))
-        goes_on = n > 0 and right == n
-    return chained
-
-
 def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True) -> list[Chain]:
     """The steps that the same draft tokens would have taken, if `n_draft` had been verified at a time.
 
     With `may_fall_short` (lookup in the text) a draft may be shorter than n_draft; a model always drafts n_draft.
     """
-    return [step for n, n_right in joined(chains) for step in _steps_of(n, n_right, n_draft, may_fall_short)]
-
-
-def _steps_of(n: int, n_right: int, n_draft: int, may_fall_short: bool) -> Iterator[Chain]:
-    """The steps of one chain. Each chooses its accepted tokens and one more."""
-    n_chosen = 0
-    while n_chosen <= n_right:
-        guessed = min(n_draft, n - n_chosen)
-        if n > n_right and not may_fall_short:  # tokens after a rejected one are unknown, and count as rejected
-            guessed = n_draft
-        accepted = min(guessed, n_right - n_chosen)
-        yield guessed, accepted
-        n_chosen += accepted + 1
+    long, goes_on = list[Chain](), False  # a step with all tokens accepted and its successor are one long chain
+    for n, right in chains:
+        if goes_on and n:  # the extra token of that step would have been the next draft token: it counts as accepted
+            n_before, right_before = long.pop()
+            n, right = n_before + 1 + n, right_before + 1 + right
+        long.append((n, right))
+        goes_on = n > 0 and right == n
+    steps = list[Chain]()
+    for n, right in long:
+        n_chosen = 0
+        while n_chosen <= right:  # each step chooses its accepted tokens and one more
+            guessed = min(n_draft, n - n_chosen)
+            if n > right and not may_fall_short:  # tokens after a rejected one are unknown, and count as rejected
+                guessed = n_draft
+            steps.append((guessed, min(guessed, right - n_chosen)))
+            n_chosen += steps[-1][1] + 1
+    return steps
 
 
 @dataclass(frozen=True)
@@ -81,33 +69,21 @@ class StepTimes:
     target: dict[int, float]
     draft: dict[int, float]
 
-    def draft_s(self, guessed: int, after_all_right: bool) -> float:
-        """Seconds to draft `guessed` tokens; a lookup costs nothing."""
-        if not guessed or not self.draft:
-            return 0.0
-        return guessed * self.draft[1] + (self.draft[2] - self.draft[1] if after_all_right else 0.0)
-
 
 def step_times(runs: Sequence[Run]) -> StepTimes | None:
     """Median step times over the runs of the curve (Speculation without text); None without such runs."""
-    target: dict[int, list[float]] = {}
-    draft: dict[int, list[float]] = {}
+    known: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}  # by whether they are of the draft model
     for run in runs:
-        if run.speculation is None or run.speculation.text is not None or run.status != OK:
-            continue
-        steps = run.steps
-        columns = zip(steps.kind, steps.n_tokens, steps.n_outputs, steps.start_ns, steps.end_ns, strict=True)
-        for kind, n_tokens, n_outputs, start, end in columns:
-            if n_outputs and kind in (DECODE, VERIFY):
-                target.setdefault(n_tokens, []).append((end - start) / 1e9)
-            elif n_outputs and kind == DRAFT:
-                draft.setdefault(n_tokens, []).append((end - start) / 1e9)
-    if 1 not in target:
-        return None
-    return StepTimes(
-        {n: statistics.median(times) for n, times in sorted(target.items())},
-        {n: statistics.median(times) for n, times in sorted(draft.items())},
+        if run.speculation and run.speculation.text is None and run.status == OK:
+            steps = run.steps
+            columns = zip(steps.kind, steps.n_tokens, steps.n_outputs, steps.start_ns, steps.end_ns, strict=True)
+            for kind, n_tokens, n_outputs, start, end in columns:
+                if n_outputs and kind in (DECODE, VERIFY, DRAFT):
+                    known[kind == DRAFT].setdefault(n_tokens, []).append((end - start) / 1e9)
+    target, draft = (
+        {n: statistics.median(times) for n, times in sorted(known[of_draft].items())} for of_draft in (False, True)
     )
+    return StepTimes(target, draft) if 1 in target else None
 
 
 def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
@@ -116,7 +92,10 @@ def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
     for before, (guessed, _) in itertools.pairwise([(0, 0), *chains]):
         if guessed + 1 not in times.target:
             return None
-        total += times.draft_s(guessed, before[0] > 0 and before[0] == before[1]) + times.target[guessed + 1]
+        total += times.target[guessed + 1]
+        if guessed and times.draft:  # a lookup costs nothing
+            is_behind = before[0] > 0 and before[0] == before[1]
+            total += guessed * times.draft[1] + (times.draft[2] - times.draft[1] if is_behind else 0.0)
     n_tokens = sum(right + 1 for _, right in chains)
     return n_tokens * times.target[1] / total if total > 0 else None
 

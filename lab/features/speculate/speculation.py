@@ -88,10 +88,32 @@ def plan(
             f"{model} has random weights, so the acceptance of drafts says nothing.",
             "Leave --draft out: then steps are timed, and speed-ups are shown for several acceptance rates.",
         )
-    texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
+    asked = prompt or DEFAULT_TEXTS
+    if asked == prompts.RANDOM and not is_random:
+        raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
+    texts = list(dict.fromkeys(name.strip() for name in asked.split(",")))
+    if is_random:
+        texts = [prompts.RANDOM]
+    elif asked == prompts.TEXT:
+        texts = prompts.own_texts()
+    elif not set(texts) <= set(prompts.own_texts()):
+        texts = [asked]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **given)
-    lengths = _check_lengths(draft_len, gen, made.settings)
+    lengths = numbers(
+        "--draft-len", [draft_len] if isinstance(draft_len, int) else parse_lengths(draft_len, "--draft-len"), 2**20
+    )
+    longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
+    if longest > most:
+        raise LabError(
+            f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens.",
+            f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
+        )
+    if longest > gen - 2:
+        raise LabError(
+            f"--gen {gen:,} is too short for drafts of {longest:,} tokens.",
+            f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
+        )
     warnings = list(made.warnings)
     if is_random and prompt not in (None, prompts.RANDOM):
         warnings.append(f"{model} has random weights: --prompt {prompt} is ignored.")
@@ -102,45 +124,16 @@ def plan(
         warnings += of_draft
         made = dataclasses.replace(made, draft=its_draft)
         label = _label(its_draft.model)
-    cases = []
-    for n_prompt in (case.n_prompt for case in made.cases):
-        cases.append(_case(n_prompt, gen, Speculation(label, max(lengths), None), texts[0]))
-        for text in [] if is_random else texts:
-            name = prompts.source(text).name
-            cases += [_case(n_prompt, gen, Speculation(label if n else None, n, name), text) for n in (0, *lengths)]
+    levers = [(Speculation(label, longest, None), texts[0])]
+    for text in [] if is_random else texts:
+        name = prompts.source(text).name
+        levers += [(Speculation(label if n else None, n, name), text) for n in (0, *lengths)]
+    cases = [
+        Case(n_prompt, gen, lever=lever, sequences=(n_prompt + gen + lever.n_draft + N_IN_A_ROW,), text=text)
+        for n_prompt in (case.n_prompt for case in made.cases)
+        for lever, text in levers
+    ]
     return with_cases(dataclasses.replace(made, warnings=tuple(warnings)), cases, write)
-
-
-def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
-    return Case(n_prompt, n_gen, lever=lever, sequences=(n_prompt + n_gen + lever.n_draft + N_IN_A_ROW,), text=text)
-
-
-def _texts(asked: str) -> list[str]:
-    """The texts from which prompts are cut. LabError for random tokens, which no draft predicts."""
-    if asked == prompts.RANDOM:
-        raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
-    if asked == prompts.TEXT:
-        return prompts.own_texts()
-    names = dict.fromkeys(name.strip() for name in asked.split(","))
-    return list(names) if names.keys() <= set(prompts.own_texts()) else [asked]
-
-
-def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
-    """Draft lengths in ascending order. LabError for those that do not fit into a step, or into --gen."""
-    given = [asked] if isinstance(asked, int) else parse_lengths(asked, "--draft-len")
-    lengths = numbers("--draft-len", given, 2**20)
-    longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
-    if longest > most:
-        raise LabError(
-            f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens.",
-            f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
-        )
-    if longest > n_gen - 2:
-        raise LabError(
-            f"--gen {n_gen:,} is too short for drafts of {longest:,} tokens.",
-            f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
-        )
-    return lengths
 
 
 def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
@@ -165,14 +158,16 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
             f"The vocabularies of {_label(model)} and {_label(made.model)} differ: {differ}.",
             "Use a smaller model of the same family, or a smaller quantization.",
         )
+    n_bytes, of_model = model.n_bytes or 0, made.model.n_bytes or 0
     warnings = []
-    if (model.n_bytes or 0) > (made.model.n_bytes or 0):
-        warnings.append(
-            f"The draft model, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} MB, "
-            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): drafting may take longer than it saves."
-        )
+    if n_bytes > of_model:
+        sizes = f"{n_bytes / 1e6:,.0f} MB, {of_model / 1e6:,.0f} MB"
+        warnings = [
+            f"The draft model, {_label(model)}, is larger than the model ({sizes}): drafting may take longer than it "
+            "saves."
+        ]
     elif file.path == made.file.path:
-        warnings.append("The draft model is the model itself: its drafts are accepted, but cost as much as they save.")
+        warnings = ["The draft model is the model itself: its drafts are accepted, but cost as much as they save."]
     return Draft(file, model), warnings
 
 
