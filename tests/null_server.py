@@ -86,8 +86,6 @@ class Behaviour:
     role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never
     n_reasoning: int = 0  # events with reasoning before the others
     reasoning_field: str = "reasoning_content"
-    stall_after: int | None = None  # after so many events with content comes a pause
-    stall_ms: float = 0.0
     usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
     gives_cached: bool = True  # whether the counts say how many tokens were cached
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
@@ -174,7 +172,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         name = how.reasoning_field if n_events < how.n_reasoning and is_chat else "content"
         yield Chunk(at_ms, event({name: WORD * n_more}, None, n), n_more)
         n_events += 1
-        at_ms += how.gap_ms + (how.stall_ms if n_events == how.stall_after else 0.0)
+        at_ms += how.gap_ms
     at_ms -= how.gap_ms if n_events else 0.0
     yield Chunk(at_ms, event({}, reason, n), 0)
     if wants_usage:

@@ -3,7 +3,6 @@
 Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
 """
 
-import os
 import random
 import socket
 from collections.abc import Iterator
@@ -91,7 +90,6 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "slow": Behaviour(first_ms=80.0, gap_ms=1.0),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
-    "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
 }
 
 
@@ -154,12 +152,6 @@ def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     assert (figures(request).ttft_ns or 0) >= 60 * MS
     assert (figures(request).ttft_ns or 0) >= request.events.arrive_ns[0]
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
-
-
-def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
-    request = send(client, "pausing", 6)
-    assert (figures(request).e2e_ns or 0) >= (4 + 5 + 80) * MS
-    assert request.events.arrive_ns[times.generated(request)[3]] >= (4 + 3 + 80) * MS  # it comes after three tokens
 
 
 # 3: usage must be asked for, comes in any chunk, or not at all
@@ -263,15 +255,6 @@ def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Cl
     assert (figures(requests[2]).ttft_due_ns or 0) >= 220 * MS
 
 
-# 9: the client's own cost
-
-
-def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) -> None:
-    assert client.pid != os.getpid()
-    replies = list(client.run(SendPlan(asks=tuple(make_ask("plain") for _ in range(6)), api=CHAT, n_at_once=2)))
-    assert all(reply.request.was_connected for reply in replies)
-
-
 # 10: failures are classes of their own, pings are no content
 
 
@@ -310,13 +293,9 @@ def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None
     requests = [reply.request for reply in client.run(plan)]
     assert 3 <= len(requests) <= 6  # each lasts 81 ms
     assert all(request.status == OK for request in requests)
-    last_ns = max((request.sent_ns or 0) + (request.ended_ns or 0) for request in requests if sent_before(request, 0.1))
-    late = [request for request in requests if not sent_before(request, last_ns / 1e9 + 0.2)]
-    assert not late  # 20 requests would last 0.8 s
-
-
-def sent_before(request: Request, stop_s: float) -> bool:
-    return (request.sent_ns or 0) <= stop_s * 1e9
+    spans = [(one.sent_ns or 0, (one.sent_ns or 0) + (one.ended_ns or 0)) for one in requests]
+    last_ns = max(ended for sent, ended in spans if sent <= 0.1e9)
+    assert max(sent for sent, _ in spans) <= last_ns + 0.2e9  # 20 requests would last 0.8 s
 
 
 # The probe
@@ -353,11 +332,7 @@ def test_the_probe_says_yes_no_or_unknown(client: Client, asked: Access, model: 
     assert all(capability.how for capability in endpoint.capabilities)
 
 
-def test_the_probe_wants_a_model_that_is_there(client: Client, asked: Access) -> None:
-    with pytest.raises(LabError, match=f"The server lists {len(MODELS)} models"):
-        examine(asked, client)
-    with pytest.raises(LabError, match="The server has no model mistral"):
-        examine(asked, client, "mistral")
+def test_the_probe_wants_a_model_that_answers(client: Client, asked: Access) -> None:
     with pytest.raises(LabError, match="does not stream an answer of 500"):
         examine(asked, client, "500")
 

@@ -29,7 +29,7 @@ from lab.core.request import (
 )
 from lab.core.results import save
 from lab.errors import LabError
-from lab.features.serve import loads, through_server
+from lab.features.serve import loads
 from lab.features.serve.access import access, ask
 from lab.features.serve.formats import MOST_AT_ONCE
 from lab.features.serve.loads import make_plan
@@ -335,7 +335,7 @@ def test_ctrl_c_while_requests_are_written_keeps_each_once(
         if next(n_saved) == 0:  # they are on the disk, and nobody has been told
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(through_server, "save", interrupted)
+    monkeypatch.setattr(loads, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.load(server.url, concurrency=4, out=tmp_path, **SHORT | {"duration": 60})
     (path,) = tmp_path.glob("*.jsonl")

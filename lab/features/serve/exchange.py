@@ -48,18 +48,12 @@ from lab.features.serve.formats import (
 from lab.process import spawning
 
 CONNECT_S = 10.0
-GRACE_S = 3.0
-"""Additional time for reading the bytes that arrived before the timeout."""
-
-HUNG_UP_S = 1.0
-"""A request fails within this time if the server closed the connection just before."""
-
+GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
+HUNG_UP_S = 1.0  # a request fails within this time if the server closed the connection just before
 FRESH_S = 2.0
 """An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
-PREPARE_S = 0.1
-"""A request's connection is opened this long before its time."""
-
+PREPARE_S = 0.1  # a request's connection is opened this long before its time
 PAUSE_S = 0.25
 """A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
 
@@ -69,9 +63,7 @@ LOOK_S, MOST_HELD = 0.5, 1 << 21
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
 
-MOST_ERROR_BYTES = 64_000
-"""Maximum bytes read of an error answer."""
-
+MOST_ERROR_BYTES = 64_000  # maximum bytes read of an error answer
 MOST_EVENTS, SPARE_EVENTS = 8, 100
 """An answer may have MOST_EVENTS events for each requested token, and SPARE_EVENTS more."""
 

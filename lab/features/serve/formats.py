@@ -22,9 +22,7 @@ from lab.core import request as kinds
 from lab.core.lists import first_known
 from lab.core.request import CHAT, Asked, Events, Request, ServerTimings, Usage
 
-MOST_AT_ONCE = 900
-"""Maximum requests in flight: select() supports at most 1,024 files."""
-
+MOST_AT_ONCE = 900  # maximum requests in flight: select() supports at most 1,024 files
 TIMEOUT_S, STALL_S = 600.0, 60.0
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 1_000_000, 64_000_000
 """Maximum bytes of a line of a stream (its JSON takes up to 30 times the memory), and of all answers in flight."""
@@ -32,11 +30,8 @@ MOST_LINE_BYTES, MOST_ANSWER_BYTES = 1_000_000, 64_000_000
 LINES_PER_TOKEN, SPARE_LINES = 20, 20_000
 """Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
 
-PIECE_BYTES = 300
-"""What the parts of an answer that arrived together take in memory, besides their bytes."""
-
-SEPARATOR = "\t"
-"""Separates the number, the request and the text of a reply in its line."""
+PIECE_BYTES = 300  # what the parts of an answer that arrived together take in memory, besides their bytes
+SEPARATOR = "\t"  # separates the number, the request and the text of a reply in its line
 
 
 def fresh_nonce(rng: random.Random) -> str:

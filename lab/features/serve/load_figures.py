@@ -480,9 +480,7 @@ WIDE = 12
 MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
 """Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
 
-SPREAD = 0.16
-"""Horizontal spread of an arm's points to each side, as a share of the distance to the next arm."""
-
+SPREAD = 0.16  # horizontal spread of an arm's points to each side, as a share of the distance to the next arm
 FAILED = (COLOURS[6], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[7])
 """Colours of classes of failure, by their number."""
 

@@ -20,8 +20,9 @@ import re
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple, Unpack
@@ -29,12 +30,12 @@ from typing import Any, NamedTuple, Unpack
 from lab.core.asked_settings import in_digits
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, RequestRecord, Slo, parse_slo
-from lab.core.results import unless_empty
+from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Request, RequestRecord, Slo, parse_slo
+from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.serve.formats import MOST_AT_ONCE, Reply, SendPlan
-from lab.features.serve.servers import Reaching, Server, connect, prompt_text, reaching_of
-from lab.features.serve.through_server import ServerSession, warn_of_failures
+from lab.features.serve.servers import Reaching, Server, connect, needs_count, prompt_text, reaching_of
+from lab.features.serve.through_server import GONE, gone, warn_of_failures
 from lab.runner import progress
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
@@ -54,14 +55,11 @@ MAX_REQUESTS, TIMEOUT_S, STALL_S = 2000, 300.0, 60.0
 MOST_ARMS, MOST_ROUNDS, MOST_REQUESTS, LONGEST_S = 50, 100, 10_000_000, 86_400.0
 LEAST_RATE, MOST_RATE = 0.001, 10_000.0
 
-MOST_LOST = 20
-"""A server counts as gone after this number of requests in a row without a connection."""
-
+MOST_LOST = 20  # a server counts as gone after this number of requests in a row without a connection
 REST = 2.0
 """An open loop has times for REST times its window, because the load continues until the window's requests end."""
 
-LOOK_S = 1.0
-"""Interval of writing finished requests to disk."""
+LOOK_S = 1.0  # interval of writing finished requests to disk
 
 Numbers = str | float | Sequence[float]
 
@@ -386,6 +384,66 @@ def load(
     return records
 
 
+@dataclass
+class Session:
+    """A running session of loads. Calls `report` with what it is doing."""
+
+    server: Server
+    path: Path
+    report: Callable[[str], object]
+    lost: list[Request] = field(default_factory=list)  # requests in a row with a failure in GONE
+    can_count: bool = True  # whether the server can count tokens of answers whose stream did not
+    kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
+
+    def send(
+        self, plan: SendPlan, look: Callable[[], object], ended: Callable[[Request], object]
+    ) -> Iterator[RequestRecord]:
+        """Send the requests of a plan; yield each record after it is written to the file.
+
+        Writes the finished requests every LOOK_S, calls `ended` with each, then `look`; sleeps in between, because the
+        server may share the cores. At the end the server counts the tokens of answers without a count. Finished
+        requests are kept even if the plan ends early.
+        """
+        self.kept.clear()
+        uncounted: list[Reply] = []
+        try:
+            for batch in self.server.client.batches(plan, LOOK_S):
+                final: list[Reply] = []
+                for reply in batch:
+                    request = reply.request
+                    self.lost = [*self.lost, request] if request.failure in GONE else []
+                    ended(request)
+                    (uncounted if self.can_count and needs_count(request) else final).append(reply)
+                yield from self._keep(final)
+                look()
+            is_gone = len(self.lost) >= MOST_LOST
+            for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
+                if len(uncounted) > 1 and i % 10 == 0:
+                    self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
+                request = self.server.counted(plan.ask(reply.index), reply)
+                uncounted[i] = dataclasses.replace(reply, request=request)
+                if needs_count(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
+                    self.can_count = False
+                    break
+            yield from self._keep(uncounted)
+        except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
+            with suppress(LabError):  # then the rest goes to the same rescue file
+                self._keep((*self.server.client.given_up(), *uncounted))
+            raise
+
+    def _keep(self, replies: Iterable[Reply]) -> list[RequestRecord]:
+        """Write the new replies."""
+        new = (one for one in replies if one.index not in self.kept)
+        if records := {one.index: self.server.record(self.path.stem, one.request) for one in new}:
+            n_bytes = self.path.stat().st_size
+            try:
+                save(self.path, *records.values())
+            finally:  # after Ctrl-C during the write, do not write them again
+                if self.path.stat().st_size > n_bytes:
+                    self.kept.update(records)
+        return list(records.values())
+
+
 def execute(
     plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Callable[[str], object]
 ) -> Generator[RequestRecord, None, None]:
@@ -399,9 +457,9 @@ def execute(
     def report(doing: str) -> None:
         watch(Status(doing, part=part))
 
-    def ended(reply: Reply) -> None:
+    def ended(request: Request) -> None:
         nonlocal n_failed
-        n_failed += reply.request.status != OK
+        n_failed += request.status != OK
 
     def show(is_over: bool = False) -> None:
         lasted_s = time.monotonic() - began
@@ -413,7 +471,7 @@ def execute(
             doing = f"warming up, {doing}"
         watch(Status(doing, part=part, elapsed_s=time.monotonic() - started, left_s=left_s))
 
-    session = ServerSession(server, path, report)
+    session = Session(server, path, report)
     with unless_empty(path):
         asks, lengths, n_left = [], plan.prompts.values, plan.max_requests
         for i, n in enumerate(lengths):
@@ -440,12 +498,13 @@ def execute(
             )
             part = f"{window.label} of {1 + max(one.load.round for one in plan.windows)}"
             could_count, began, n_failed, later_s = session.can_count, time.monotonic(), 0, later_s - window.stop_s
-            yield from session.send(sending, LOOK_S, show, ended)
+            yield from session.send(sending, show, ended)
             lasted_s = time.monotonic() - began
             if could_count and not session.can_count:
                 note("The server does not count the tokens of its answers, so there are no token rates.")
             show(is_over=True)
-            session.check_reached(MOST_LOST, f"{window.label}; ")
+            if len(session.lost) >= MOST_LOST:
+                raise gone(server, path, session.lost, f"{window.label}; ")
             if window.times_ns is None and len(session.kept) >= n_most and lasted_s < window.stop_s:
                 needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
                 note(

@@ -87,14 +87,11 @@ from lab.runner.prompts import TEXT, offset, source
 
 TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
 
-MOST_COUNTS = 24
-"""Maximum number of counts for one prompt."""
-
+MOST_COUNTS = 24  # maximum number of counts for one prompt
 FILLERS = (" a", " the", " x", " 1", ".")
 """Texts that make a prompt a little longer; in most vocabularies one token each."""
 
-NEAR = 50
-"""If counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
+NEAR = 50  # if counting costs a prefill, the last n/50 tokens of a prompt may be fillers
 
 
 class NotCounted(LabError):
@@ -250,13 +247,18 @@ def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: in
     return prompt.renewed(rng) if how.by == USAGE else prompt  # the server has seen this one
 
 
+def needs_count(request: Request) -> bool:
+    """Whether a request succeeded, and nobody counted the tokens of its answer."""
+    return request.status == OK and times.n_generated(request) is None
+
+
 def with_count(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
     """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
 
     Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
     """
     request = reply.request
-    if request.status != OK or times.n_generated(request) is not None:
+    if not needs_count(request):
         return request
     if request.asked.seed is not None and sent.nonce is None:  # with a nonce, another prompt was sent
         fields = json.loads(sent.body)
@@ -275,16 +277,12 @@ def with_count(access: Access, api: str, model: str, sent: Ask, reply: Reply) ->
     return dataclasses.replace(request, usage=Usage(completion_tokens=n_tokens, counted_by=TOKENIZE))
 
 
-MOST_PROBES = 10
-"""Maximum number of requests that generate tokens, besides one for counting prompts."""
-
+MOST_PROBES = 10  # maximum number of requests that generate tokens, besides one for counting prompts
 N_SHORT, N_LONG = 4, 48
 SHORT = "Say yes."
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
 
-SAY_S = 5.0
-"""Interval of the progress messages while waiting for an answer."""
-
+SAY_S = 5.0  # interval of the progress messages while waiting for an answer
 _LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
 """Options that a request is tried with, until the server accepts it."""
 
@@ -370,10 +368,9 @@ class Server:
         """True if the server supports ignore_eos, otherwise None."""
         return True if formats.IGNORE_EOS in self.endpoint.accepted else None
 
-    def send(self, ask: Ask) -> Reply:
-        """Send one request, and wait for its answer."""
-        plan = SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.access.timeout_s)
-        (reply,) = self.client.run(plan)
+    def send(self, ask: Ask, watch: Callable[[], None] = lambda: None) -> Reply:
+        """Send one request, and wait for its answer; calls `watch` meanwhile."""
+        (reply,) = self.client.run(SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.access.timeout_s), watch)
         return reply
 
     def counted(self, ask: Ask, reply: Reply) -> Request:

@@ -4,10 +4,6 @@ As with the engine, lengths are interleaved in rounds and shuffled within each r
 rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
 sees a length for the first time, and some load the model only then. A failed request is recorded and the others
 continue; a length that fails repeatedly is abandoned, and the session ends if the server is gone.
-
-A session (also of a load) sends plans through the client's process and writes down the finished requests at intervals.
-It sleeps in between, because both may share the cores with the server. Finished requests are kept even if a plan ends
-early.
 """
 
 from __future__ import annotations
@@ -16,8 +12,7 @@ import collections
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,8 +45,6 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.measure import plot_runs, text_results
 from lab.features.serve import servers
-from lab.features.serve.access import POLL_S
-from lab.features.serve.formats import Reply, SendPlan
 from lab.features.serve.load_figures import server_options, span, wrong
 from lab.features.serve.servers import MOST_COUNTS, USAGE, Counter, Prompt, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
@@ -67,96 +60,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-GONE = (REFUSED, LOST, NOT_SENT)
-"""Failures that mean, several times in a row, that the server is gone."""
+GONE = (REFUSED, LOST, NOT_SENT)  # failures that mean, several times in a row, that the server is gone
 
 
-@dataclass
-class ServerSession:
-    """A running session. Calls `report` with what it is doing."""
-
-    server: Server
-    path: Path
-    report: Callable[[str], object]
-    n_lost: int = 0  # requests in a row with a failure in GONE
-    last: Request | None = None  # the last finished one
-    can_count: bool = True  # whether the server can count tokens of answers whose stream did not
-    kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
-
-    def send(
-        self,
-        plan: SendPlan,
-        look_s: float,
-        look: Callable[[], object] = lambda: None,
-        ended: Callable[[Reply], object] = lambda reply: None,
-        counts: bool = True,
-    ) -> Iterator[RequestRecord]:
-        """Send the requests of a plan; yield each record after it is written to the file.
-
-        Every `look_s` seconds writes the finished requests; calls `ended` with each reply, then `look`. With `counts`
-        the server counts the tokens of answers without a count after all have ended.
-        """
-        self.kept.clear()
-        uncounted: list[Reply] = []
-        try:
-            for batch in self.server.client.batches(plan, look_s):
-                final: list[Reply] = []
-                for reply in batch:
-                    self.count_lost(reply.request)
-                    ended(reply)
-                    waits = counts and self.can_count and not _is_counted(reply.request)
-                    (uncounted if waits else final).append(reply)
-                yield from self._keep(final)
-                look()
-            is_gone = plan.most_lost is not None and self.n_lost >= plan.most_lost
-            for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
-                if len(uncounted) > 1 and i % 10 == 0:
-                    self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
-                request = self.server.counted(plan.ask(reply.index), reply)
-                uncounted[i] = dataclasses.replace(reply, request=request)
-                if not _is_counted(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
-                    self.can_count = False
-                    break
-            yield from self._keep(uncounted)
-        except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
-            with suppress(LabError):  # then the rest goes to the same rescue file
-                self._keep((*self.server.client.given_up(), *uncounted))
-            raise
-
-    def count_lost(self, request: Request) -> None:
-        """Count requests in a row with a failure in GONE."""
-        self.n_lost = self.n_lost + 1 if request.failure in GONE else 0
-        self.last = request
-
-    def check_reached(self, most_lost: int, during: str = "") -> None:
-        """LabError after `most_lost` requests in a row with a failure in GONE."""
-        if self.n_lost >= most_lost and self.last:
-            why = f"{self.last.failure}: {(self.last.error or '').rstrip('.')}"
-            raise LabError(
-                f"The server at {self.server.endpoint.url} is gone: {self.n_lost} requests in a row failed "
-                f"({during}{why}).",
-                f"Read its log, and restart it. The finished requests are in {self.path}",
-            )
-
-    def not_sent(self, case: Case, repeat: int, reason: str, warmup: bool = False) -> RequestRecord:
-        """Write a request that was not sent."""
-        asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
-        ends: dict[str, Any] = {"status": FAILED, "failure": NOT_SENT, "error": reason, "events": Events()}
-        record = self.server.record(self.path.stem, Request(asked=asked, started_at=utc_now(), **ends))
-        save(self.path, record)
-        return record
-
-    def _keep(self, replies: Iterable[Reply]) -> list[RequestRecord]:
-        """Write the new replies."""
-        new = (one for one in replies if one.index not in self.kept)
-        if records := {one.index: self.server.record(self.path.stem, one.request) for one in new}:
-            n_bytes = self.path.stat().st_size
-            try:
-                save(self.path, *records.values())
-            finally:  # after Ctrl-C during the write, do not write them again
-                if self.path.stat().st_size > n_bytes:
-                    self.kept.update(records)
-        return list(records.values())
+def gone(server: Server, path: Path, lost: Sequence[Request], during: str = "") -> LabError:
+    """The error after requests in a row with a failure in GONE."""
+    why = f"{lost[-1].failure}: {(lost[-1].error or '').rstrip('.')}"
+    return LabError(
+        f"The server at {server.endpoint.url} is gone: {len(lost)} requests in a row failed ({during}{why}).",
+        f"Read its log, and restart it. The finished requests are in {path}",
+    )
 
 
 def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:
@@ -164,10 +77,6 @@ def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None
     failed = [error for error in errors if error]
     for sentence in (*notes, *([f"{len(failed)} requests failed: {failed[0]}"] if failed else [])):
         warn(sentence, stacklevel=3)
-
-
-def _is_counted(request: Request) -> bool:
-    return request.status != OK or times.n_generated(request) is not None
 
 
 DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
@@ -260,48 +169,56 @@ def execute(
     warmups = [(0, case) for case in possible]
     todo = [run for repeat in range(plan.n_repeat) for run in shuffled(possible, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
-    session = ServerSession(server, path, reporter.report_status)
     prompts: dict[int, Prompt] = {}  # one for each length, if counting costs requests
     n_failed: collections.Counter[Case] = collections.Counter()  # in a row
-    replies: list[Reply] = []
+    lost: list[Request] = []  # in a row
+
+    def kept(request: Request) -> RequestRecord:
+        record = server.record(path.stem, request)
+        save(path, record)
+        return record
+
+    def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
+        asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
+        ends: dict[str, Any] = {"status": FAILED, "failure": NOT_SENT, "error": reason, "events": Events()}
+        return Request(asked=asked, started_at=utc_now(), **ends)
+
     with unless_empty(path):
         for case, reason in plan.refused.items():
-            yield session.not_sent(case, 0, reason)
+            yield kept(not_sent(case, 0, reason))
         while warmups or todo:
-            is_warmup, is_ok = bool(warmups), False
+            is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
             n = case.n_prompt
             try:
                 known = prompts.get(n)
                 prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
             except servers.NotCounted as problem:
-                record = session.not_sent(case, repeat, problem.what, is_warmup)
-                session.count_lost(record.request)
-                yield record
+                request = not_sent(case, repeat, problem.what, is_warmup)
             else:
                 if prompt.counted_by == USAGE:
                     prompts[n] = prompt
                 n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
                 asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
                 ask = server.ask(prompt, asked, is_sent_once=True)
-                sent = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
-                look = reporter.answer_watcher(case, repeat, is_warmup)
-                look()
-                for record in session.send(sent, POLL_S, look, replies.append, counts=not is_warmup):
-                    own, is_ok = figures(record.request), record.request.status == OK
-                    if is_ok and own.ttft_ns is not None and own.e2e_ns is not None:
-                        reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, record.request.asked.n_gen)
-                    if stream and not is_warmup:
-                        reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=replies[-1].text)
-                    yield record
-            session.check_reached(MAX_GONE)
-            n_failed[case] = 0 if is_ok else n_failed[case] + 1
+                reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
+                request = reply.request if is_warmup else server.counted(ask, reply)
+                own = figures(request)
+                if own.status == OK and own.ttft_ns is not None and own.e2e_ns is not None:
+                    reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, own.asked.n_gen)
+                if stream and not is_warmup:
+                    reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
+            yield kept(request)
+            lost = [*lost, request] if request.failure in GONE else []
+            if len(lost) >= MAX_GONE:
+                raise gone(server, path, lost)
+            n_failed[case] = 0 if request.status == OK else n_failed[case] + 1
             left = [run for run in todo if run[1] == case]
             if n_failed[case] >= MAX_FAILURES and left:
                 todo[:] = [run for run in todo if run[1] != case]
                 more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
-                yield session.not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}.")
-            if not is_ok and (warmups or todo):
+                yield kept(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
+            if request.status != OK and (warmups or todo):
                 time.sleep(PAUSE_S)
 
 
