@@ -4,7 +4,8 @@ Disturbed runs are kept and marked. A median is reliable if fewer than half of i
 lab warns. Machines also drift, for example when they become hot. Around each run the lab times the same short decode
 (the sentinel); if its time changes during a session, the machine's speed changed.
 
-The load of other processes disturbs a run only if it uses cores that the run needs. To add a cause, add it to CAUSES.
+The load of other processes disturbs a run only if it uses cores that the run needs. A new cause goes into CAUSES
+and `disturbances`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from lab.core import cost, phases, stats
-from lab.core.lists import plural
-from lab.core.record import OK, Model, Noise, Record, Run
+from lab.core.lists import grouped, plural
+from lab.core.record import OK, Model, Noise, Record
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
 from lab.runner import machine
@@ -37,29 +38,40 @@ JUMP_NS = 10_000_000
 """Smaller jumps of the clock are not reported: samples are rounded to milliseconds."""
 MIN_MS = 200
 """Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A figure above `limit` shows the cause. `figure` returns None if the system does not report it."""
-
-    figure: Callable[[Noise], float | None]
-    limit: float
-    spares: bool = False  # free cores can absorb it; the limit is for a run that needs all cores
-    on_gpu: bool = False  # applies only to runs with layers on a GPU
+CACHED_BYTES = 1e9
+"""Smaller weights can lie in a cache: the last cache of no device that is sold is larger."""
+MARGIN = 1.05
+"""How far above the maker's bandwidth a rate may lie: clocks and rounding."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What can disturb a run: a sentence with {} for the amount, and its signs. The amount is their largest figure."""
+    """What can disturb a run: a sentence with {} for the amount, and the amount's format."""
 
     words: str
-    signs: tuple[Sign, ...]
-    unit: Callable[[float], str] = str
+    unit: str = "{}"
 
     def sentence(self, amount: float) -> str:
         """The words with the amount in them."""
-        return self.words.format(self.unit(amount))
+        return self.words.format(_cores(amount) if self.unit == CORES else self.unit.format(amount))
+
+
+CORES = "cores"
+OTHERS = Cause("other processes used {}", CORES)
+STEAL = Cause("the host took {} from the virtual machine", CORES)
+MEMORY = Cause("memory was short")
+HEAT = Cause("heat or a power limit slowed the CPU or GPU")
+QUOTA = Cause("the container used up its quota of CPU time")
+GPU_OTHERS = Cause("other processes used {} of the GPU", "{:.0f} %")
+CLOCK = Cause("the clock jumped by {} s", "{:.3g}")
+TOO_FAST = Cause("faster than this device can read its weights, by {}", "{:.3g}x")
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK, TOO_FAST)
+"""All known causes, in the order of reports."""
+
+
+def _cores(amount: float) -> str:
+    text = f"{amount:.2g}"
+    return f"{text} core{'s' * (text != '1')}"
 
 
 def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
@@ -79,76 +91,33 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
     return mean, worst
 
 
-def _cpu_signs(name: str, spares: bool) -> tuple[Sign, ...]:
-    """The signs of a column of CPU time in NoiseSamples: its mean, and its worst second."""
-
-    def figure(noise: Noise, which: int) -> float | None:
-        column = getattr(noise.samples, name)
-        return None if column is None else cores(noise, column)[which]
-
-    limits = enumerate((MEAN_CORES, WORST_CORES))
-    return tuple(Sign(partial(figure, which=which), limit, spares) for which, limit in limits)
-
-
-def _increase(noise: Noise, name: str) -> float | None:
-    """The increase of a counter of NoiseReading during the run."""
-    before, after = getattr(noise.before, name), getattr(noise.after, name)
-    return None if before is None or after is None else after - before
-
-
-def _waited(name: str) -> tuple[Sign, ...]:
-    """The sign of a counter of seconds: its increase as a share of the run's time."""
-
-    def share(noise: Noise) -> float | None:
-        seconds = _increase(noise, name)
-        return None if seconds is None or noise.samples is None else seconds / (noise.samples.at_ms[-1] / 1e3)
-
-    return (Sign(share, WAIT_SHARE),)
-
-
-def _cores(amount: float) -> str:
-    text = f"{amount:.2g}"
-    return f"{text} core{'s' * (text != '1')}"
-
-
-def _gpu_percent(noise: Noise) -> float | None:
-    return max((gpu.others_percent for gpu in noise.after.gpus or () if gpu.others_percent is not None), default=None)
-
-
-OTHERS = Cause("other processes used {}", _cpu_signs("others_ms", spares=True), _cores)
-STEAL = Cause("the host took {} from the virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
-MEMORY = Cause("memory was short", _waited("memory_pressure_s"))
-HEAT = Cause(
-    "heat or a power limit slowed the CPU or GPU",
-    (
-        Sign(lambda noise: _increase(noise, "n_throttled"), 0),
-        Sign(lambda noise: sum(gpu.slowed is not None for gpu in noise.after.gpus or ()), 0, on_gpu=True),
-    ),
-)
-QUOTA = Cause("the container used up its quota of CPU time", _waited("quota_wait_s"))
-GPU_OTHERS = Cause(
-    "other processes used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
-)
-CLOCK = Cause("the clock jumped by {} s", (), "{:.3g}".format)
-TOO_FAST = Cause("faster than this device can read its weights, by {}", (), "{:.3g}x".format)
-
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK, TOO_FAST)
-"""All known causes, in the order of reports."""
-
-
 def disturbances(record: Record) -> dict[Cause, float]:
     """What disturbed a run: each cause with its amount, in the unit of its words."""
     noise, jump_s = record.run.noise, _clock_jump_s(record)
     amounts = {CLOCK: jump_s} if jump_s else {}
-    if (reading := of_bandwidth(record)) > MARGIN:
+    if (reading := _of_bandwidth(record)) > MARGIN:
         amounts[TOO_FAST] = reading
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
         return amounts
-    for cause in CAUSES:
-        signs = [sign for sign in cause.signs if record.settings.n_gpu_layers or not sign.on_gpu]
-        known = [(figure, sign) for sign in signs if (figure := sign.figure(noise)) is not None]
-        if any(figure > (_limit(sign.limit, record) if sign.spares else sign.limit) for figure, sign in known):
-            amounts[cause] = max(figure for figure, _ in known)
+
+    def increase(name: str, over: float = 1.0) -> float:
+        """The increase of a counter during the run; NaN if the system does not report it."""
+        before, after = getattr(noise.before, name), getattr(noise.after, name)
+        return math.nan if before is None or after is None else (after - before) / over
+
+    seconds, gpus = noise.samples.at_ms[-1] / 1e3, (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
+    others, steal = (cores(noise, column) for column in (noise.samples.others_ms, noise.samples.steal_ms))
+    seen = [  # an amount above its limit shows the cause
+        *((OTHERS, used, _limit(limit, record)) for used, limit in zip(others, (MEAN_CORES, WORST_CORES), strict=True)),
+        *((STEAL, used, limit) for used, limit in zip(steal, (MEAN_CORES, WORST_CORES), strict=True)),
+        (MEMORY, increase("memory_pressure_s", seconds), WAIT_SHARE),
+        (HEAT, increase("n_throttled"), 0),
+        (HEAT, sum(gpu.slowed is not None for gpu in gpus), 0),
+        (QUOTA, increase("quota_wait_s", seconds), WAIT_SHARE),
+        *((GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT) for gpu in gpus),
+    ]
+    for cause in {cause: None for cause, amount, limit in seen if amount > limit}:
+        amounts[cause] = max(amount for other, amount, _ in seen if other is cause and amount == amount)
     return amounts
 
 
@@ -165,6 +134,40 @@ def _clock_jump_s(record: Record) -> float:
     if back_ns <= 0 and noise is not None and noise.samples is not None and noise.samples.at_ms[-1] >= MIN_MS:
         back_ns = steps.end_ns[-1] - steps.start_ns[0] - round(1e6 * noise.samples.at_ms[-1])
     return back_ns / 1e9 if back_ns > JUMP_NS else 0.0
+
+
+def _of_bandwidth(record: Record) -> float:
+    """The rate at which a plain run read its weights, over the bandwidth of its device by the datasheet; 0: not known.
+
+    No device reads weights faster than its memory delivers them. Of an unknown device the fastest that is sold counts.
+    """
+    run, settings = record.run, record.settings
+    if not run.is_timed or run.lever is not None:
+        return 0.0
+    model = record.model if record.model.tensor_bytes else _of_catalog(record.model.name)
+    step = cost.step(model, 1, 0, 1) if model else None
+    if step is None or step.weight_bytes < CACHED_BYTES:
+        return 0.0
+    used = machine.used(record.machine, settings)
+    is_whole = settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer if model and model.n_layer else 0)
+    device = devices.recognise(used[0].description, used[0].memory_bytes) if len(used) == 1 and is_whole else None
+    most = device.gbps if device else max(one.gbps for one in devices.devices().values()) * max(1, len(used))
+    rates = [0.0]
+    for leg in phases.by_length(run):
+        tpot, prefill = phases.decode_compute_mean_ns(leg), phases.prefill_ns(leg)
+        n_steps = -(-leg.n_prompt // max(1, settings.n_ubatch))
+        rates += [n * step.weight_bytes / ns / most for n, ns in ((1, tpot), (n_steps, prefill)) if ns]
+    return max(rates)
+
+
+@cache
+def _of_catalog(name: str) -> Model | None:
+    """The model of the catalog that a file name such as Llama-3.1-8B-Instruct-Q4_0 means; None where none is sure."""
+    found = re.fullmatch(r"(.+?)(?:-instruct|-it|-chat)?[-.]((?:iq|q|f|bf|mxfp)\d\w*)", name.lower())
+    try:
+        return synthetic.model_of(catalog.find(found[1]), found[2].upper()) if found else None
+    except LabError:
+        return None
 
 
 def n_threads(record: Record) -> int:
@@ -201,10 +204,9 @@ def during(noise: Noise, n_free: float) -> str:
     """
     if noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
         return ""
-    columns = {OTHERS: noise.samples.others_ms, STEAL: noise.samples.steal_ms}
-    amounts = {cause: max(cores(noise, column)) for cause, column in columns.items()}
-    limits = {OTHERS: WORST_CORES + n_free, STEAL: WORST_CORES}
-    return "; ".join(cause.sentence(amount) for cause, amount in amounts.items() if amount > limits[cause])
+    seen = (OTHERS, noise.samples.others_ms, n_free), (STEAL, noise.samples.steal_ms, 0)
+    amounts = ((cause, max(cores(noise, column)), WORST_CORES + free) for cause, column, free in seen)
+    return "; ".join(cause.sentence(amount) for cause, amount, limit in amounts if amount > limit)
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
@@ -247,13 +249,10 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 def drift(records: Sequence[Record]) -> list[str]:
     """A sentence for each session and variant whose sentinel became slower or faster."""
-    by_series: dict[tuple[str, str | None], list[Run]] = {}
-    for record in records:
-        if record.run.status == OK and not record.run.warmup:
-            by_series.setdefault((record.session, record.run.variant), []).append(record.run)
-    changes = []
-    for (_, variant), runs in by_series.items():
-        times = [run.noise.sentinel_after_ns for run in runs if run.noise and run.noise.sentinel_after_ns]
+    counted, changes = (one for one in records if one.run.status == OK and not one.run.warmup), []
+    for (_, variant), own in grouped(counted, lambda one: (one.session, one.run.variant)).items():
+        noises = [one.run.noise for one in own if one.run.noise]
+        times = [noise.sentinel_after_ns for noise in noises if noise.sentinel_after_ns]
         change, chance = stats.trend(times)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             word = "slower" if change > 1 else "faster"
@@ -262,44 +261,3 @@ def drift(records: Sequence[Record]) -> list[str]:
                 f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end."
             )
     return changes
-
-
-CACHED_BYTES = 1e9
-"""Smaller weights can lie in a cache: the last cache of no device that is sold is larger."""
-
-MARGIN = 1.05
-"""How far above the maker's bandwidth a rate may lie: clocks and rounding."""
-
-
-def of_bandwidth(record: Record) -> float:
-    """The rate at which a plain run read its weights, over the bandwidth of its device by the datasheet; 0: not known.
-
-    Of an unknown device the fastest one that is sold counts.
-    """
-    run, settings = record.run, record.settings
-    if not run.is_timed or run.lever is not None:
-        return 0.0
-    model = record.model if record.model.tensor_bytes else _of_catalog(record.model.name)
-    step = cost.step(model, 1, 0, 1) if model else None
-    if step is None or step.weight_bytes < CACHED_BYTES:
-        return 0.0
-    used = machine.used(record.machine, settings)
-    is_whole = settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer if model and model.n_layer else 0)
-    device = devices.recognise(used[0].description, used[0].memory_bytes) if len(used) == 1 and is_whole else None
-    most = device.gbps if device else max(one.gbps for one in devices.devices().values()) * max(1, len(used))
-    rates = [0.0]
-    for leg in phases.by_length(run):
-        tpot, prefill = phases.decode_compute_mean_ns(leg), phases.prefill_ns(leg)
-        n_steps = -(-leg.n_prompt // max(1, settings.n_ubatch))
-        rates += [n * step.weight_bytes / ns / most for n, ns in ((1, tpot), (n_steps, prefill)) if ns]
-    return max(rates)
-
-
-@cache
-def _of_catalog(name: str) -> Model | None:
-    """The model of the catalog that a file name such as Llama-3.1-8B-Instruct-Q4_0 means; None where none is sure."""
-    found = re.fullmatch(r"(.+?)(?:-instruct|-it|-chat)?[-.]((?:iq|q|f|bf|mxfp)\d\w*)", name.lower())
-    try:
-        return synthetic.model_of(catalog.find(found[1]), found[2].upper()) if found else None
-    except LabError:
-        return None
