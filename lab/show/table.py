@@ -126,17 +126,9 @@ def firm(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
-    """Each setup of a table (of runs, steps or a summary): its label, and its rows.
-
-    The label has the fewest fields in which the setup differs from the others; for a single setup, model, server and
-    machine.
-    """
+    """Each setup of a table (of runs, steps or a summary): its label (text_setup.labels), and its rows."""
     groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
-    names = ["model", *(["server"] if "server" in table else []), "machine"]
-    if len(groups) > 1:
-        names = text_setup.differing(table, len(groups))
-    firsts = [rows.iloc[0] for rows in groups]
-    return [(text_setup.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
+    return list(zip(text_setup.labels(table, [rows.iloc[0] for rows in groups]), groups, strict=True))
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:

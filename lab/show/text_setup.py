@@ -1,4 +1,7 @@
-"""Setups as text: the machine and its build, the model, and a plan with the placement of its largest case."""
+"""Setups: as text (the machine and its build, the model, a plan), and as columns of a table.
+
+The setup of a run or a request is everything that repeats have in common. A server shows only a part of its setup.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.memory import CPU
 from lab.core.record import Machine, Model, Record
-from lab.core.request import Endpoint, RequestRecord, ServerSettings, short_name
+from lab.core.request import RequestRecord, ServerSettings, short_name
 from lab.runner import machine, placing
 from lab.runner.cases import Plan, named
 from lab.show.console import Grid, console, print_json
@@ -100,17 +103,16 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
     descriptions, planned = {device.name: device.description for device in plan.machine.devices}, []
     for name in (*(device.name for device in used), CPU):
         room, place = next(room for room in rooms if name in room.devices), by_device.get(name)
-        memory = place.memory if place else None
+        sizes: dict[str, Any] = dict.fromkeys(("weights_bytes", "kv_cache_bytes", "compute_bytes", "needs_bytes"))
+        if place:
+            sizes = dataclasses.asdict(place.memory) | {"needs_bytes": place.memory.total_bytes}
         planned.append(
             {
                 "device": name,
                 "description": descriptions.get(name),
-                "layers": None if place is None else list(place.layers),
+                "layers": list(place.layers) if place else None,
                 "output_layer": plan.model.n_layer,
-                "weights_bytes": memory and memory.weights_bytes,
-                "kv_cache_bytes": memory and memory.kv_cache_bytes,
-                "compute_bytes": memory and memory.compute_bytes,
-                "needs_bytes": memory and memory.total_bytes,
+                **sizes,
                 "has_bytes": room.n_bytes,
                 "shares": [other for other in room.devices if other != name],
             }
@@ -175,35 +177,35 @@ def of_engine_only() -> list[str]:
     return [name for name in SETUP if name not in ("model", *SERVING, *OF_CLIENT, "variant")]
 
 
-def differing(table: pd.DataFrame, n_setups: int) -> list[str]:
-    """The fewest fields in which setups differ: chosen fields before those of IDENTITY."""
-    if table.variant.nunique() == n_setups:
-        return ["variant"]
-    names: list[str] = []
-    n_distinct = 1
-    present = fields(table)
-    chosen = sorted((name for name in present if name not in IDENTITY), key=lambda name: name != "server")
-    for name in (*chosen, *(name for name in present if name in IDENTITY)):
-        n = table.groupby([*names, name], dropna=False).ngroups
-        if n > n_distinct:
-            names.append(name)
-            n_distinct = n
-    names.sort(key=SETUP.index)
-    return names if {"model", "machine"} & set(names) else ["model", *names]
+def labels(table: pd.DataFrame, firsts: Sequence[pd.Series]) -> list[str]:
+    """The label of each setup of a table, from its first row: the fewest fields in which it differs from the others.
+
+    Chosen fields come before those of IDENTITY. For a single setup: model, server and machine.
+    """
+    names = ["model", *(["server"] if "server" in table else []), "machine"]
+    if table.variant.nunique() == len(firsts) > 1:
+        names = ["variant"]
+    elif len(firsts) > 1:
+        names, n_distinct = [], 1
+        for name in sorted(fields(table), key=lambda name: (name in IDENTITY, name != "server")):
+            if (n := table.groupby([*names, name], dropna=False).ngroups) > n_distinct:
+                names.append(name)
+                n_distinct = n
+        names.sort(key=SETUP.index)
+        names = names if {"model", "machine"} & set(names) else ["model", *names]
+    made = []
+    for row in firsts:
+        kept = list(names)
+        for name in [name for name in reversed(names) if name in (*IDENTITY, "kv_unified")]:
+            fewer = [other for other in kept if other != name]
+            if sum(_in_words(one, fewer) == _in_words(row, fewer) for one in firsts) == 1:
+                kept = fewer  # this detail does not tell it from the other rows
+        made.append(", ".join(_in_words(row, kept)))
+    return made
 
 
-def label(row: pd.Series, rows: Sequence[pd.Series], names: Sequence[str]) -> str:
-    """The named fields of a setup in words, without details that do not tell it from the other rows."""
-    kept = list(names)
-    for name in [name for name in reversed(names) if name in (*IDENTITY, "kv_unified")]:
-        fewer = [other for other in kept if other != name]
-        if sum(in_words(one, fewer) == in_words(row, fewer) for one in rows) == 1:
-            kept = fewer
-    return ", ".join(in_words(row, kept))
-
-
-def in_words(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The named fields of a setup in words. A missing sweep or variant is left out."""
+def _in_words(row: pd.Series, names: Sequence[str]) -> list[str]:
+    """The named fields of a setup. A missing sweep or variant is left out."""
     words = []
     for name in names:
         value = row[name]
@@ -241,21 +243,12 @@ def model_label(record: Record) -> str:
     return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
 
 
-def server_label(endpoint: Endpoint) -> str:
-    """Such as "llama-server b6000 at http://127.0.0.1:8080/v1". Another address is another server."""
-    words = [word for word in (endpoint.server or "server", endpoint.version) if word]
-    return f"{' '.join(words)} at {endpoint.url}"
-
-
 def of_run(record: Record) -> dict[str, Any]:
     """The setup of a run; None for what the record does not contain."""
     settings, here = record.settings, record.machine
-    own: dict[str, Any] = {}
-    for name in SETUP:
-        if hasattr(settings, name) and name not in ("flash_attn", "devices", *PLACING):
-            value = getattr(settings, name)
-            unknown = name in ("n_threads", "n_threads_batch", "n_gpu_layers") and value < 0
-            own[name] = None if unknown else value
+    shared = [name for name in SETUP if hasattr(settings, name) and name not in ("flash_attn", "devices", *PLACING)]
+    own: dict[str, Any] = {name: getattr(settings, name) for name in shared}
+    own |= {name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if own[name] < 0}
     for name in PLACING:  # lists as one string; None: llama.cpp chooses
         value = getattr(settings, settings_table()[name].record_name or name)
         if isinstance(value, tuple):
@@ -268,7 +261,7 @@ def of_run(record: Record) -> dict[str, Any]:
         "devices": (machine.in_words(machine.accelerators(here.devices)) or "none") if here.devices else None,
         "power": here.power,
         "model_sha256": record.model.sha256,
-        "ram_gb": _ram_gb(here),
+        "ram_gb": here.ram_bytes and round(here.ram_bytes / 1e9),
         "os": here.os,
         "llama_cpp_python": here.llama_cpp_python,
         "llama_cpp_commit": here.llama_cpp_commit,
@@ -283,25 +276,22 @@ def of_run(record: Record) -> dict[str, Any]:
 
 def of_request(record: RequestRecord) -> dict[str, Any]:
     """The setup of a request: the server, what it reports, and the client's machine. Other fields are None."""
-    endpoint = record.endpoint
+    endpoint, here = record.endpoint, record.machine
     settings = endpoint.settings or ServerSettings()
     return dict.fromkeys(SETUP) | {
         "model": record.model,
-        "server": server_label(endpoint),
+        # such as "llama-server b6000 at http://127.0.0.1:8080/v1": another address is another server
+        "server": f"{' '.join(filter(None, (endpoint.server or 'server', endpoint.version)))} at {endpoint.url}",
         "api": endpoint.api,
         "n_slots": settings.n_slots,
         "slot_ctx": settings.n_ctx,
         "model_file": settings.model_file,
         "quantization": settings.quantization,
-        "machine": machine.label(record.machine),
-        "power": record.machine.power,
-        "ram_gb": _ram_gb(record.machine),
-        "os": record.machine.os,
+        "machine": machine.label(here),
+        "power": here.power,
+        "ram_gb": here.ram_bytes and round(here.ram_bytes / 1e9),
+        "os": here.os,
     }
-
-
-def _ram_gb(here: Machine) -> int | None:
-    return None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
 
 
 def where(records: Sequence[Record]) -> str:
