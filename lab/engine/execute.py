@@ -13,7 +13,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,17 +64,6 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
     )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A prepared operation: what the loop executes, what follows, and the rows that tokens are chosen from."""
-
-    operation: Operation
-    execute: Callable[[], object]
-    after: Callable[[], object] | None
-    n_prefilled: int
-    rows: Rows | None = None
-
-
 class _Preparation:
     """The moves of one run, and the results that they leave."""
 
@@ -109,48 +97,45 @@ class _Preparation:
 
     def moves(self) -> Iterable[Move]:
         """What the loop executes. The moves of `speculate`, the last operation, are created during the run."""
-        prepared: list[_Prepared] = []
+        prepared = list[tuple[Callable[[], object], Callable[[], object] | None, Operation, Rows, int]]()
         n_prefilled = 0
         for operation in self._script:
             n_prefilled += scripts.n_prefilled([operation])
             if operation.kind in MOVES:
-                prepared.append(_Prepared(operation, *self._move(operation), n_prefilled))
+                prepared.append((*self._move(operation), operation, [], n_prefilled))
             elif operation.kind != SPECULATE:
-                prepared += [self._step(operation, n_prefilled) for _ in range(operation.times)]
+                steps = (self._step(operation) for _ in range(operation.times))
+                prepared += [(execute, None, operation, rows, n_prefilled) for execute, rows in steps]
         # A token's copies are known only when all later steps are prepared, so the choosers are made last.
-        moves: list[Move] = [
-            (one.execute, one.after if one.rows is None else self._chooser(one.operation, one.rows), one.n_prefilled)
-            for one in prepared
-        ]
-        last = self._script[-1]
+        moves: list[Move] = []
+        for execute, after, operation, rows, n in prepared:
+            margins = self.margins if operation.margins else None
+            moves.append((execute, self._logits[operation.of_draft].chooser(rows, margins) if rows else after, n))
         if not self.speculation:
             return moves
         parts = [part for operation in self._script if not operation.of_draft for part in operation.parts]
         given = [token for part in parts for token in part.tokens or ()]
-        return itertools.chain(moves, self.speculation.moves(given, last, n_prefilled))
+        return itertools.chain(moves, self.speculation.moves(given, self._script[-1], n_prefilled))
 
-    def _step(self, operation: Operation, n_prefilled: int) -> _Prepared:
-        """A call of `llama_decode`."""
-        batch = self._batch(operation.parts)  # before `_slot`: it reads the tokens chosen before this step
+    def _step(self, operation: Operation) -> tuple[Callable[[], object], Rows]:
+        """A call of `llama_decode`, and the rows that tokens are chosen from."""
+        batch = self._batch(operation.parts)  # first: it reads the tokens chosen before this step
         rows: Rows = []
         first = 0
         for part in operation.parts:
             end = first + part.n_tokens
-            rows += [(row, *self._slot(operation, part)) for row in range(end - part.n_outputs, end)]
+            for row in range(end - part.n_outputs, end):
+                if operation.of_draft:
+                    rows.append((row, self._of_draft, []))
+                    continue
+                self._latest[part.sequence] = chosen = self._n_chosen
+                self._n_chosen += 1
+                rows.append((row, self._slots[chosen], self._targets[chosen]))
             first = end
         if rows and not operation.of_draft:
             self._last_row = rows[-1][0]
         decode = llama.decode if operation.waits else llama.submit
-        execute = functools.partial(decode, self._contexts[operation.of_draft], batch)
-        return _Prepared(operation, execute, None, n_prefilled, rows)
-
-    def _slot(self, operation: Operation, part: Part) -> tuple[Any, list[Any]]:
-        """The slot of a part's next chosen token, and the list of the batches that it is copied into."""
-        if operation.of_draft:
-            return self._of_draft, []
-        self._latest[part.sequence] = chosen = self._n_chosen
-        self._n_chosen += 1
-        return self._slots[chosen], self._targets[chosen]
+        return functools.partial(decode, self._contexts[operation.of_draft], batch), rows
 
     def _batch(self, parts: Sequence[Part]) -> Any:
         """A llama_batch of the parts; llama.cpp counts the positions."""
@@ -180,19 +165,6 @@ class _Preparation:
             batch.seq_id = ctypes.cast(addresses.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
             batch.alive += [sequences, counts, addresses]
         return batch
-
-    def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
-        """The function that chooses a step's tokens; None if it chooses none."""
-        if operation.margins and rows:
-            return functools.partial(self._choose_with_margins, rows)
-        return self._logits[operation.of_draft].chooser(rows)
-
-    def _choose_with_margins(self, rows: Rows) -> None:
-        for i, slot, targets in rows:
-            slot[()], margin = self._logits[False].best(i)
-            self.margins.append(margin)
-            for target in targets:
-                target[()] = slot
 
     def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What a forget, copy, save or load executes, and what follows."""

@@ -55,51 +55,40 @@ class _Header:
     """The header of an open file: the values of its keys, and its table of tensors."""
 
     def __init__(self, gguf: Any) -> None:
-        self._gguf = gguf
+        self.gguf = gguf
 
     def text(self, key: str) -> str | None:
         """The value of a key, if it is a string."""
         index, kind = self._find(key)
-        return ggml().gguf_get_val_str(self._gguf, index).decode(errors="replace") if kind == _STRING else None
+        return ggml().gguf_get_val_str(self.gguf, index).decode(errors="replace") if kind == _STRING else None
 
     def number(self, key: str) -> int | None:
         """The value of a key, if it is a non-negative integer."""
         index, kind = self._find(key)
         if kind not in GGUF_INTEGERS:
             return None
-        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(self._gguf, index))
+        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(self.gguf, index))
         return value if value >= 0 else None
 
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """The value of a key, if it is a list of integers or booleans."""
         index, kind = self._find(key)
         known = {_BOOL: ctypes.c_bool, **{number: result for number, (_, result) in GGUF_INTEGERS.items()}}
-        item: Any = known.get(ggml().gguf_get_arr_type(self._gguf, index)) if kind == _ARRAY else None
+        item: Any = known.get(ggml().gguf_get_arr_type(self.gguf, index)) if kind == _ARRAY else None
         if item is None:
             return None
-        data = ctypes.cast(ggml().gguf_get_arr_data(self._gguf, index), ctypes.POINTER(item))
-        return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(self._gguf, index)])
+        data = ctypes.cast(ggml().gguf_get_arr_data(self.gguf, index), ctypes.POINTER(item))
+        return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(self.gguf, index)])
 
     def _find(self, key: str) -> tuple[int, int | None]:
-        index = ggml().gguf_find_key(self._gguf, key.encode())
-        return index, None if index < 0 else ggml().gguf_get_kv_type(self._gguf, index)
-
-    @property
-    def longest_list(self) -> int:
-        """The length of the longest list among the values."""
-        keys = range(ggml().gguf_get_n_kv(self._gguf))
-        lists = (i for i in keys if ggml().gguf_get_kv_type(self._gguf, i) == _ARRAY)
-        return max((ggml().gguf_get_arr_n(self._gguf, i) for i in lists), default=0)
-
-    @property
-    def n_tensors(self) -> int:
-        return int(ggml().gguf_get_n_tensors(self._gguf))
+        index = ggml().gguf_find_key(self.gguf, key.encode())
+        return index, None if index < 0 else ggml().gguf_get_kv_type(self.gguf, index)
 
     def tensors(self) -> dict[str, _Weights]:
         """The table of tensors, by name."""
-        lib, gguf, data = ggml(), self._gguf, ggml().gguf_get_data_offset(self._gguf)
+        lib, gguf, data = ggml(), self.gguf, ggml().gguf_get_data_offset(self.gguf)
         table = {}
-        for i in range(self.n_tensors):
+        for i in range(lib.gguf_get_n_tensors(gguf)):
             n_bytes = lib.gguf_get_tensor_size(gguf, i)
             table[lib.gguf_get_tensor_name(gguf, i).decode(errors="replace")] = _Weights(
                 type=lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, i)).decode().upper(),
@@ -204,12 +193,13 @@ def _check(header: _Header, arch: str | None, path: Path) -> None:
             f"{path.name} is one part of a model split into {header.number('split.count')} files.",
             "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
         )
-    problem = ""
+    lib, gguf, problem = ggml(), header.gguf, ""
+    lists = (i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY)
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
         problem = f"has an invalid architecture name: {arch[:64]!r}."
-    elif header.n_tensors > MOST_TENSORS:
+    elif lib.gguf_get_n_tensors(gguf) > MOST_TENSORS:
         problem = f"lists more than {MOST_TENSORS:,} tensors, so it is damaged."
-    elif header.longest_list > MOST_ITEMS:
+    elif max((lib.gguf_get_arr_n(gguf, i) for i in lists), default=0) > MOST_ITEMS:
         problem = f"has a list of more than {MOST_ITEMS:,} items, so it is damaged."
     for key, most in () if problem else MOST.items():
         value = header.number(f"{arch}.{key}")

@@ -400,16 +400,20 @@ class Logits:
         logits[token] = highest
         return token, margin
 
-    def chooser(self, rows: Rows) -> Callable[[], object] | None:
-        """The function that chooses a step's tokens; None if no row has logits."""
-        if len(rows) == 1 and not rows[0][2] and self._first is not None:
+    def chooser(self, rows: Rows, margins: list[float] | None = None) -> Callable[[], object]:
+        """The function that chooses a step's tokens; it adds the gaps to the second best to `margins`, if any."""
+        if len(rows) == 1 and not rows[0][2] and self._first is not None and margins is None:
             return functools.partial(self._first.argmax, None, rows[0][1])
-        return functools.partial(self.choose, rows) if rows else None
+        return functools.partial(self._choose, rows, margins)
 
-    def choose(self, rows: Rows) -> None:
+    def _choose(self, rows: Rows, margins: list[float] | None) -> None:
         """Write each row's token into its slot, and copy it into the batches that need it."""
         for i, slot, targets in rows:
-            self.row(i).argmax(None, slot)
+            if margins is None:
+                self.row(i).argmax(None, slot)
+            else:
+                slot[()], margin = self.best(i)
+                margins.append(margin)
             for target in targets:
                 target[()] = slot
 

@@ -152,6 +152,7 @@ def slug(text: str) -> str:
 
 
 def _cpu_name(root: Path = limits.ROOT) -> str | None:
+    """The CPU's name; of an Arm CPU with its cores, such as `Board (4 x Cortex-A76, 4 x Cortex-A55)`."""
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string")
     if sys.platform == "win32":
@@ -161,19 +162,13 @@ def _cpu_name(root: Path = limits.ROOT) -> str | None:
     text = system_text(root / "proc/cpuinfo")
     match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
     name = system_text(root / "proc/device-tree/model").strip("\0\n ") or (match[1].strip() if match else None)
-    cores = _arm_cores(text)
-    return f"{name} ({cores})" if name and cores else name or cores
-
-
-def _arm_cores(cpuinfo: str) -> str | None:
-    """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`; None for other CPUs."""
-    makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", cpuinfo, re.MULTILINE) for what in ("implementer", "part"))
+    makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", text, re.MULTILINE) for what in ("implementer", "part"))
     with catalog.data_file("arm_cores.toml").open("rb") as file:
         known = tomllib.load(file)
-    names = (
-        known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in zip(makers, parts, strict=False)
-    )
-    return ", ".join(f"{n} x {name}" for name, n in Counter(names).items()) or None
+    both = zip(makers, parts, strict=False)
+    counts = Counter(known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in both)
+    cores = ", ".join(f"{n} x {core}" for core, n in counts.items()) or None
+    return f"{name} ({cores})" if name and cores else name or cores
 
 
 def _emulated_on(root: Path) -> str | None:
