@@ -1,9 +1,14 @@
-"""What other people published (models/published.csv), and predictions learned from it (models/learned.toml).
+"""Predictions for devices that are not here: from what others published, and from measurements on such devices.
 
-A time is a sum of parts: arithmetic and attention at the peak, weights and cache at the bandwidth, layers of all steps.
-Each part has a coefficient: one figure times factors of the backend, the runtime, the architecture, the device, ...
-tests/bench/learn_published.py fits them; a factor with few rows is close to 1. The range is what such predictions were
-off by for devices that were left out, and wider where a factor is not known.
+Published (models/published.csv; coefficients in models/learned.toml): a time is a sum of parts: arithmetic and
+attention at the datasheet's peak, weights and cache at its bandwidth, layers of all steps. Each part has a coefficient:
+one figure times factors of the backend, the runtime, the architecture, the device, ... tests/bench/learn_published.py
+fits them; a factor with few rows is close to 1. The range is what such predictions were off by for devices that were
+left out, and wider where a factor is not known.
+
+Measurements on such a device replace that. Runs with ceilings are used like those of this machine (learning.py). Runs
+alone give the share of the datasheet's bandwidth and peak that they reached. Ceilings alone give the least time of a
+step's kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import math
 import operator
 import statistics
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -358,24 +363,8 @@ def basis(device: Device | None = None) -> str:
 
 def measured(device: Device, model: Model) -> str:
     """Sentences with what others measured on this device with this model, first in its quantization; "" for nothing."""
-    own = [row for row in rows() if (row.device, row.model) == (device.name, model.name)]
-    same, other = (
-        [row for row in own if (row.quantization == model.quantization) == is_same and {*row.marks} <= {TOO_FAST}]
-        for is_same in (True, False)
-    )
-    start = f"Measured by others on {device.about}, {model.name}"
-    sentences = [f"{start}: {'; '.join(_cited(same))}."] if same else []
-    if other:
-        words = f"In other quantizations than {model.quantization}"
-        sentences.append(f"{words if same else f'{start}, {words[0].lower()}{words[1:]}'}: {'; '.join(_cited(other))}.")
-    return " ".join(sentences)
-
-
-TOO_FAST = "above-bandwidth"
-"""The mark of a row that is cited with a doubt; other marked rows are not cited."""
-
-
-def _cited(own: list[Row]) -> list[str]:
+    cited: dict[bool, list[str]] = {True: [], False: []}
+    own = [row for row in rows() if (row.device, row.model) == (device.name, model.name) and {*row.marks} <= {TOO_FAST}]
     groups = grouped(
         own,
         lambda row: (
@@ -383,26 +372,25 @@ def _cited(own: list[Row]) -> list[str]:
             *(row.source, row.backend, row.runtime, row.date, bool(row.marks)),
         ),
     )
-    parts = []
     for (quantization, phase, n_prompt, source, backend, runtime, date, is_doubted), alike in groups.items():
         rates = sorted({round(row.tps, 1) for row in alike})
         figures = f"{rates[0]:,g}" + (f" to {rates[-1]:,g}" if len(rates) > 1 else "")
         of = "" if phase == DECODE else f" of {n_prompt:,} tokens" if n_prompt else " of unknown length"
         times = " to ".join(dict.fromkeys(wording.seconds(n_prompt / rates[i]) for i in (-1, 0))) if n_prompt else ""
         doubt = "; faster than this device can read its weights" if is_doubted else ""
-        cited = ", ".join(filter(None, [source, f"{backend} in {runtime}", date]))
-        parts.append(f"{quantization} {phase}{of} {figures} tokens/s{times and f', {times}'} ({cited}{doubt})")
-    return parts
+        where = ", ".join(filter(None, [source, f"{backend} in {runtime}", date]))
+        words = f"{quantization} {phase}{of} {figures} tokens/s{times and f', {times}'} ({where}{doubt})"
+        cited[quantization == model.quantization].append(words)
+    start, other = f"Measured by others on {device.about}, {model.name}", "n other quantizations than"
+    sentences = [f"{start}: {'; '.join(cited[True])}."] if cited[True] else []
+    if cited[False]:
+        first = "I" if sentences else f"{start}, i"
+        sentences.append(f"{first}{other} {model.quantization}: {'; '.join(cited[False])}.")
+    return " ".join(sentences)
 
 
-def datasheet_basis(device: Device) -> str:
-    """The figures of a device with their source, in a sentence."""
-    peak = "; without a known peak, prefill is not predicted"
-    if device.peak_tflops:
-        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
-    checked = f"checked against {device.checked}" if device.checked else "unchecked"
-    return f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
-
+TOO_FAST = "above-bandwidth"
+"""The mark of a row that is cited with a doubt; other marked rows are not cited."""
 
 __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", "names_of", "recognise"]
 """Of lab/models/devices.py, for those who need the datasheets too."""
@@ -435,16 +423,24 @@ def find(
 ) -> Own | None:
     """The measurements of a device that are usable for a model; None if there are none.
 
-    Only runs with all layers on one device count.
+    Only runs with all layers on one device count. The places of the latest runs come first.
     """
     own = [record for record in records if is_on(record, device)]
     chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, rpc=None, prefill_wait=None)
     if own:  # threads and other settings as in its runs
         kept = ("n_ubatch", "n_batch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "prefill_wait")
         chosen = dataclasses.replace(own[-1].settings, **{name: getattr(chosen, name) for name in kept})
-    for place in _places(device, own, known):
-        ceilings = probing.known(known, place)
-        if ceilings is None or not _answers(ceilings, model, chosen):
+    places = [probing.place_of_record(record) for record in reversed(own)]
+    for one in reversed(known):
+        if _recognised(probing.device_of(one.machine, one.device)) == device:
+            places.append(Where(one.machine, (one.device,)))
+    for i, place in enumerate(places):
+        ceilings = None if place in places[:i] else probing.known(known, place)
+        if ceilings is None:
+            continue
+        try:
+            step_kernels.total(model, chosen, ceilings, chosen.n_ubatch, 0, 1)
+        except LabError:  # kernels of the model were not probed
             continue
         try:
             learned = learning.learn(own, ceilings, "all")
@@ -453,7 +449,7 @@ def find(
                 return Own(chosen, ceilings)
             continue
         return Own(chosen, ceilings, learned, n_runs=learned.n_runs)
-    shares = shares_of(device, own, model)
+    shares = _shares(device, own, model)
     return Own(chosen, shares=shares, n_runs=len(own)) if shares else None
 
 
@@ -471,16 +467,20 @@ def limits(
     return prefill_s, token.n_bytes / device.gbps / 1e9
 
 
-def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | None:
+def _shares(device: Device, own: Sequence[Record], model: Model) -> Shares | None:
     """The shares of the datasheet's figures that runs reached, widened by the spread between sessions and models.
 
     A phase without runs has the assumed shares. None without runs.
     """
     by_phase: dict[str, dict[object, list[float]]] = {PREFILL: {}, DECODE: {}}
     for record in own:
-        for phase, n_prompt, share in _reached(record, device):
-            key = record.session, record.model.name, record.model.quantization, n_prompt
-            by_phase[phase].setdefault(key, []).append(share)
+        for run in phases.by_length(record.run):
+            least = limits(record.model, record.settings, device, run.n_prompt, run.n_gen) or (None, None)
+            measured = phases.prefill_ns(run), phases.decode_compute_mean_ns(run)
+            key = record.session, record.model.name, record.model.quantization, run.n_prompt
+            for phase, least_s, ns in zip((PREFILL, DECODE), least, measured, strict=True):
+                if least_s and ns and 0 < 1e9 * least_s <= ns:
+                    by_phase[phase].setdefault(key, []).append(1e9 * least_s / ns)
     if not by_phase[DECODE]:
         return None
     ways = [INSIDE, SESSION] + ([] if any(record.model.name == model.name for record in own) else [MODEL])
@@ -491,18 +491,6 @@ def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | N
             wide = math.exp(DEVIATIONS * math.sqrt(sum(PRIOR[way][phase] ** 2 for way in ways)))
             shares[phase] = min(medians) / wide, min(1.0, max(medians) * wide)
     return shares
-
-
-def _reached(record: Record, device: Device) -> Iterator[tuple[str, int, float]]:
-    """For each phase of a run: the least time from the datasheet over the measured one."""
-    for run in phases.by_length(record.run):
-        least = limits(record.model, record.settings, device, run.n_prompt, run.n_gen)
-        if least is None:
-            continue
-        measured = phases.prefill_ns(run), phases.decode_compute_mean_ns(run)
-        for phase, least_s, ns in zip((PREFILL, DECODE), least, measured, strict=True):
-            if least_s and ns and 0 < 1e9 * least_s <= ns:
-                yield phase, run.n_prompt, 1e9 * least_s / ns
 
 
 def is_on(record: Record, device: Device) -> bool:
@@ -518,26 +506,3 @@ def is_on(record: Record, device: Device) -> bool:
 def _recognised(described: Described | None) -> Device | None:
     """The device of the datasheets that a machine's device is."""
     return None if described is None else recognise(described.description, described.memory_bytes)
-
-
-def _places(device: Device, own: Sequence[Record], known: Sequence[Ceilings]) -> list[Where]:
-    """Where the device was measured: first the places of its runs, the latest first."""
-    places = [probing.place_of_record(record) for record in reversed(own)]
-    for ceilings in reversed(known):
-        name = ceilings.device
-        if _recognised(probing.device_of(ceilings.machine, name)) == device:
-            places.append(Where(ceilings.machine, (name,)))
-    unique: list[Where] = []
-    for place in places:
-        if place not in unique:
-            unique.append(place)
-    return unique
-
-
-def _answers(ceilings: Ceilings, model: Model, settings: Settings) -> bool:
-    """Whether the kernels of the model were probed."""
-    try:
-        step_kernels.total(model, settings, ceilings, settings.n_ubatch, 0, 1)
-    except LabError:
-        return False
-    return True

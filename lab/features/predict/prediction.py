@@ -93,7 +93,14 @@ def basis_here(learned: Learned) -> str:
 def basis_of(device: Device, own: Own | None) -> str:
     """The basis of a prediction for a device of the datasheets, in sentences."""
     if own is None:
-        return f"{datasheet.datasheet_basis(device)} {datasheet.basis(device)}"
+        peak = "; without a known peak, prefill is not predicted"
+        if device.peak_tflops:
+            peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
+        checked = f"checked against {device.checked}" if device.checked else "unchecked"
+        return (
+            f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}. "
+            f"{datasheet.basis(device)}"
+        )
     if own.learned is not None:
         return basis_here(own.learned).replace("on this machine", "on such a device")
     if own.shares is None:
