@@ -105,7 +105,7 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(
             assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
         else:
             other = datasheet.find_device(known["devices"][one["device"]]["name"])
-            row = prediction.elsewhere(chosen, settings, other, n, gen)
+            row = prediction.on_device(chosen, settings, other, None, n, gen)
             row = prediction.for_users(row, settings, one["users"], other)
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one

@@ -306,7 +306,7 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
-        low, high = prediction.elsewhere(model, WIDE, datasheet.find_device(name), 100, 100).tpot_s
+        low, high = prediction.on_device(model, WIDE, datasheet.find_device(name), None, 100, 100).tpot_s
         inside.append(1 / high <= rate <= 1 / low)
     assert sum(inside) >= 6  # some of them are among the rows that were learned from
 
@@ -319,7 +319,7 @@ def test_35_gb_of_weights_as_textbooks_have_it(gbps: float, tps: int) -> None:
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
     a100 = datasheet.find_device("A100 80GB")
-    row = prediction.elsewhere(model, WIDE, a100, 1, 2)
+    row = prediction.on_device(model, WIDE, a100, None, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
 
@@ -328,7 +328,7 @@ def test_prefills_share_of_textbook_requests() -> None:
     model, a100 = of_catalog("llama-2-7b"), datasheet.find_device("a100-80gb")
 
     def share(n_prompt: int) -> float:
-        row = prediction.elsewhere(model, WIDE, a100, n_prompt, 200)
+        row = prediction.on_device(model, WIDE, a100, None, n_prompt, 200)
         assert row.prefill_limit_s
         return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
 
@@ -340,11 +340,11 @@ def test_prefills_share_of_textbook_requests() -> None:
 def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None:
     model, device = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
-    rows = [prediction.elsewhere(model, WIDE, device, n, 200) for n in lengths]
+    rows = [prediction.on_device(model, WIDE, device, None, n, 200) for n in lengths]
     for times in ("prefill_s", "tpot_s", "e2e_s"):
         for one, longer in itertools.pairwise(getattr(row, times) for row in rows):
             assert all(math.isnan(a) or a <= b * (1 + 1e-9) for a, b in zip(one, longer, strict=True)), times
-    before, after = (prediction.elsewhere(model, WIDE, device, n, 200) for n in (3000, 3001))
+    before, after = (prediction.on_device(model, WIDE, device, None, n, 200) for n in (3000, 3001))
     assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
 
 
@@ -410,7 +410,7 @@ def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
     own = find(records, [])
     assert own is not None and own.shares is not None and own.rests_on == "its runs"
     measured_s = 1e-9 * (phases.decode_compute_mean_ns(records[0].run) or 0)
-    reached = prediction.elsewhere(BIG, WIDE, device, 512, 6).tpot_limit_s / measured_s
+    reached = prediction.on_device(BIG, WIDE, device, None, 512, 6).tpot_limit_s / measured_s
     low, high = own.shares["decode"]
     assert low < reached < high and reached / low == pytest.approx(high / reached)
     row = prediction.on_device(BIG, WIDE, device, own, 512, 6)

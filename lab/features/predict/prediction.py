@@ -15,7 +15,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -29,14 +30,13 @@ from lab.core.request import Slo
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.predict import datasheet, learning
-from lab.features.predict.datasheet import KERNEL_SHARE, Device, Own, Shares
+from lab.features.predict.datasheet import KERNEL_SHARE, Device, Own
 from lab.features.predict.learning import (
     LONGER,
     MODEL,
     QUANTIZATION,
     SETTINGS,
     SHORTER,
-    Case,
     Learned,
     StepPrediction,
 )
@@ -120,25 +120,6 @@ def basis_of(device: Device, own: Own | None) -> str:
     )
 
 
-def beyond(case: Case, errors: Learned, wide: float) -> list[str]:
-    """A sentence on how a prediction extrapolates and how wide its range is; empty if it does not."""
-    known = errors.known[case.phase]
-    ways, longest = known.beyond(case), known.longest
-    what = "prompt" if case.phase == PREFILL else "context"
-    words = {
-        LONGER: f"to {case.length / longest:.3g}x the longest measured {what} ({longest:,.0f} tokens)",
-        SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
-        MODEL: "to another model",
-        QUANTIZATION: f"to another quantization ({case.quantization})",
-        SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
-    }
-    if not ways:
-        return []
-    beyond = ", ".join(words[way] for way in ways)
-    ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
-    return [f"{case.phase} extrapolates {beyond}: range widened to {ends}"]
-
-
 Span = tuple[float, float]
 """The ends of a range."""
 
@@ -174,6 +155,11 @@ class Prediction:
     is_measured: bool = False
     chance: float | None = None
     price: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The model and its quantization."""
+        return f"{self.model.name} {self.model.quantization or ''}".strip()
 
     @property
     def e2e_s(self) -> Span:
@@ -228,19 +214,24 @@ def predict(
     for spec in parts(model):
         plan = plan_for(spec, settings)
         for one in map(datasheet.find_device, dict.fromkeys(chosen)):
-            rows += _on(one, plan, lengths, gen, users, measured)
+            own = datasheet.find(one, *measured, plan.model, plan.settings)
+            basis = " ".join(filter(None, [basis_of(one, own), datasheet.measured(one, plan.model)]))
+            for n in lengths:
+                row = on_device(plan.model, plan.settings, one, own, n, gen)
+                row = for_users(row, plan.settings, users, one, own)
+                row = dataclasses.replace(row, name=one.name, about=one.about, basis=basis)
+                rows.append(with_memory(row, plan.settings, one.memory_bytes))
         if HERE in names:
             rows += _on_this(plan, lengths, gen, users, measured, is_ranked=device is None)
-    rated = [
-        dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
-        for row in rows
-    ]
 
     def order(row: Prediction) -> tuple[int, bool, float]:
         middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
         return lengths.index(row.n_prompt), bool(row.misfit), math.inf if middle != middle else middle
 
-    return sorted(rated, key=order)
+    return [
+        dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
+        for row in sorted(rows, key=order)
+    ]
 
 
 def parts(text: str) -> list[str]:
@@ -253,24 +244,14 @@ def ranks(device: str | None) -> bool:
     return device is None or any(name != HERE and datasheet.names_of(name) for name in parts(device))
 
 
-def _on(device: Device, plan: Plan, lengths: Sequence[int], n_gen: int, users: int, known: Kept) -> list[Prediction]:
-    """The rows of a device of the datasheets."""
-    own = datasheet.find(device, *known, plan.model, plan.settings)
-    basis = " ".join(filter(None, [basis_of(device, own), datasheet.measured(device, plan.model)]))
-    rows = []
-    for n in lengths:
-        row = for_users(on_device(plan.model, plan.settings, device, own, n, n_gen), plan.settings, users, device, own)
-        row = dataclasses.replace(row, name=device.name, about=device.about, basis=basis)
-        rows.append(with_memory(row, plan.settings, device.memory_bytes))
-    return rows
-
-
 def _on_this(
     plan: Plan, lengths: Sequence[int], n_gen: int, users: int, kept_here: Kept, is_ranked: bool
 ) -> list[Prediction]:
     """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
     records, known = kept_here
-    measured = {n: row for n in lengths if (row := _measured(plan, n, n_gen, users, records))} if is_ranked else {}
+    measured = {}
+    if is_ranked and users == 1:
+        measured = {n: row for n in lengths if (row := _measured(plan, n, n_gen, records))}
     rows, missing = [*measured.values()], [n for n in lengths if n not in measured]
     if not missing:
         return rows
@@ -290,22 +271,22 @@ def _on_this(
     return rows
 
 
-def _measured(plan: Plan, n_prompt: int, n_gen: int, users: int, records: Sequence[Record]) -> Prediction | None:
+def _measured(plan: Plan, n_prompt: int, n_gen: int, records: Sequence[Record]) -> Prediction | None:
     """What this machine measured of such a request, in the setup of most runs; None where it did not."""
     label, model = machine.label(plan.machine, plan.settings), plan.model
-
-    def is_alike(record: Record) -> bool:
-        run = record.run
-        is_plain = run.is_timed and run.lever is None and run.tuning is None and run.totals is None
-        names = (record.model.name, record.model.quantization), machine.label(record.machine, record.settings)
-        is_near = abs(run.n_prompt - n_prompt) <= NEAR * n_prompt
-        return is_plain and is_near and names == ((model.name, model.quantization), label)
-
-    same = list(filter(is_alike, records))
-    if not same or users > 1:
-        return None
+    same = [
+        record
+        for record in records
+        if record.run.tuning is None
+        and record.run.is_timed
+        and record.run.lever is None
+        and record.run.totals is None
+        and abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
+        and (record.model.name, record.model.quantization) == (model.name, model.quantization)
+        and machine.label(record.machine, record.settings) == label
+    ]
     summary = table.summary(table.runs(same))
-    if not len(summary):
+    if summary.empty:
         return None
     row = summary.loc[summary.repeats.idxmax()].to_dict()
     figures = [table.shown_in(row, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
@@ -325,13 +306,11 @@ def for_users(
     one_step, step = cost.step(model, 1, past, 1, *kinds), cost.step(model, 1, past, users, *kinds, others)
     if one_step is None or step is None:
         raise step_kernels.not_known(model)
-    one: float | None = None
-    many: float | None = None
     if own and own.ceilings:
         fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
         steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
         one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
-        limit_s = _roof(model, own.settings, own.ceilings)(step)
+        limit_s = _least_s(model, own.settings, own.ceilings, step)
     else:
         assert device is not None
         works = [
@@ -375,10 +354,7 @@ def chance(row: Prediction, slo: Slo) -> float:
 
 
 def read_prices(path: str | Path) -> dict[str, float]:
-    """Prices of devices from a CSV file with the columns device and price.
-
-    LabError for a file that cannot be read, a missing column, an unknown device, or a price that is not a number.
-    """
+    """Prices of devices from a CSV file with the columns device and price. LabError for a file that is none."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, skipinitialspace=True))
@@ -388,15 +364,11 @@ def read_prices(path: str | Path) -> dict[str, float]:
         raise LabError(f"{path} needs the columns device and price.", "The first line: device,price")
     prices = {}
     for number, row in enumerate(rows, 2):
-        name = (row["device"] or "").strip()
-        try:
-            price = float(row["price"] or "")
-        except ValueError:
-            price = math.nan
-        if not price >= 0:
-            what = f"Line {number} of {path}: the price {row['price']!r} is not a number."
+        name, text = (row["device"] or "").strip(), row["price"] or ""
+        if not re.fullmatch(r"\s*\d+(\.\d*)?\s*", text):
+            what = f"Line {number} of {path}: the price {text!r} is not a number."
             raise LabError(what, "Write it as 1599 or 1599.00, or leave the line out.")
-        prices[name if name == HERE else datasheet.find_device(name).name] = price
+        prices[name if name == HERE else datasheet.find_device(name).name] = float(text)
     return prices
 
 
@@ -445,69 +417,66 @@ def here(
 
     Without earlier runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
     """
-    prefill = learning.prompt_steps(n_prompt, settings)
-    middle = n_prompt + max(0, n_gen - 2) // 2
-    kinds, best = (settings.type_k, settings.type_v), _roof(model, settings, ceilings)
+    middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
     parts_of = learning.step_costs(model, settings, ceilings)
-    limits, expected, ranges, words = {}, {}, {}, list[str]()
+    figures, words = dict[str, Any](), list[str]()
     doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
-    for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
+    prompt = learning.prompt_steps(n_prompt, settings)
+    for phase, name, length, steps in (
+        (PREFILL, "prefill", n_prompt, prompt),
+        (DECODE, "tpot", middle, [(1, middle, 1)]),
+    ):
         is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
         costs = learning.costs_of(model, steps, parts_of, is_pipeline)
-        limits[phase] = limit = sum(best(cost.step(model, *step, *kinds)) for step in steps)
+        limit = sum(_least_s(model, settings, ceilings, cost.step(model, *step, *kinds)) for step in steps)
+        figures[f"{name}_limit_s"], least = limit, max(limit, costs.kernels_s)
         if learned is None:
-            ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
+            figures[f"{name}_s"] = least, least / KERNEL_SHARE
             continue
-        case, errors = learning.case_of(phase, float(length), model, settings), learned
-        expected[phase] = max(limit, learned.fit.seconds(case, costs))
-        wide = errors.factor(case)
-        ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
-        words += beyond(case, errors, wide)
-        alike = [point.is_disturbed for point in errors.points if point.case.phase == phase]
-        too_low = errors.fastest(phase) < 1 / TOO_FAST
+        case, fastest = learning.case_of(phase, float(length), model, settings), learned.fastest(phase)
+        expected, wide = max(limit, learned.fit.seconds(case, costs)), learned.factor(case)
+        figures[f"{name}_expected_s"] = expected
+        figures[f"{name}_s"] = max(limit, expected / wide * fastest), expected * wide
+        known, what = learned.known[phase], "prompt" if phase == PREFILL else "context"
+        said = {
+            LONGER: f"to {case.length / known.longest:.3g}x the longest measured {what} ({known.longest:,.0f} tokens)",
+            SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
+            MODEL: "to another model",
+            QUANTIZATION: f"to another quantization ({case.quantization})",
+            SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
+        }
+        if ways := ", ".join(said[way] for way in known.beyond(case)):
+            ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
+            words.append(f"{phase} extrapolates {ways}: range widened to {ends}")
+        alike = [point.is_disturbed for point in learned.points if point.case.phase == phase]
         doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
-        doubts.append([shown.ABOVE] if too_low else [])
-    times = (
-        limits[PREFILL],
-        ranges[PREFILL],
-        limits[DECODE],
-        ranges[DECODE],
-        expected.get(PREFILL),
-        expected.get(DECODE),
-    )
-    return Prediction(model, n_prompt, n_gen, *times, tuple(words), doubts=shown.all_of(doubts))
+        doubts.append([shown.ABOVE] if fastest < 1 / TOO_FAST else [])
+    return Prediction(model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts))
 
 
 def on_device(
     model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
 ) -> Prediction:
-    """A run on a device of the datasheets: from measurements on it, else from its datasheet."""
-    if own is None:
-        return elsewhere(model, settings, device, n_prompt, n_gen)
-    if own.shares:
-        row = elsewhere(model, settings, device, n_prompt, n_gen, own.shares)
-    else:
-        assert own.ceilings is not None
+    """A run on a device of the datasheets: from its ceilings, from shares of its datasheet that its runs reached, else
+    as published runs on such devices do.
+    """
+    if own is not None and own.ceilings is not None:
         row = here(model, own.settings, own.ceilings, own.learned, n_prompt, n_gen)
-    return dataclasses.replace(row, rests_on=own.rests_on)
-
-
-def elsewhere(
-    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, shares: Shares | None = None
-) -> Prediction:
-    """A run on a device that reaches these shares of its datasheet's figures; for other phases as published runs do."""
+        return dataclasses.replace(row, rests_on=own.rests_on)
     least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
         raise step_kernels.not_known(model)
+    shares = own.shares or {} if own else {}
     learned: dict[str, tuple[float | None, float, float]] = {PREFILL: (None, math.nan, math.nan)}
     learned |= datasheet.times(model, settings, device, n_prompt, n_gen)
     for phase, limit in zip((PREFILL, DECODE), least, strict=True):
-        if shares and limit and phase in shares:
+        if limit and phase in shares:
             slow, fast = shares[phase]
             learned[phase] = None, limit / fast, limit / slow
     (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
     times = least[0], (prefill_s[0], prefill_s[1]), least[1], (tpot_s[0], tpot_s[1]), prefill, tpot
-    return Prediction(model, n_prompt, n_gen, *times, doubts=(shown.ASSUMED,) if shares else ())
+    doubts = (shown.ASSUMED,) if shares else ()
+    return Prediction(model, n_prompt, n_gen, *times, doubts=doubts, rests_on=own.rests_on if own else None)
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
@@ -520,16 +489,12 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     return dataclasses.replace(plan, model=shape, settings=chosen)
 
 
-def _roof(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[cost.StepCost | None], float]:
+def _least_s(model: Model, settings: Settings, ceilings: Ceilings, step: cost.StepCost | None) -> float:
     """The least seconds of a step by these ceilings. LabError for a step of unknown cost."""
+    if step is None:
+        raise step_kernels.not_known(model)
     best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
-
-    def least_s(step: cost.StepCost | None) -> float:
-        if step is None:
-            raise step_kernels.not_known(model)
-        return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
-
-    return least_s
+    return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
 
 
 MOST_ROWS = 15
@@ -543,19 +508,19 @@ def sections(rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, show
     if is_ranking:
         by_length = grouped(rows, lambda row: row.n_prompt).values()
         return [ranking(own, slo, None if shows_all else MOST_ROWS) for own in by_length]
-    return [explanation(own, slo) for own in grouped(rows, lambda row: (row.name, _model(row))).values()]
+    return [explanation(own, slo) for own in grouped(rows, lambda row: (row.name, row.label)).values()]
 
 
 def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None) -> Section:
     """The fastest `most` rows and this machine in a table, and what is not shown."""
-    models, first = list(dict.fromkeys(map(_model, rows))), rows[0]
+    models, first = list(dict.fromkeys(row.label for row in rows)), rows[0]
     kept = [row for i, row in enumerate(rows) if most is None or i < most or row.name == HERE]
     columns: Columns = (
         ("name", lambda row: row.name),
-        ("model", lambda row: _model(row) if len(models) > 1 else UNKNOWN),
-        ("TTFT\ns", lambda row: _marked(row, row.prefill_s)),
-        ("decode\ntokens/s", lambda row: _marked(row, row.tps)),
-        ("E2E\ns", lambda row: _marked(row, row.e2e_s)),
+        ("model", lambda row: row.label if len(models) > 1 else UNKNOWN),
+        ("TTFT\ns", lambda row: _figure(row, *row.prefill_s, doubts=row.doubts)),
+        ("decode\ntokens/s", lambda row: _figure(row, *row.tps, doubts=row.doubts)),
+        ("E2E\ns", lambda row: _figure(row, *row.e2e_s, doubts=row.doubts)),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
         *ASKED,
         ("note", _note),
@@ -564,7 +529,7 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
     answer, sentences = "No device here can run this.", []
     if known:
         best = known[0]
-        name = f"{best.name} with {_model(best)}" if len(models) > 1 else best.name
+        name = f"{best.name} with {best.label}" if len(models) > 1 else best.name
         answer = f"The fastest is {name}: {_times(best)} for the whole request."
     if slo is not None:
         n = sum((row.chance or 0.0) >= CERTAIN for row in known)
@@ -597,18 +562,15 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
 def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     """For each prompt length the limits, the expected ranges and the memory; then their basis."""
 
-    def time(show: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda row: UNKNOWN if row.misfit else show(row)
-
     first = rows[0]
     columns: Columns = (
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("prefill s\nexpected", time(lambda row: _span(row.prefill_s))),
-        ("TPOT ms\nexpected", time(lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1])))),
-        ("tokens/s\nin decode", time(lambda row: _span(row.tps))),
-        ("E2E s\nexpected", time(lambda row: _span(row.e2e_s))),
-        ("prefill s\nlimit", time(lambda row: _known(row.prefill_limit_s))),
-        ("TPOT ms\nlimit", time(lambda row: _known(1e3 * row.tpot_limit_s))),
+        ("prefill s\nexpected", lambda row: _figure(row, *row.prefill_s)),
+        ("TPOT ms\nexpected", lambda row: _figure(row, 1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1])),
+        ("tokens/s\nin decode", lambda row: _figure(row, *row.tps)),
+        ("E2E s\nexpected", lambda row: _figure(row, *row.e2e_s)),
+        ("prefill s\nlimit", lambda row: _figure(row, row.prefill_limit_s)),
+        ("TPOT ms\nlimit", lambda row: _figure(row, 1e3 * row.tpot_limit_s)),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
         *(column for column in ASKED if any(column[1](row) != UNKNOWN for row in rows)),
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
@@ -643,6 +605,13 @@ def _keeps(row: Prediction) -> str:
     return "no" if row.chance <= 1 - CERTAIN else f"{100 * row.chance:.0f} %"
 
 
+def _note(row: Prediction) -> str:
+    if row.misfit or row.is_measured:
+        return row.misfit or "measured"
+    unknown = "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
+    return "; ".join(filter(None, [unknown, row.rests_on and f"from {row.rests_on}"]))
+
+
 ASKED: Columns = (
     ("keeps\nlimits", _keeps),
     ("price", lambda row: UNKNOWN if row.price is None else f"{row.price:,.0f}"),
@@ -650,34 +619,15 @@ ASKED: Columns = (
 """The columns of what was asked for; empty without limits and prices."""
 
 
-def _model(row: Prediction) -> str:
-    return f"{row.model.name} {row.model.quantization or ''}".strip()
-
-
-def _known(value: float | None) -> str:
-    return UNKNOWN if value is None else wording.digits(value)
-
-
 def _times(row: Prediction) -> str:
     """The time of the whole request in words."""
     return " to ".join(dict.fromkeys(map(wording.seconds, row.e2e_s)))
 
 
-def _span(ends: Span) -> str:
-    return UNKNOWN if ends[0] != ends[0] else f"{wording.digits(ends[0])}-{wording.digits(ends[1])}"
-
-
-def _marked(row: Prediction, ends: Span) -> str:
-    if row.misfit or ends[0] != ends[0]:
-        return UNKNOWN
-    return "-".join(dict.fromkeys(map(wording.digits, ends))) + shown.mark(row.doubts)
-
-
-def _note(row: Prediction) -> str:
-    if row.misfit or row.is_measured:
-        return row.misfit or "measured"
-    unknown = "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
-    return "; ".join(filter(None, [unknown, row.rests_on and f"from {row.rests_on}"]))
+def _figure(row: Prediction, *values: float | None, doubts: Sequence[str] = ()) -> str:
+    """One value or both ends of a range, with a mark of doubt."""
+    known = [digits(value) for value in values if value is not None and value == value]
+    return UNKNOWN if row.misfit or not known else "-".join(dict.fromkeys(known)) + shown.mark(doubts)
 
 
 def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
@@ -687,8 +637,8 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     """
     ax = ax or canvas.new_axes()
     figure, first = canvas.figure_of(ax), rows[0]
-    several = len(set(map(_model, rows))) > 1
-    names = [f"{row.name}, {_model(row)}" if several else row.name for row in rows][::-1]
+    several = len({row.label for row in rows}) > 1
+    names = [f"{row.name}, {row.label}" if several else row.name for row in rows][::-1]
     rows = rows[::-1]
     prefill = [math.sqrt(row.prefill_s[0] * row.prefill_s[1]) for row in rows]
     decode = [(row.n_gen - 1) * math.sqrt(row.tpot_s[0] * row.tpot_s[1]) for row in rows]
@@ -701,5 +651,5 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
         ax.plot([], [], color=INK, ls="-", label="range, measured")
     ax.set_xlabel("time of the request (s)")
     figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
-    canvas.finish([ax], f"{_model(first)}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
+    canvas.finish([ax], f"{first.label}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
     return ax
