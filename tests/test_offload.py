@@ -12,7 +12,7 @@ from lab.core.memory import CPU, Tensor
 from lab.core.record import Device, Placement, Settings
 from lab.errors import LabError
 from lab.features.lend.server import RpcServer
-from lab.features.measure.command import parse_variant
+from lab.features.measure.measuring import parse_variant
 from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner.as_options import options

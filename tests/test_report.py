@@ -17,7 +17,6 @@ from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
 from lab.features import known, page
-from lab.features.measure import command as measuring
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
@@ -277,7 +276,7 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     command = known.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
     assert command is not None
     name, *words = command.split()[1:]
-    context = getattr(measuring, name).make_context(name, words)
+    context = known.Commands(known.COMMANDS)[name].make_context(name, words)
     given = {key: value for key, value in context.params.items() if key in {*make_plan.__annotations__, *defaults()}}
     if "max_len" in context.params:
         given["prompt_len"] = str(context.params["max_len"])

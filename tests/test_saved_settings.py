@@ -12,7 +12,7 @@ import pytest
 import lab
 from lab.core.asked_settings import table
 from lab.errors import LabError
-from lab.features.measure.command import parse_variant
+from lab.features.measure.measuring import parse_variant
 from lab.main import lab as main
 from lab.runner import as_options
 from lab.runner.as_options import read, save

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     # name: group in the help, module in this folder, one line of help
-    "measure": ("Measure", "measure.command", "Time every token of answers to prompts of several lengths."),
-    "sweep": ("Measure", "measure.command", "Measure prefill and decode time over length in one pass."),
-    "ab": ("Measure", "measure.command", "Compare settings or models, measured in turns."),
+    "measure": ("Measure", "measure.measuring", "Time every token of answers to prompts of several lengths."),
+    "sweep": ("Measure", "measure.measuring", "Measure prefill and decode time over length in one pass."),
+    "ab": ("Measure", "measure.measuring", "Compare settings or models, measured in turns."),
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
     "why": ("Understand", "why.command", "Explain why two speeds differ, cause by cause."),

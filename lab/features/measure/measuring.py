@@ -1,19 +1,32 @@
-"""What `lab.measure` and `lab.sweep` do: in process, or through a server."""
+"""Measuring in process, or through a server: `lab.measure` and `lab.sweep`, and the commands measure, sweep and ab."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import click
+from click.core import ParameterSource
+
+from lab.cli.help import Command
+from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
+from lab.core import shell
 from lab.core.asked_settings import SettingsKeywords, flag, table
 from lab.core.record import Record
 from lab.errors import LabError
+from lab.features import running
+from lab.features.running import Output, collect, introduce
+from lab.features.serve import command as servers
+from lab.features.serve.command import REACHING, TIMEOUT, URL
 from lab.models import catalog
+from lab.process.worker import Worker
 from lab.runner.cases import Until
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, N_PILOT, make_plan
 from lab.runner.progress import ShowStatus
-from lab.runner.session import carry_out
+from lab.runner.session import carry_out, new_results_file
 
 
 class SweepKeywords(SettingsKeywords, total=False):
@@ -113,12 +126,194 @@ def check_side(given: Iterable[str], url: str | None) -> None:
     """LabError for parameters that a server does not have, or that only a server has."""
     if not (wrong := [flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)]):
         return
-    these, them = (
-        f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} only for",
-        "it" if len(wrong) == 1 else "them",
-    )
+    verb, them = ("is", "it") if len(wrong) == 1 else ("are", "them")
+    what = f"{', '.join(wrong)} {verb} only for "
     if url is None:
         hint = "Add the server's address: --url http://127.0.0.1:8080/v1"
-        raise LabError(f"{these} a server, but there is no --url.", hint)
+        raise LabError(f"{what}a server, but there is no --url.", hint)
     hint = f"Leave {them} out: a server has its own settings."
-    raise LabError(f"{these} the lab's own engine, not for a server.", hint)
+    raise LabError(f"{what}the lab's own engine, not for a server.", hint)
+
+
+# The commands
+
+UNTIL = [
+    click.option(
+        "--until",
+        type=SHARE,
+        metavar="SHARE",
+        help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
+    ),
+    click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
+    click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),
+]
+
+
+class WithVariants(Command):
+    """A command whose arguments may be options in quotes, such as "--threads 2"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click takes what begins with a dash for an option: a space before it makes it an argument."""
+        return super().parse_args(ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args])
+
+
+def parse_variant(text: str) -> dict[str, Any]:
+    """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
+
+    @with_options(*SETTINGS)
+    def variant(**_: Any) -> None: ...
+
+    command = click.command(cls=Command, add_help_option=False)(variant)
+    try:
+        context = command.make_context("variant", shell.split(text))
+    except (click.ClickException, ValueError) as problem:
+        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        raise LabError(
+            f"The variant {text!r} is not understood: {message}", "Write it as options: --threads 2"
+        ) from None
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+    }
+
+
+@click.command("measure", cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
+@click.pass_context
+@with_options(
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="10,100,1000",
+        show_default=True,
+        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of 100), 512-4096*2 "
+        "(doubling).",
+    ),
+    click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate in each run."),
+    click.option(
+        "--repeat",
+        "-r",
+        type=int,
+        help="Runs of each prompt length; each round loads the model anew.  [default: 3; 6 if that adds little time]",
+    ),
+    *UNTIL,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    click.option(
+        "--stream",
+        is_flag=True,
+        help="Print the generated text, token by token (with --url: when the answer is complete).",
+    ),
+    DRY_RUN,
+    URL,
+    *REACHING,
+    TIMEOUT,
+)
+def measure_command(context: click.Context, url: str | None, **asked: Any) -> None:
+    """Time every token of answers to prompts of several lengths.
+
+    \b
+      lab measure                           # about half a minute on two cores
+      lab measure --prompt-len 10,1k,10k --gen 200 --model llama-3.2-3b
+
+    Each run prefills a prompt and generates --gen tokens. The command makes one new file in --out, and each run
+    becomes a line of it as soon as it ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
+
+    With --url the lab measures a server instead, one request at a time: by default three requests with 100 prompt
+    tokens and three with 1,000. --model is then the server's name for a model (optional if it has only one), and
+    options of the engine are rejected. The lab first prints which figures it can and cannot get from this server.
+    """
+    check_side(servers.given(context), url)
+    if url is not None:
+        return servers.measure_server(context, url, asked)
+    running.carry_out(
+        make_plan, **with_until({name: value for name, value in asked.items() if name not in ONLY_SERVER})
+    )
+
+
+@click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
+@with_options(
+    click.option(
+        "--max-len", type=TOKENS, default=8192, show_default=True, help="Prompt tokens at the end of the pass."
+    ),
+    click.option(
+        "--every",
+        "-e",
+        type=TOKENS,
+        default=512,
+        show_default=True,
+        help="Prompt tokens between two measurements of decode.",
+    ),
+    click.option(
+        "--gen", "-n", type=TOKENS, default=16, show_default=True, help="Tokens to generate at each measurement."
+    ),
+    click.option("--repeat", "-r", default=3, show_default=True, help="Passes through the context."),
+    *UNTIL,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def sweep_command(max_len: int, **asked: Any) -> None:
+    """Measure prefill and decode time over length in one pass.
+
+    \b
+      lab sweep
+      lab sweep --max-len 32k --every 2k --model llama-3.2-3b
+
+    After every --every prompt tokens the lab generates --gen tokens, removes them again, and continues with the
+    prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
+    also fits a law to each curve.
+    """
+    running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(asked))
+
+
+@click.command(cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"))
+@click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
+@with_options(
+    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
+    click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens to generate in each run."),
+    click.option(
+        "--sequences", help="Numbers of sequences to decode together, as in lab batch.  [default: one sequence]"
+    ),
+    click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
+    AT_LEAST,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+)
+def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
+    """Compare settings or models, measured in turns.
+
+    \b
+      lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k
+      lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0" --threads 2
+
+    A VARIANT is options in quotes; the first is the base. Options outside quotes apply to all variants.
+
+    In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
+    the machine's speed therefore affect all variants equally.
+    """
+    from lab.features import batch as batching
+    from lab.features import known
+    from lab.features.compare import comparison, side_by_side, text_compare
+    from lab.show import console
+
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    named = [(text.strip(), parse_variant(text)) for text in variants]
+    with Worker() as worker, console.transfer(err) as transferring:
+        make = make_plan if sequences is None else functools.partial(batching.plan, sequences=sequences)
+        plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
+    introduce(list(plans.values()), err, err)
+    path = new_results_file(next(iter(plans.values())), output.folder)
+    records, problem = collect(lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err)
+    if problem:
+        raise problem
+    groups = comparison.groups(records)
+    comparisons = comparison.compare_groups(groups, at_least)
+    tables = functools.partial(
+        text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records, has_next=True)
+    )
+    document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
+    output.finish(records, path, tables, document, "compare", at_least=at_least)

@@ -31,20 +31,13 @@ if TYPE_CHECKING:
 
 Records = Sequence[Record | RequestRecord]
 
-RUNNING = 15
-"""Positions in the running median, or mean, of a decode plot."""
-
-OFF = 0.05
-"""If the table's TPOT differs from the line of the decode plot by more than this share, the legend says why."""
-
-HEADROOM = 1.35
-"""The upper end of a decode plot, relative to the 95th percentile of the gaps of its slowest line."""
+RUNNING, HEADROOM, OFF, WIDE = 15, 1.35, 0.05, 12
+"""Of a decode plot: the positions in a running median or mean; the upper end, relative to the 95th percentile of the
+gaps of the slowest line. If the table's TPOT differs from a line by more than OFF, the legend says why; if the lines
+differ by more than the factor WIDE, the axis is logarithmic."""
 
 MOST_GROWTHS = 4
 """Lengths up to which a prefill plot of one setup says by how much the time grows from one to the next."""
-
-WIDE = 12
-"""If the slowest line of a decode plot is slower than the fastest by more than this factor, the axis is logarithmic."""
 
 
 def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
@@ -82,16 +75,8 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         one.plot(medians, ls=dashes, lw=2, color=style["color"], label=label, **at)
         if not is_alone:  # the legend, with the shape of the points
             one.plot([], [], ls=dashes, lw=2, ms=6, **style, label=f"{name}: median")
-        points(
-            one,
-            own.n_prompt,
-            own[figure],
-            own.disturbed,
-            ms=6,
-            alpha=0.6,
-            **style,
-            label=f"{kind}s" if is_alone else None,
-        )
+        of_points = f"{kind}s" if is_alone else None
+        points(one, own.n_prompt, own[figure], own.disturbed, ms=6, alpha=0.6, **style, label=of_points)
         if is_usual or not any(usual for *_, usual in lines):
             per_token |= {float(value / n): float(n) for n, value in medians.items()}
         is_firm = own.groupby("n_prompt").disturbed.mean().lt(0.5).all()
@@ -173,7 +158,7 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     has_panels = axes[0] is not axes[-1]
     names = [", ".join(filter(None, both)) for both in zip(lengths, setups, strict=True)]
     names = names if not has_panels else setups if by_length else lengths
-    looks = _styles(gaps, setups, has_panels, by_length)
+    looks = _styles(lines, setups, has_panels, by_length)
     if has_panels:  # the legend, in the order of lengths
         styles = dict(zip(names, looks, strict=True))
         for name in dict.fromkeys(names[i] for i in sorted(range(len(lines)), key=lambda i: lines[i].n_prompt.iloc[0])):
@@ -217,18 +202,20 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     return axes[0]
 
 
-def _styles(gaps: pd.DataFrame, setups: Sequence[str], has_panels: bool, by_length: bool) -> list[dict[str, Any]]:
+def _styles(
+    lines: Sequence[pd.DataFrame], setups: Sequence[str], has_panels: bool, by_length: bool
+) -> list[dict[str, Any]]:
     """Colour and marker of each line of a decode plot: a colour for each setup, and shades of it for lengths."""
-    own, lengths = list(dict.fromkeys(setups)), sorted(set(gaps.n_prompt))
-    bases = canvas.styles(len(own), OF_DECODE)
+    names, lengths = list(dict.fromkeys(setups)), [own.n_prompt.iloc[0] for own in lines]
+    bases = dict(zip(names, canvas.styles(len(names), OF_DECODE), strict=True))
     if by_length and has_panels:
-        return [bases[own.index(setup)] for setup in setups]
-    made = []
-    for setup, (_, n) in zip(setups, gaps.groupby(["line", "n_prompt"]).groups, strict=True):
-        colour = OF_DECODE if has_panels else bases[own.index(setup)]["color"]
-        style = canvas.styles(len(lengths), colour, is_shaded=True)[lengths.index(n)]
-        is_one = has_panels or len(own) == 1
-        made.append(style if is_one else style | {"marker": bases[own.index(setup)]["marker"]})
+        return [bases[setup] for setup in setups]
+    made, places = [], sorted(set(lengths))
+    for setup, n_prompt in zip(setups, lengths, strict=True):
+        colour = OF_DECODE if has_panels else bases[setup]["color"]
+        shade = canvas.styles(len(places), colour, is_shaded=True)[places.index(n_prompt)]
+        is_one = has_panels or len(names) == 1
+        made.append(shade if is_one else shade | {"marker": bases[setup]["marker"]})
     return made
 
 
@@ -284,18 +271,19 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
         for number, (label, runs) in enumerate(part):
             name, summary = f"{label}: " if len(part) > 1 else "", table.summary(runs)
             prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
-            x = runs.n_prompt, sweep_laws.positions_of(runs)
-            middles = sweep_laws.positions_of(summary)
-            laws: list[Any] = [None, None]
+            positions = sweep_laws.positions_of(runs)
+            of_prefill, of_decode = list[Any](), list[Any]()
             if prefill:
                 lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
                 text = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
-                laws[0] = lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {unbroken(text)}"
+                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {unbroken(text)}"]
             if decode:
-                text, reach = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p", [0, middles.max()]
-                laws[1] = reach, [decode.ms(p) for p in reach], f"decode law: {unbroken(text)}"
-            columns = ("prefill_s", OF_PREFILL), ("tpot_ms", OF_DECODE)
-            for ax, at, (column, colour), law in zip(pair, x, columns, laws, strict=True):
+                text, reach = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p", [0, positions.max()]
+                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {unbroken(text)}"]
+            for ax, at, column, colour, law in (
+                (pair[0], runs.n_prompt, "prefill_s", OF_PREFILL, of_prefill),
+                (pair[1], positions, "tpot_ms", OF_DECODE, of_decode),
+            ):
                 style = canvas.styles(len(part), colour)[number]
                 if runs[column].notna().any():
                     ends = runs.groupby(at)[column].agg(["min", "max"])
@@ -325,24 +313,26 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     timed = _experiments_apart(table.of_engine(records))
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     good = [record for record in table.alone(records) if table.went_well(record)]
-    draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    has_ttft = any(request_times.figures(one.request).ttft_ns and table.request_row(one, 0)["n_prompt"] for one in good)
     trials = text_compare.trials(table.of_engine(records))
+    made: dict[str, Callable[[Figure], Any]] = {}
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
-        draw_by_name[name] = partial(text_compare.plot_trial, trial, text_setup.where(trial))
+        made[name] = partial(text_compare.plot_trial, trial, text_setup.where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
-    shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
-    of_engine = table.of_engine(shown)
-    if len(of_engine) == len(shown) and len(table.setups(table.runs(of_engine))) == 1 and any(map(_decoded, of_engine)):
-        draw_by_name["shares"] = lambda figure: plot_shares(of_engine, figure.subplots())
-    if has_ttft or any(phases.prefill_ns(record.run) for record in table.of_engine(shown)):
-        draw_by_name["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
+    alone = [one for one in plain if id(one) not in in_trials]
+    has_ttft = any(request_times.figures(one.request).ttft_ns and table.request_row(one, 0)["n_prompt"] for one in good)
+    has_prefill = [one for one in alone if phases.prefill_ns(one.run)]
+    is_one_setup = bool(alone) and not has_ttft and len(table.setups(table.runs(alone))) == 1
+    if is_one_setup and any(phases.itl_ns(one.run) for one in has_prefill):
+        made["shares"] = lambda figure: plot_shares(alone, figure.subplots())
+    if has_ttft or has_prefill:
+        shown: Records = [*alone, *(good if has_ttft else [])]
+        made["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
     if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
-        draw_by_name["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
+        made["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
     if sweeps:
-        draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
-    return draw_by_name
+        made["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+    return made
 
 
 def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
@@ -363,10 +353,6 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
 def _experiments_apart(records: Sequence[Record]) -> list[Record]:
     """Successful timed runs, without experiments, which have separate pictures."""
     return [record for record in records if record.run.is_timed and record.run.lever is None]
-
-
-def _decoded(record: Record) -> bool:
-    return bool(phases.itl_ns(record.run) and phases.prefill_ns(record.run))
 
 
 def _kind(records: Records) -> str:

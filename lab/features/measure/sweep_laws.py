@@ -42,12 +42,8 @@ class PrefillLaw:
         return float(2 * rest / (self.b + (self.b**2 + 4 * self.c * rest) ** 0.5))
 
     def __str__(self) -> str:
-        doubled = f"; after {self.b / (2 * self.c):,.0f} tokens a token takes twice that" if self.c else ""
-        return (
-            f"Prefill time: T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2 (typical fit "
-            f"error {percent(self.rms)}). A prompt token takes {seconds(self.b)}, plus {seconds(2e3 * self.c)} per "
-            f"1,000 tokens before it{doubled}."
-        )
+        law = f"T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2"
+        return f"Prefill time: {law} {_in_words('A prompt token', self.b, 2 * self.c, self.rms)}"
 
 
 @dataclass(frozen=True)
@@ -62,12 +58,15 @@ class DecodeLaw:
         return self.w + self.k * position
 
     def __str__(self) -> str:
-        doubled = f"; after {self.w / self.k:,.0f} tokens a token takes twice that" if self.k else ""
         w, k = self.w / 1e3, self.k / 1e3
-        return (
-            f"Time per token: t(p) = {seconds(w)} + {seconds(k)} * p (typical fit error {percent(self.rms)}). A token "
-            f"takes {seconds(w)}, plus {seconds(1e3 * k)} per 1,000 tokens before it{doubled}."
-        )
+        return f"Time per token: t(p) = {seconds(w)} + {seconds(k)} * p {_in_words('A token', w, k, self.rms)}"
+
+
+def _in_words(what: str, first_s: float, more_s: float, rms: float) -> str:
+    """What the next token takes, and by how much each token before it adds to that."""
+    doubled = f"; after {first_s / more_s:,.0f} tokens a token takes twice that" if more_s else ""
+    each = f"{seconds(first_s)}, plus {seconds(1e3 * more_s)} per 1,000 tokens before it"
+    return f"(typical fit error {percent(rms)}). {what} takes {each}{doubled}."
 
 
 def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -> tuple[float, float]:

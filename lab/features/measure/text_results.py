@@ -79,15 +79,18 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
             columns.append(
                 (HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style))
             )
-            beyond = beyond_training(of_part)
+            most, beyond = of_part[0].model.n_ctx_train, beyond_training(of_part)
             too_long = [
                 f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's training "
                 f"length of {most:,}: timing is valid, the text is not."
-                for most in list(beyond.values())[:1]
-            ]
+            ] * bool(beyond)
             laws, found = findings(part)
-            lines = part.to_dict("records")
-            n, about = len(lines), heading(part)
+            lines, n = part.to_dict("records"), len(part)
+            n_tokens, per = int(n_gen), "at each length" if is_sweep else "per run"
+            what = f"{plural(n_tokens, 'token')} generated {per}"
+            if part.ttft_s.isna().all():  # imported: a test of prefill, or of decode steps without the prompt's
+                what = f"{plural(n_tokens - 1, 'token')} decoded {per}" if n_tokens > 1 else "only prefill"
+            about = f"{what}; {below(part, 'run')}"
             if is_sweep and not details and n > MOST_ROWS:
                 chosen = sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})
                 lines = [lines[i] for i in chosen]
@@ -109,26 +112,16 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
     return made
 
 
-def beyond_training(records: Sequence[Record]) -> dict[int, int]:
-    """The model's training length, by the prompt lengths that exceed it together with the answer."""
-    most = {one.run.n_prompt: one.model.n_ctx_train for one in records}
-    n_gen = max((one.run.n_gen for one in records), default=0)
-    return {n_prompt: n for n_prompt, n in most.items() if n is not None and n_prompt + n_gen > n}
+def beyond_training(records: Sequence[Record]) -> list[int]:
+    """The prompt lengths of one setup that exceed the model's training length together with the answer."""
+    lengths = {one.run.n_prompt: (one.run.n_gen, one.model.n_ctx_train) for one in records}
+    return [n for n, (n_gen, most) in lengths.items() if most is not None and n + n_gen > most]
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
     """A figure of a row of the summary, and below it its interval, or its range if runs are too few for one."""
     one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
     return "\n".join(filter(None, [digits(one.value), ends(one)]))
-
-
-def heading(rows: pd.DataFrame) -> str:
-    """The heading of a summary of one setup and one n_gen."""
-    n_gen, per = int(rows.n_gen.iloc[0]), "per run" if rows.sweep_every.isna().all() else "at each length"
-    what = f"{plural(n_gen, 'token')} generated {per}"
-    if rows.ttft_s.isna().all():  # imported: a test of prefill, or of decode steps without the prompt's
-        what = f"{plural(n_gen - 1, 'token')} decoded {per}" if n_gen > 1 else "only prefill"
-    return f"{what}; {below(rows, 'run')}"
 
 
 def below(rows: pd.DataFrame, noun: str) -> str:
@@ -144,14 +137,14 @@ def below(rows: pd.DataFrame, noun: str) -> str:
     return f"medians of {n} {noun}s; below each the 95 % interval, or the range of fewer than {fewest} {noun}s"
 
 
-def answer(rows: pd.DataFrame, beyond: Mapping[int, int] | None = None, label: str = "") -> str:
+def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> str:
     """What a whole request takes: of a summary of one setup and one n_gen, its longest reliable one.
 
     Lengths `beyond` the model's training length count only if there are no others.
     """
     firm = table.firm(rows)
     firm = firm if len(firm) else rows
-    usual = firm[~firm.n_prompt.isin(list(beyond or ()))]
+    usual = firm[~firm.n_prompt.isin(beyond)]
     row = (usual if len(usual) else firm).iloc[-1]
     sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
     each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
@@ -245,7 +238,7 @@ def imported(records: Sequence[Record]) -> list[str]:
 
 def unreliable(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each session with unreliable figures."""
-    watched = [one for one in records if [*disturbances.disturbances(one)] != [disturbances.TOO_FAST]]
+    watched = [one for one in records if list(disturbances.disturbances(one)) != [disturbances.TOO_FAST]]
     doubtful = {case[0] for case, alike in _repeats(watched).items() if disturbances.is_doubtful(alike)}
     return [own for session, own in grouped(records, lambda one: one.session).items() if session in doubtful]
 
@@ -288,7 +281,7 @@ def failures(records: Sequence[Record]) -> list[str]:
     if all(record.run.status == OK for record in records):
         return []
     setups = table.setups(table.runs(records))
-    prefixes = {run: f"{label}: " if len(setups) > 1 else "" for label, rows in setups for run in rows.run}
+    prefixes = {run: f"{label}: " * (len(setups) > 1) for label, rows in setups for run in rows.run}
     return [
         f"{prefixes[number]}{record.run.name}, repeat {record.run.repeat + 1}: {record.run.error}"
         for number, record in enumerate(records)
