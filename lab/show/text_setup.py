@@ -183,7 +183,7 @@ def labels(table: pd.DataFrame, firsts: Sequence[pd.Series]) -> list[str]:
     Chosen fields come before those of IDENTITY. For a single setup: model, server and machine.
     """
     names = ["model", *(["server"] if "server" in table else []), "machine"]
-    if table.variant.nunique() == len(firsts) > 1:
+    if len(firsts) > 1 and table.variant.nunique() == len(firsts):
         names = ["variant"]
     elif len(firsts) > 1:
         names, n_distinct = [], 1
