@@ -70,6 +70,11 @@ LEFT_OUT = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", 
 """The Markdown table has no columns of settings that have their default."""
 
 QUANTIZATION = r"(?:mostly |all )?((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)(?: - (Small|Medium|Large|.*bpw)| MoE)?$"
+TEST = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
+NUMBER = r"(\d[\d.,]*\d|\d)"
+RATE = rf"{NUMBER}(?:\s*(?:\u00c2?\u00b1|\+/?-)\s*{NUMBER})?"
+"""A test such as `tg128 @ d4096`; a rate with its deviation. `lab why` reads pasted tables with them, too."""
+
 UNKNOWN = "unknown device"
 DEVICES = (
     r"\bDevice (?P<number>\d+): (?P<name>.{1,100}?), (?:compute capability|gfx)",  # CUDA and ROCm
@@ -212,6 +217,28 @@ def _parse(text: str, name: str, device: str | None) -> tuple[list[Any], list[st
     return [row for row in rows if isinstance(row, dict)], []
 
 
+def cells_of(line: str) -> list[str]:
+    """The cells of a row of a Markdown table, also of a quoted one; [] for another line, or that below the head."""
+    inner = re.fullmatch(r"[> \t]*\|(.*)\|\s*", line)
+    if not inner or len(line) > MOST_LETTERS or not re.sub(r"[-|:+ ]", "", inner[1]):
+        return []
+    return [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner[1])]
+
+
+def number(text: str) -> float:
+    """A number with a decimal point or comma. ValueError where a comma could be either."""
+    text = text.strip()
+    if re.fullmatch(r"\d{1,3}(,\d{3})+\.\d+", text):
+        return float(text.replace(",", ""))
+    if re.fullmatch(r"\d+,\d{3}", text) and not text.startswith("0"):
+        raise ValueError(f"{text} could be a decimal or thousands")
+    if re.fullmatch(r"\d+,\d+", text):
+        return float(text.replace(",", "."))
+    if not re.fullmatch(r"\d+(\.\d+)?([eE][+-]?\d{1,2})?", text):
+        raise ValueError(f"{text[:30]!r} is not a number")
+    return float(text)
+
+
 def _markdown_rows(text: str, device: str | None) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of Markdown tables in a text, with the number of their `line`, and sentences on what is not read."""
     rows: list[dict[str, Any]] = []
@@ -236,10 +263,8 @@ def _markdown_rows(text: str, device: str | None) -> tuple[list[dict[str, Any]],
             name, is_log_over = found["name"].strip().replace(",", ""), False
             gpus[found.groupdict().get("number") or "", name] = name
             continue
-        inner = re.fullmatch(r"[> \t]*\|(.*)\|\s*", line)
-        if not inner or not re.sub(r"[-|:+ ]", "", inner[1]):  # no row, or the line below the head
+        if not (cells := cells_of(line)):
             continue
-        cells = [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner[1])]
         if cells[-2:] == ["test", "t/s"]:
             heads = cells
             continue
@@ -264,11 +289,12 @@ def _markdown_rows(text: str, device: str | None) -> tuple[list[dict[str, Any]],
 
 def _markdown_row(cells: Mapping[str, str]) -> dict[str, Any]:
     """A row in llama-bench's columns. ValueError says what is wrong with it."""
-    test = re.fullmatch(r"(?:pp *(\d{1,18}))?(?: *\+ *)?(?:tg *(\d{1,18}))?(?: *@ *d *(\d{1,18}))?", cells["test"])
+    test = re.fullmatch(TEST, cells["test"])
     if not test or not (test[1] or test[2]):
         raise ValueError(f"{cells['test'][:100]!r} is not a test such as pp512 or tg128 @ d4096")
-    rate = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\s*(?:\u00c2?\u00b1|\+/?-)\s*[\d.]+)?", cells["t/s"])
-    if not rate or not float(rate[1]):
+    rate = re.fullmatch(RATE, cells["t/s"])
+    tps = number(rate[1]) if rate else 0.0
+    if not tps:
         raise ValueError(f"{cells['t/s'][:100]!r} is not a rate above 0")
     n_prompt, n_gen, n_depth = (int(length or 0) for length in test.groups())
     model = cells.get("model") or "unknown model"
@@ -281,7 +307,7 @@ def _markdown_row(cells: Mapping[str, str]) -> dict[str, Any]:
         "n_prompt": n_prompt,
         "n_gen": n_gen,
         "n_depth": n_depth,
-        "avg_ns": round(1e9 * (n_prompt + n_gen) / float(rate[1])),
+        "avg_ns": round(1e9 * (n_prompt + n_gen) / tps),
         "variant": ", ".join(others) or None,
     }
     if kind:

@@ -80,64 +80,54 @@ def command_lines(model: str, settings: Settings, n_prompt: int, n_gen: int, n_u
     """
     n_ctx = padded(n_prompt + n_gen)
     one_user = () if n_users == 1 else (f"{n_users} users at once",)
-
-    def line(tool: str, column: int, *first: object, n_users: int = 1, also_missing: tuple[str, ...] = ()) -> ToolLine:
-        found, missing = _split(settings, column, n_users)
-        words = [word for name, options, value in found for word in _words(name, options, value, column)]
-        return ToolLine(tool, shell.join(tool, "--model", model, *first, *words), also_missing + missing)
-
+    lines = []
+    for tool, column, users, sizes in (
+        ("llama-server", LLAMA, n_users, ("--ctx-size", n_users * n_ctx, "--parallel", n_users)),
+        ("llama-cli", LLAMA, 1, ("--ctx-size", n_ctx, "--predict", n_gen)),
+        ("llama-bench", BENCH, 1, ("--n-prompt", n_prompt, "--n-gen", n_gen)),
+    ):
+        found, missing = _split(settings, column, users)
+        words = [word for name, option, value in found for word in _words(name, option, value, column)]
+        lacks = missing if tool == "llama-server" else one_user + missing
+        lines.append(ToolLine(tool, shell.join(tool, "--model", model, *sizes, *words), lacks))
     asked = as_options.asked(settings)
     chosen = [word for name in asked if name not in ("prompt", "seed") for word in as_options.option(name, asked[name])]
-    several = [] if n_users == 1 else ["--sequences", n_users]
-    own = shell.lab(
-        *("measure" if n_users == 1 else "batch", "--model", model, *several),
-        *("--prompt-len", n_prompt, "--gen", n_gen, *chosen),
-    )
-    return [
-        line("llama-server", LLAMA, "--ctx-size", n_users * n_ctx, "--parallel", n_users, n_users=n_users),
-        line("llama-cli", LLAMA, "--ctx-size", n_ctx, "--predict", n_gen, also_missing=one_user),
-        line("llama-bench", BENCH, "--n-prompt", n_prompt, "--n-gen", n_gen, also_missing=one_user),
-        _python(model, settings, n_ctx, one_user),
-        _modelfile(model, settings, n_ctx, n_users),
-        ToolLine("lab", own, ()),
-    ]
+    command = ("measure",) if n_users == 1 else ("batch", "--sequences", n_users)
+    own = shell.lab(command[0], "--model", model, *command[1:], "--prompt-len", n_prompt, "--gen", n_gen, *chosen)
+    python, ollama = _python(model, settings, n_ctx, one_user), _modelfile(model, settings, n_ctx, n_users)
+    return [*lines, python, ollama, ToolLine("lab", own, ())]
 
 
 def _split(settings: Settings, column: int, n_users: int) -> tuple[list[tuple[str, str, Any]], tuple[str, ...]]:
-    """The settings that a program has (name, its option, value), and those that it lacks as options of the lab."""
-    lab_names = {setting.record_name or name: name for name, setting in table().items()}
-    usual = {name: defaults()[own] for name, own in lab_names.items()} | USUAL
-    usual |= {"n_threads_batch": settings.n_threads, "flash_attn": None, "kv_unified": False}
-    found, missing = [], []
-    for name, value in _values(settings, column, n_users).items():
-        option = OPTIONS[name][column]
-        if column in (PYTHON, OLLAMA) and value == "auto":
-            option = None
-        if option == "OLLAMA_KV_CACHE_TYPE":
-            if settings.type_k == settings.type_v and value in OLLAMA_TYPES:
-                found += [(name, option, value)] if name == "type_k" else []
-                continue
-            option = None
-        if option is not None:
-            found.append((name, option, value))
-        elif option is None and value != usual[name]:
-            missing.append(shell.join(*as_options.option(lab_names[name], value)))
-    return found, tuple(missing)
-
-
-def _values(settings: Settings, column: int, n_users: int) -> dict[str, Any]:
-    """The settings that were chosen, by their names in OPTIONS."""
-    values = {name: getattr(settings, name) for name in OPTIONS}
-    values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
-    values["lib"] = as_options.asked(settings).get("lib")
-    values["kv_unified"] = settings.kv_unified if n_users > 1 else None
+    """The chosen settings that a program has (name, its option, value), and the options of the lab that it lacks."""
+    values = {name: getattr(settings, name) for name in OPTIONS} | {
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
+        "lib": as_options.asked(settings).get("lib"),
+        "kv_unified": settings.kv_unified if n_users > 1 else None,
+    }
     if settings.n_threads < 1:
         values |= {"n_threads": None, "n_threads_batch": None}
     if settings.n_gpu_layers < 0:
         values["n_gpu_layers"] = ALL_LAYERS
     if settings.n_gpu_layers == 0:  # as in the lab, devices shall not compute prefill either
         values |= {"devices": ()} if OPTIONS["devices"][column] else {"op_offload": False if column == PYTHON else None}
-    return {name: value for name, value in values.items() if value is not None}
+    lab_names = {setting.record_name or name: name for name, setting in table().items()}
+    usual = {name: defaults()[own] for name, own in lab_names.items()} | USUAL
+    usual |= {"n_threads_batch": settings.n_threads, "flash_attn": None, "kv_unified": False}
+    found, missing = [], []
+    for name, value in ((name, value) for name, value in values.items() if value is not None):
+        option = OPTIONS[name][column]
+        if column in (PYTHON, OLLAMA) and value == "auto":
+            option = None
+        if option == "OLLAMA_KV_CACHE_TYPE":  # one for keys and values
+            option = option if settings.type_k == settings.type_v and value in OLLAMA_TYPES else None
+            if option and name == "type_v":
+                continue
+        if option is not None:
+            found.append((name, option, value))
+        elif value != usual[name]:
+            missing.append(shell.join(*as_options.option(lab_names[name], value)))
+    return found, tuple(missing)
 
 
 def _words(name: str, options: str, value: Any, column: int) -> list[str]:
@@ -175,14 +165,14 @@ def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...
 def _modelfile(model: str, settings: Settings, n_ctx: int, n_users: int) -> ToolLine:
     """Ollama's file for `ollama create`. Without a folder, even ./, a path would be the name of a model."""
     found, missing = _split(settings, OLLAMA, n_users)
-    values = {option: value for _, option, value in found} | {"OLLAMA_NUM_PARALLEL": n_users}
-    if "OLLAMA_FLASH_ATTENTION" in values:
-        values["OLLAMA_FLASH_ATTENTION"] = int(values["OLLAMA_FLASH_ATTENTION"] == "on")
+    values = {option: int(value == "on") if name == "flash_attn" else value for name, option, value in found}
+    values["OLLAMA_NUM_PARALLEL"] = n_users
     path = printable(model if model.startswith("./") else str(Path(model).absolute()))
-    environment = [f"{name}={value}" for name, value in values.items() if name.isupper()]
-    lines = [f"# Start the server with: {' '.join(environment)} ollama serve", f"FROM {path}"]
-    lines.append(f"PARAMETER num_ctx {n_ctx}")
-    for name, value in values.items():
-        if not name.isupper():
-            lines.append(f"PARAMETER {name} {str(value).lower() if isinstance(value, bool) else value}")
+    environment = " ".join(f"{name}={value}" for name, value in values.items() if name.isupper())
+    words = (
+        f"PARAMETER {name} {str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in {"num_ctx": n_ctx, **values}.items()
+        if not name.isupper()
+    )
+    lines = [f"# Start the server with: {environment} ollama serve", f"FROM {path}", *words]
     return ToolLine("Ollama", "\n".join(lines), missing)

@@ -22,7 +22,17 @@ from typing import Any
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
-from lab.features.exchange.llama_bench_format import FLASH_ATTN, HEADS, QUANTIZATION, STDIN
+from lab.features.exchange.llama_bench_format import (
+    FLASH_ATTN,
+    HEADS,
+    NUMBER,
+    QUANTIZATION,
+    RATE,
+    STDIN,
+    TEST,
+    cells_of,
+    number,
+)
 
 DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "window", "mixed", "unknown"
 """What a rate counts: generated tokens over the time of decode, prompt tokens over that of prefill, generated tokens
@@ -124,20 +134,6 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
     raise LabError(f"{name} has no figure that the lab can read.{printable(why)}", KNOWN)
 
 
-def number(text: str) -> float:
-    """A number with a decimal point or comma. ValueError where a comma could be either."""
-    text = text.strip()
-    if re.fullmatch(r"\d{1,3}(,\d{3})+\.\d+", text):
-        return float(text.replace(",", ""))
-    if re.fullmatch(r"\d+,\d{3}", text) and not text.startswith("0"):
-        raise ValueError(f"{text} could be a decimal or thousands")
-    if re.fullmatch(r"\d+,\d+", text):
-        return float(text.replace(",", "."))
-    if not re.fullmatch(r"\d+(\.\d+)?([eE][+-]?\d{1,2})?", text):
-        raise ValueError(f"{text[:30]!r} is not a number")
-    return float(text)
-
-
 def count(text: str) -> int:
     """A whole number, with or without commas. ValueError for another text."""
     if not re.fullmatch(r"\d{1,12}|\d{1,3}(,\d{3}){1,3}", text.strip()):
@@ -145,7 +141,6 @@ def count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-NUMBER = r"(\d[\d.,]*\d|\d)"
 GO_UNITS = {"h": 3600, "ms": 1e-3, "m": 60, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9, "s": 1}
 GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
 
@@ -228,15 +223,12 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
     """The rows of Markdown tables, by their heads."""
     heads: list[str] = []
     for line in text.splitlines():
-        inner = re.fullmatch(r"[> \t]*\|(.{1,10000})\|\s*", line)
-        if not inner or not re.sub(r"[-|:+ ]", "", inner[1]):
-            continue
-        cells = [cell.strip() for cell in inner[1].replace("\\|", "/").split("|")]
+        cells = cells_of(line)
         if any(re.match(r"(?:t/s|S_TG)", cell) for cell in cells):
             heads = cells
         elif heads and len(cells) == len(heads):
             yield dict(zip(heads, cells, strict=True))
-        elif heads:
+        elif heads and cells:
             raise ValueError("a row of the table has another number of columns than its head")
 
 
@@ -245,9 +237,6 @@ SETTINGS = {
     **{"n_gpu_layers": "n_gpu_layers", "flash_attn": "flash_attn", "type_k": "cache_type_k", "type_v": "cache_type_v"},
 }
 """llama-bench's columns, and the settings that they are."""
-
-TEST = r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?"
-RATE = rf"{NUMBER}(?:\s*(?:\u00b1|\+/?-)\s*{NUMBER})?"
 
 
 def _bench(text: str) -> Iterable[Setup]:
