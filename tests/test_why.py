@@ -353,7 +353,7 @@ def test_a_figure_alone_is_measured_here_on_the_real_engine(
 ) -> None:
     monkeypatch.setattr(reasons, "REPEATS", 1)
     monkeypatch.setattr(reasons, "Worker", Worker)
-    (one,) = pasted.parse("| test | t/s |\n| tg8 @ d16 | 900000000.0 |")
+    (one,) = pasted.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
     one = dataclasses.replace(one, settings={"prompt": "random"})  # the file has no words
     found = why(one, budget="60s", model=str(mini), out=tmp_path)
     assert found.letters == ("A", "B") and found.slow.source == "lab" and list(tmp_path.glob("*.jsonl"))

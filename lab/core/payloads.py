@@ -80,7 +80,9 @@ class Turns:
 
     @property
     def words(self) -> str:
-        how = {"memory": "cache in memory", "disk": "cache on disk", "none": "no cache"}.get(self.keep, self.keep)
+        how = {"memory": "cache in memory", "slot": "slot of its own", "disk": "cache on disk", "none": "no cache"}.get(
+            self.keep, self.keep
+        )
         return f"{plural(len(self.messages), 'turn')}, {how}" + (f", {self.breaks}" if self.breaks else "")
 
 
