@@ -87,20 +87,18 @@ def plan(
     made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **for_plan(settings))
     if shared_prompt:
         need_every_position(made.model)
-    if shared_prompt and min(case.n_prompt for case in made.cases) <= N_OWN:
-        raise LabError(
-            f"--shared-prompt needs prompts of more than {N_OWN} tokens.", "Give longer prompts: --prompt-len 256"
-        )
+        if min(case.n_prompt for case in made.cases) <= N_OWN:
+            what = f"--shared-prompt needs prompts of more than {N_OWN} tokens."
+            raise LabError(what, "Give longer prompts: --prompt-len 256")
     if max(wanted) > made.settings.n_batch:
         raise LabError(
             f"{max(wanted)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
             f"Use --batch {max(wanted)}, or fewer --sequences.",
         )
-    levers = [Batch(n, shared_prompt) for n in wanted]
     cases = [
         Case(own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings))
         for own in made.cases
-        for one in levers
+        for one in [Batch(n, shared_prompt) for n in wanted]
     ]
     return with_cases(made, cases, write)
 
@@ -210,7 +208,8 @@ def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> lis
     """What rows of one setup and prompt length show, in words."""
     if not measured:
         return []
-    words, most, best = [], measured[-1], max(measured, key=lambda row: row.total_tps)
+    words, limits, most = list[str](), list[str](), measured[-1]
+    best = max(measured, key=lambda row: row.total_tps)
     if most.efficiency is not None and most.n_seq > 1:
         share = most.user_tps / measured[0].user_tps
         highest = f" Throughput is highest with {best.n_seq}." if best.n_seq not in (1, most.n_seq) else ""
@@ -226,7 +225,6 @@ def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> lis
             )
     doubled = knee(measured)
     at_ridge = ridge(prediction, measured[0].n_prompt, measured[0].n_gen) if prediction else None
-    limits = list[str]()
     if doubled is not None:
         limits.append(f"with about {digits(doubled)} sequences a step takes twice as long as with one")
     elif len(measured) > 1 and measured[0].n_seq == 1:
@@ -311,10 +309,7 @@ TABLE = Table(
         ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
     ),
     rows=rows,
-    conclude=lambda rows, records, prediction: (
-        [words for group in alike(rows) for words in sentences(group, prediction)],
-        {},
-    ),
+    conclude=lambda rows, _, prediction: ([one for group in alike(rows) for one in sentences(group, prediction)], {}),
     draw=draw,
 )
 

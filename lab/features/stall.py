@@ -54,6 +54,7 @@ from lab.show import canvas, text_setup
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 DEFAULT_CHUNKS = "64,256,1024"
@@ -127,10 +128,9 @@ def plan(
     made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, **for_plan(settings, kv_unified="on"))
     need_every_position(made.model)
     shortest = min(own.n_prompt for own in made.cases)
+    chunks = numbers("--chunk", DEFAULT_CHUNKS if chunk is None else chunk, MOST_TOKENS)
     if chunk is None:
-        chunks = tuple(n for n in numbers("--chunk", DEFAULT_CHUNKS, MOST_TOKENS) if n <= shortest)
-    else:
-        chunks = numbers("--chunk", chunk, MOST_TOKENS)
+        chunks = tuple(n for n in chunks if n <= shortest)
     longest, most = max(chunks, default=0), max(chunks, default=1) + max(of_streams)
     if longest > shortest:
         raise LabError(
@@ -160,6 +160,12 @@ def newcomer_ids(run: Run) -> list[int]:
     return [*run.token_ids[first : first + 1], *run.token_ids[first + 1 + n_streams * bool(n_steps) :: n_streams + 1]]
 
 
+def _measured(records: Sequence[Record]) -> list[tuple[Record, Stall, pd.DataFrame]]:
+    """The records with steps that show a stall."""
+    known = [(one, one.run.stall, phases.stall_steps(one.run)) for one in records]
+    return [(one, lever, steps) for one, lever, steps in known if lever and steps is not None]
+
+
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
     """A row for each prompt, number of streams and chunk (all at once last): medians over the successful timed runs.
 
@@ -170,14 +176,11 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """
     import pandas as pd
 
-    known = [(one.run, one.run.stall, phases.stall_steps(one.run)) for one in records if phases.figures(one.run)]
     runs = [
-        {
-            **dict(zip(CASE, (run.n_prompt, run.n_gen, lever.n_streams, lever.chunk), strict=True)),
-            **phases.stall_figures(steps),
-        }
-        for run, lever, steps in known
-        if lever and steps is not None
+        dict(zip(CASE, (one.run.n_prompt, one.run.n_gen, lever.n_streams, lever.chunk), strict=True))
+        | phases.stall_figures(steps)
+        for one, lever, steps in _measured(records)
+        if phases.figures(one.run)
     ]
     if not runs:
         return []
@@ -198,15 +201,12 @@ def expected_s(
     prediction: StepPrediction | None, n_prompt: int, n_streams: int, chunk: int | None, n_steps: int
 ) -> tuple[float, float]:
     """Predicted seconds of a case: the longest gap, and the new request's TTFT; NaN if they are unknown."""
-    unknown = math.nan, math.nan
-    if prediction is None or n_prompt > MOST_PREDICTED or n_streams > MOST_STREAMS:
-        return unknown
-    if n_steps != n_mixed(n_prompt, chunk or max(1, prediction.settings.n_ubatch)):
-        return unknown
-    operations = write(case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings)
-    steps = prediction.steps(operations)
-    known = None if steps is None else phases.stall_figures(steps)
-    return (known["longest_gap_s"], known["newcomer_s"]) if known else unknown
+    is_short = n_prompt <= MOST_PREDICTED and n_streams <= MOST_STREAMS
+    if prediction and is_short and n_steps == n_mixed(n_prompt, chunk or max(1, prediction.settings.n_ubatch)):
+        operations = write(case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings)
+        if (steps := prediction.steps(operations)) is not None and (known := phases.stall_figures(steps)):
+            return known["longest_gap_s"], known["newcomer_s"]
+    return math.nan, math.nan
 
 
 def check(records: Sequence[Record]) -> list[str]:
@@ -215,27 +215,18 @@ def check(records: Sequence[Record]) -> list[str]:
     The prompt should take ceil(prompt / chunk) steps, and the new request's answer should be the same as when its
     prompt was prefilled all at once.
     """
-
-    def texts(record: Record) -> tuple[object, ...]:
+    words, alone, parted = list[str](), dict[object, list[int]](), dict[str, list[int]]()
+    for record, lever, steps in sorted(_measured(records), key=lambda one: one[1].chunk is not None):
         run, settings = record.run, record.settings
-        n_streams = run.stall.n_streams if run.stall else 0
-        return run.n_prompt, run.n_gen, run.repeat, run.prompt_offset, n_streams, settings.seed, settings.prompt_sha256
-
-    known = [(one, one.run.stall, phases.stall_steps(one.run)) for one in records]
-    runs = [(one, lever.chunk, steps) for one, lever, steps in known if lever and steps is not None]
-    alone = {texts(record): newcomer_ids(record.run) for record, chunk, _ in runs if chunk is None}
-    words, parted = [], dict[str, list[int]]()
-    for record, chunk, steps in ((one, chunk, steps) for one, chunk, steps in runs if chunk is not None):
-        how, n_steps, n_expected = (
-            in_chunks(chunk),
-            len(phases.prompt_steps(steps)),
-            n_mixed(record.run.n_prompt, chunk),
-        )
-        if n_steps != n_expected:
-            words.append(
-                f"Repeat {record.run.repeat}, {how}: the prompt took {n_steps:,} steps instead of {n_expected:,}."
-            )
-        at = first_difference(newcomer_ids(record.run), alone.get(texts(record), ()))
+        prompt = run.prompt_offset, settings.seed, settings.prompt_sha256
+        texts = run.n_prompt, run.n_gen, run.repeat, lever.n_streams, *prompt
+        if lever.chunk is None:
+            alone[texts] = newcomer_ids(run)
+            continue
+        how, n_steps = in_chunks(lever.chunk), len(phases.prompt_steps(steps))
+        if n_steps != (n_expected := n_mixed(run.n_prompt, lever.chunk)):
+            words.append(f"Repeat {run.repeat}, {how}: the prompt took {n_steps:,} steps instead of {n_expected:,}.")
+        at = first_difference(newcomer_ids(run), alone.get(texts, ()))
         if at is not None:
             parted.setdefault(how, []).append(at + 1)
     if parted:
@@ -282,21 +273,17 @@ def draw(
     """
     import pandas as pd
 
-    known = [
-        (one, lever, steps)
-        for one in records
-        if (steps := phases.stall_steps(one.run)) is not None and (lever := one.run.stall)
-    ]
+    known = _measured(records)
     chunks = sorted({lever.chunk for _, lever, _ in known}, key=lambda chunk: (chunk is None, chunk or 0))
     if len(chunks) > MOST_CHUNKS:
         chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
     lengths = sorted({record.run.n_prompt for record, _, _ in known})
 
-    def line(record: Record, lever: Stall) -> str:
-        length = f", prompt of {record.run.n_prompt:,}" if len(lengths) > 1 else ""
-        return plural(lever.n_streams, "stream") + length
+    def line(one: tuple[Record, Stall, Any]) -> tuple[str, int | None]:
+        length = f", prompt of {one[0].run.n_prompt:,}" if len(lengths) > 1 else ""
+        return plural(one[1].n_streams, "stream") + length, one[1].chunk
 
-    of_lines = grouped(known, lambda one: (line(*one[:2]), one[1].chunk))
+    of_lines = grouped(known, line)
     parts = canvas.in_parts(sorted({name for name, chunk in of_lines if chunk in chunks}))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     axes = figure.subplots(len(parts), len(chunks), sharex=True, sharey=True, squeeze=False)
@@ -331,11 +318,8 @@ def draw(
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.stall for run in runs if run.stall]
-    return {
-        "prompt_len": listed(run.n_prompt for run in runs),
-        "chunk": listed(lever.chunk for lever in levers),
-        "streams": listed(lever.n_streams for lever in levers),
-    }
+    chunks, streams = (listed(getattr(lever, name) for lever in levers) for name in ("chunk", "n_streams"))
+    return {"prompt_len": listed(run.n_prompt for run in runs), "chunk": chunks, "streams": streams}
 
 
 TABLE = Table(
