@@ -33,11 +33,7 @@ MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
 """Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
 
-MEASURED, OWN, PREDICTED = (
-    "Measured in these results",
-    "Measured on such a device",
-    "Predicted from datasheets",
-)
+MEASURED, OWN, PREDICTED = "Measured in these results", "Measured on such a device", "Predicted from datasheets"
 DIGITS = 9
 """Significant digits of numbers in a page."""
 
@@ -60,7 +56,8 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     `others` are more runs that predictions are fitted to. LabError if no model of the records can be predicted.
     """
     records, others = ([one for one in runs if _is_possible(one)] for runs in (records, others))
-    plain = [one for one in records if _is_plain(one)]
+    plain = [one for one in records if one.run.is_timed and one.run.lever is None and one.run.totals is None]
+    plain = [one for one in plain if cost.step(one.model, 1, 0, 1, one.settings.type_k, one.settings.type_v)]
     models = _models([*{(one.model.name, one.model.quantization): one.model for one in plain}.values()])
     if not models:
         raise LabError("There is nothing to explore: no plain run of a known model.", "Measure one: lab measure")
@@ -72,10 +69,20 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     for place in places:
         row = []
         for label, model in models.items():
-            key = f"{label} {[getattr(place.settings, name) for name in _COUNTED]}"
+            key = f"{label} {[getattr(place.settings, name) for name in COUNTED]}"
             if key not in shapes_by_key:
                 shapes_by_key[key] = shape_of(model, place.settings, most["prompt"] + most["gen"])
-            row.append({"shape": [*shapes_by_key].index(key)} | _law_or_reason(place, model))
+            try:
+                law = place.law(model)
+                json.dumps(law, allow_nan=False)
+            except LabError as error:
+                law = {"why": f"{error.what} {error.hint}"}
+            except (ArithmeticError, ValueError):
+                words = (
+                    "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings"
+                )
+                law = {"why": words}
+            row.append({"shape": [*shapes_by_key].index(key)} | law)
         table.append(row)
     found: Numbers = _short(
         {
@@ -100,7 +107,7 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     return found
 
 
-_COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
+COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
 """The settings that the numbers of `shape_of` depend on."""
 
 
@@ -121,6 +128,12 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
         part = 1.0 if product.n_used is None else min(1.0, product.n_used / product.matrix.n_expert)
         weights.setdefault(part, [0.0, 0.0])[only_outputs] += product.n_bytes / part
         flops[only_outputs] += product.flops
+    points: list[tuple[float, ...]] = []
+    for n in range(0, n_ctx + memory.PADDING, memory.PADDING):
+        need = memory.of_context(model, dataclasses.replace(settings, n_ctx=n, n_seq_max=1))
+        points.append((n, need.kv_cache_bytes or 0, need.compute_bytes or 0))
+    inner = zip(points, points[1:], points[2:], strict=False)  # without those on the line between their neighbours
+    bent = [b for a, b, c in inner if any(abs(x + z - 2 * y) > 1 for x, y, z in zip(a, b, c, strict=True))]
     width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
     return {
         "layers": model.n_layer,
@@ -135,7 +148,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
             for h in layers
         ],
         "file": model.n_bytes or 0,
-        "context": _corners([_context(model, settings, n) for n in range(0, n_ctx + memory.PADDING, memory.PADDING)]),
+        "context": [points[0], *bent, points[-1]],
     }
 
 
@@ -157,22 +170,38 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
         points = step_kernels.attention_points(ceilings, model, heads, kind, n_ubatch, n_threads, is_flash)
         return [[n, sorted(by_position.items())] for n, by_position in sorted(points.items())]
 
+    fit: Numbers | None = None
+    if learned is not None:
+        fit = {"step": learned.fit.per_layer_step_s, "value": learned.fit.per_layer_value_s}
+        for phase, factor in ((PREFILL, learned.fit.prefill_factor), (DECODE, learned.fit.decode_factor)):
+            known = learned.known[phase]
+            case = learning.case_of(phase, known.longest, model, settings)
+            fit[phase] = {
+                "factor": factor,
+                "own": learned.fit.own.get(case.setup, 1.0),
+                "variance": (math.log(learned.factor(case)) / learning.DEVIATIONS) ** 2,  # at a known length
+                "longer": learned.variance(phase, learning.LONGER),
+                "shorter": learned.variance(phase, learning.SHORTER),
+                "shortest": known.shortest,
+                "longest": known.longest,
+                "fastest": learned.fastest(phase),
+                "beyond": bool(known.beyond(case)),
+                "points": [[one.case.length, one.seconds] for one in learned.points if one.case.setup == case.setup],
+            }
     both = settings.n_threads, settings.n_threads_batch
     disturbed = [point.is_disturbed for point in learned.points] if learned else []
-    doubts = (
-        [f"{sum(disturbed)} of the {len(disturbed)} points behind it come from disturbed runs."]
-        if any(disturbed)
-        else []
-    )
+    doubts = probing.doubt_words(ceilings)
+    if any(disturbed):
+        doubts = [f"{sum(disturbed)} of the {len(disturbed)} points behind it come from disturbed runs.", *doubts]
     return {
         "gbps": best.gbps,
         "gflops": best.gflops,
-        "doubts": " ".join([*doubts, *probing.doubt_words(ceilings)]),
+        "doubts": " ".join(doubts),
         "last": [weights_s(n, 1) for n in range(1, n_ubatch + 1)],
         "full": weights_s(n_ubatch, 0),
         "users": [weights_s(n, n) for n in range(1, MOST_USERS + 1)],
         "attention": [[attention_s(heads, n) for n in both] for heads in shape.heads(model) or ()],
-        "fit": None if learned is None else _fit(model, settings, learned),
+        "fit": fit,
     }
 
 
@@ -198,40 +227,12 @@ def of_datasheet(
     return law | {"shares": shares} if shares else law
 
 
-def _fit(model: Model, settings: Settings, learned: Learned) -> Numbers:
-    fit, errors = learned.fit, learned
-    numbers: Numbers = {"step": fit.per_layer_step_s, "value": fit.per_layer_value_s}
-    for phase, factor in ((PREFILL, fit.prefill_factor), (DECODE, fit.decode_factor)):
-        known = errors.known[phase]
-        case = learning.case_of(phase, known.longest, model, settings)
-        numbers[phase] = {
-            "factor": factor,
-            "own": fit.own.get(case.setup, 1.0),
-            "variance": (math.log(errors.factor(case)) / learning.DEVIATIONS) ** 2,  # where the length is a known one
-            "longer": errors.variance(phase, learning.LONGER),
-            "shorter": errors.variance(phase, learning.SHORTER),
-            "shortest": known.shortest,
-            "longest": known.longest,
-            "fastest": errors.fastest(phase),
-            "beyond": bool(known.beyond(case)),
-            "points": [[one.case.length, one.seconds] for one in learned.points if one.case.setup == case.setup],
-        }
-    return numbers
-
-
 def _is_possible(record: Record) -> bool:
     """Whether the sizes of a model and of its steps are in the range of real ones: a file may hold anything."""
     model, n_ubatch = record.model, record.settings.n_ubatch
     sizes = (model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
     is_possible = all(size is None or 0 < size <= MOST_SIZE for size in sizes)
     return is_possible and 0 <= (model.n_layer or 0) <= MOST_LAYERS and 0 < n_ubatch <= MOST_UBATCH
-
-
-def _is_plain(record: Record) -> bool:
-    """Whether a run is one of lab measure, and the cost of its steps is known."""
-    run, kinds = record.run, (record.settings.type_k, record.settings.type_v)
-    is_plain = run.is_timed and run.lever is None and run.totals is None
-    return is_plain and cost.step(record.model, 1, 0, 1, *kinds) is not None
 
 
 def _models(measured: Sequence[Model]) -> dict[str, Model]:
@@ -260,20 +261,15 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
         device = probing.device_of(one.machine, on.devices[0])
         size = one.machine.ram_bytes if on.devices[0] is None else device.memory_bytes if device else None
         size = size if len(on.devices) == 1 else None  # of several: each has its share, not known here
-        places[key] = Place(name, MEASURED, size, settings, _law_here(one, known, runs))
+
+        def law(model: Model, one: Record = one) -> Numbers:
+            place = probing.place_of(one.machine, model, one.settings)
+            ceilings = probing.need(known, place, "this machine")
+            learned = learning.learn(runs, ceilings, learning.offload_of(model, one.settings))
+            return of_place(model, one.settings, ceilings, learned)
+
+        places[key] = Place(name, MEASURED, size, settings, law)
     return [*places.values()]
-
-
-def _law_here(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> Callable[[Model], Numbers]:
-    def law(model: Model) -> Numbers:
-        place = dataclasses.replace(
-            probing.place_of(record.machine, model, record.settings), repack=record.settings.repack
-        )
-        ceilings = probing.need(known, place, "this machine")
-        learned = learning.learn(runs, ceilings, learning.offload_of(model, record.settings))
-        return of_place(model, record.settings, ceilings, learned)
-
-    return law
 
 
 def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceilings]) -> list[Place]:
@@ -293,31 +289,6 @@ def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceiling
         return Place(device.name, group, device.memory_bytes, settings, law, about)
 
     return sorted(map(place, datasheet.devices().values()), key=lambda one: one.group != OWN)
-
-
-def _law_or_reason(place: Place, model: Model) -> Numbers:
-    try:
-        law = place.law(model)
-        json.dumps(law, allow_nan=False)
-        return law
-    except LabError as error:
-        return {"why": f"{error.what} {error.hint}"}
-    except (ArithmeticError, ValueError):
-        return {
-            "why": "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings --again"
-        }
-
-
-def _context(model: Model, settings: Settings, n_ctx: int) -> tuple[float, ...]:
-    parts = memory.of_context(model, dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=1))
-    return n_ctx, parts.kv_cache_bytes or 0, parts.compute_bytes or 0
-
-
-def _corners(points: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """The points without those on the straight line between their neighbours."""
-    inner = zip(points, points[1:], points[2:], strict=False)
-    bent = [b for a, b, c in inner if any(abs(x + z - 2 * y) > 1 for x, y, z in zip(a, b, c, strict=True))]
-    return [points[0], *bent, points[-1]]
 
 
 def _short(value: Any) -> Any:
