@@ -78,9 +78,7 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
             except LabError as error:
                 law = {"why": f"{error.what} {error.hint}"}
             except (ArithmeticError, ValueError):
-                words = (
-                    "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings"
-                )
+                words = "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings"
                 law = {"why": words}
             row.append({"shape": [*shapes_by_key].index(key)} | law)
         table.append(row)
