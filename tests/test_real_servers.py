@@ -103,7 +103,7 @@ ALL = [(LLAMA, CHAT), (LLAMA, COMPLETIONS), (PYTHON, COMPLETIONS)]
 
 
 def asked(server: Server, n_prompt: int, n_gen: int) -> Asked:
-    return Asked(n_prompt=n_prompt, n_gen=n_gen, temperature=server.temperature, seed=1, ignore_eos=server.ignores_eos)
+    return Asked(n_prompt=n_prompt, n_gen=n_gen, temperature=0.0, seed=1, ignore_eos=server.ignores_eos)
 
 
 def send(server: Server, ask: Ask) -> Request:
@@ -243,9 +243,17 @@ def test_an_answer_that_ends_by_itself_is_short_unless_its_end_is_ignored(
     assert off.finish_reason == "stop" and figures(off).is_short
 
 
-def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -> None:
-    with a_llama_server(embedded) as started, connect(started.url, api=COMPLETIONS) as server:
-        ask = ask_of(server, 48, 900)
+def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_connection(embedded: Path) -> None:
+    small = ("--threads", "1", "--ctx-size", "256", "--parallel", "1")  # the smallest context that llama.cpp makes
+    with a_llama_server(embedded, small) as started, connect(started.url, api=COMPLETIONS) as server:
+        assert server.endpoint.settings and server.endpoint.settings.n_ctx == 256
+        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 60, 400))
+        assert (refused.failure, refused.http_status) == (BAD_REQUEST, 400)
+        assert "request (300 tokens) exceeds the available context size (256 tokens)" in (refused.error or "")
+        assert (truncated.status, truncated.finish_reason) == (OK, "length")
+        assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_truncated
+        assert not figures(truncated).meets(Slo(e2e_s=1e9))
+        ask = ask_of(server, 48, 200)
 
         def n_decoded() -> int:
             with urllib.request.urlopen(f"{server.access.root}/slots") as answer:
@@ -262,35 +270,9 @@ def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -
         (reply,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
         killer.join(30)
         assert reply.request.status == FAILED and reply.request.failure in (LOST, HALF_LINE, CUT_OFF)
-        assert 0 < reply.request.events.kind.count(TEXT) < 900
+        assert 0 < reply.request.events.kind.count(TEXT) < 200
         (after,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
         assert after.request.failure == REFUSED
-
-
-# A full cache
-
-
-CONTEXT = 256
-"""Tokens of the smallest context that llama.cpp makes."""
-
-
-@contextmanager
-def a_small_server(model: Path, *options: str, n_slots: int = 1) -> Iterator[Server]:
-    """A llama-server with a short context, through text completions."""
-    small = ("--threads", "1", "--ctx-size", str(CONTEXT), "--parallel", str(n_slots), *options)
-    with a_llama_server(model, small) as started, connect(started.url, api=COMPLETIONS) as server:
-        assert server.endpoint.settings and server.endpoint.settings.n_ctx == CONTEXT
-        yield server
-
-
-def test_what_exceeds_the_context_is_refused_or_truncated(embedded: Path) -> None:
-    with a_small_server(embedded) as server:
-        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 60, 400))
-    assert (refused.failure, refused.http_status) == (BAD_REQUEST, 400)
-    assert "request (300 tokens) exceeds the available context size (256 tokens)" in (refused.error or "")
-    assert (truncated.status, truncated.finish_reason) == (OK, "length")
-    assert figures(truncated).n_generated == CONTEXT - 60 and figures(truncated).is_truncated
-    assert not figures(truncated).meets(Slo(e2e_s=1e9))
 
 
 # The commands, end to end
@@ -299,7 +281,7 @@ def test_what_exceeds_the_context_is_refused_or_truncated(embedded: Path) -> Non
 @pytest.mark.parametrize("which", [LLAMA, PYTHON])
 def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, which: str, tmp_path: Path) -> None:
     url = (llama if which == LLAMA else python).url
-    options = ("--api", COMPLETIONS, "-p", "48", "-n", "6", "--repeat", "2", "--out", tmp_path, "--json")
+    options = ("--api", COMPLETIONS, "-p", "48", "-n", "6", "--repeat", "2", "--out", tmp_path, "--json", "--no-plot")
     status, out, err = run_lab("measure", "--url", url, *options)
     assert status == 0, err
     assert "Traceback" not in err and json.loads(out)
@@ -307,7 +289,7 @@ def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, wh
     lines = results.read([path]).requests
     timed = [one.request for one in lines if not one.request.asked.warmup]
     assert [one.status for one in timed] == [OK, OK]
-    assert [times.n_generated(one) for one in timed] == [6, 6] and len(list(tmp_path.glob("*.png"))) == 2
+    assert [times.n_generated(one) for one in timed] == [6, 6]
     assert {figures(one).is_warm for one in timed} == ({False} if which == LLAMA else {None})
 
 
@@ -335,7 +317,8 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(llama: RealServ
 
 def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
     options = ("--api", COMPLETIONS, "-p", "24", "-n", "3", "-c", "1,3", "--rounds", "1", "--warmup", "0.2")
-    status, out, err = run_lab("load", "--url", llama.url, *options, "--duration", "1", "--out", tmp_path, "--json")
+    common = ("--url", llama.url, "--duration", "1", "--json", "--no-plot", "--out", tmp_path)
+    status, out, err = run_lab("load", *options, *common)
     assert status == 0, err
     (path,) = tmp_path.glob("*.jsonl")
     requests = [one.request for one in results.read([path]).requests if one.request.asked.load]

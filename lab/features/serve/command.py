@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from lab.runner.progress import ShowStatus
 
 
-URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
+A_SERVER = "A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
+URL = click.option("--url", metavar="URL", help=A_SERVER)
 REACHING = [
     click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
@@ -86,9 +87,7 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
 
 @click.command(cls=Command, first=("url", "concurrency", "rate", "prompt-len", "gen", "slo"))
 @with_options(
-    click.option(
-        "--url", required=True, metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
-    ),
+    click.option("--url", required=True, metavar="URL", help=A_SERVER),
     click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time.  [default: 1,2,4,8]"),
     click.option("--rate", metavar="LIST", help="Instead of users: requests per second, sent on schedule: 0.5,1."),
     click.option(

@@ -394,25 +394,24 @@ class Session:
     lost: list[Request] = field(default_factory=list)  # requests in a row with a failure in GONE
     can_count: bool = True  # whether the server can count tokens of answers whose stream did not
     kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
+    n_failed: int = 0  # of the last plan
 
-    def send(
-        self, plan: SendPlan, look: Callable[[], object], ended: Callable[[Request], object]
-    ) -> Iterator[RequestRecord]:
+    def send(self, plan: SendPlan, look: Callable[[], object]) -> Iterator[RequestRecord]:
         """Send the requests of a plan; yield each record after it is written to the file.
 
-        Writes the finished requests every LOOK_S, calls `ended` with each, then `look`; sleeps in between, because the
-        server may share the cores. At the end the server counts the tokens of answers without a count. Finished
-        requests are kept even if the plan ends early.
+        Writes the finished requests every LOOK_S, then calls `look`; sleeps in between, because the server may share
+        the cores. At the end the server counts the tokens of answers without a count. Finished requests are kept even
+        if the plan ends early.
         """
         self.kept.clear()
-        uncounted: list[Reply] = []
+        self.n_failed, uncounted = 0, list[Reply]()
         try:
             for batch in self.server.client.batches(plan, LOOK_S):
                 final: list[Reply] = []
                 for reply in batch:
                     request = reply.request
                     self.lost = [*self.lost, request] if request.failure in GONE else []
-                    ended(request)
+                    self.n_failed += request.status != OK
                     (uncounted if self.can_count and needs_count(request) else final).append(reply)
                 yield from self._keep(final)
                 look()
@@ -452,19 +451,15 @@ def execute(
     Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
     requests.
     """
-    started, began, part, n_failed, later_s = time.monotonic(), 0.0, "", 0, plan.seconds
+    started, began, part, later_s = time.monotonic(), 0.0, "", plan.seconds
 
     def report(doing: str) -> None:
         watch(Status(doing, part=part))
 
-    def ended(request: Request) -> None:
-        nonlocal n_failed
-        n_failed += request.status != OK
-
     def show(is_over: bool = False) -> None:
         lasted_s = time.monotonic() - began
         left_s = later_s + (0.0 if is_over else max(0.0, window.stop_s - lasted_s))
-        doing = plural(len(session.kept), "request") + (f", {n_failed:,} failed" if n_failed else "")
+        doing = plural(len(session.kept), "request") + (f", {session.n_failed:,} failed" if session.n_failed else "")
         if not is_over and lasted_s > window.stop_s:
             doing = f"waiting for the last requests, {doing}"
         elif not is_over and lasted_s < window.load.warmup_s:
@@ -482,9 +477,9 @@ def execute(
             note(str(too_long).replace("\n", " "))
         for i, window in enumerate(plan.windows):
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
-            asked = [dataclasses.replace(ask.asked, load=window.load, repeat=window.load.round) for ask in asks]
+            own = {"load": window.load, "repeat": window.load.round}
             sending = SendPlan(
-                asks=tuple(dataclasses.replace(ask, asked=own) for ask, own in zip(asks, asked, strict=True)),
+                asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
                 api=server.endpoint.api,
                 n_at_once=window.load.concurrency or MOST_AT_ONCE,
                 n_requests=n_most,
@@ -497,8 +492,8 @@ def execute(
                 most_lost=MOST_LOST,
             )
             part = f"{window.label} of {1 + max(one.load.round for one in plan.windows)}"
-            could_count, began, n_failed, later_s = session.can_count, time.monotonic(), 0, later_s - window.stop_s
-            yield from session.send(sending, show, ended)
+            could_count, began, later_s = session.can_count, time.monotonic(), later_s - window.stop_s
+            yield from session.send(sending, show)
             lasted_s = time.monotonic() - began
             if could_count and not session.can_count:
                 note("The server does not count the tokens of its answers, so there are no token rates.")

@@ -347,7 +347,7 @@ class Server:
             n_prompt_counted=prompt.n_tokens,
             counted_by=prompt.counted_by,
             n_gen=n_gen,
-            temperature=self.temperature,
+            temperature=formats.temperature(self.endpoint.accepted),
             ignore_eos=self.ignores_eos,
             prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
             **more,
@@ -357,11 +357,6 @@ class Server:
         """The request for a prompt. Unless it is sent only once, each sending gets another nonce."""
         nonce = None if is_sent_once else prompt.nonce
         return formats.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
-
-    @property
-    def temperature(self) -> float | None:
-        """0, or None if the server's models may reject a temperature."""
-        return formats.temperature(self.endpoint.accepted)
 
     @property
     def ignores_eos(self) -> bool | None:
