@@ -477,7 +477,7 @@ def execute(
             note(str(too_long).replace("\n", " "))
         for i, window in enumerate(plan.windows):
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
-            own = {"load": window.load, "repeat": window.load.round}
+            own: dict[str, Any] = {"load": window.load, "repeat": window.load.round}
             sending = SendPlan(
                 asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
                 api=server.endpoint.api,
