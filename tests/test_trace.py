@@ -58,16 +58,6 @@ def test_threads_that_start_at_every_stop_are_taken_off_what_uses_them() -> None
     assert "each stop on CPU and 1.50 us for the start and end of the CPU's threads," in told(phase)
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_the_start_and_end_of_threads_are_timed(mini: Path, n_threads: int) -> None:
-    settings = dataclasses.replace(SETTINGS, n_threads=n_threads, n_threads_batch=n_threads)
-    with Worker() as worker:
-        worker.load(mini, settings)
-        worker.new_context(settings)
-        both = nodes.trace(worker, [5, 6, 7], 1, 1)
-    assert [one.threads_ns > 0 for one in (both.prefill, both.decode)] == [n_threads == 2] * 2
-
-
 @pytest.mark.parametrize(
     ("op", "result", "weights", "before", "expected"),
     [
@@ -140,8 +130,9 @@ def test_a_sum_that_is_far_off_says_so() -> None:
     assert "too far for the shares to be right" in warning
 
 
-def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1)
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path, n_threads: int) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=n_threads, n_threads_batch=n_threads)
     with Worker() as worker:
         model = worker.read_model(mini, "mini", "file")
         worker.load(mini, settings)
@@ -156,7 +147,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         assert {part.layer for part in phase.parts} == {None, *range(model.n_layer or 0)}
         assert not [part for part in phase.parts if part.operation.startswith("other")]
         assert phase.stops_s["CPU"] > 0 and phase.n_steps == (2 if n_past == 0 else 4)
-        assert phase.sum_s > 0 and phase.untraced_s > 0
+        assert phase.sum_s > 0 and phase.untraced_s > 0 and (steps.threads_ns > 0) == (n_threads == 2)
 
 
 def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_the_first_layer(mini: Path) -> None:
@@ -165,6 +156,9 @@ def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_t
         worker.load(mini, settings)
         worker.new_context(settings)
         looks, alike = nodes.look(worker, [5, 6, 7, 8], 0, 9), nodes.look(worker, [5, 6, 7, 8], 0, 5)
+        worker.new_context(dataclasses.replace(settings, flash_attn="on"))
+        with pytest.raises(LabError, match="does not show the attention weights"):
+            nodes.look(worker, [5, 6, 7], 0, 9)
     assert len(looks.prefill) == len(looks.decode) == len(looks.changes) == 3
     for rows, decoded in zip(looks.prefill, looks.decode, strict=True):
         for i, row in enumerate(rows):
@@ -173,15 +167,6 @@ def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_t
     first, *later = looks.changes
     assert max(first) == 0 and all(k > 0.001 and v > 0.001 for k, v in later)
     assert not any(map(any, alike.changes))
-
-
-def test_flash_attention_never_writes_the_weights(mini: Path) -> None:
-    with Worker() as worker:
-        worker.load(mini, SETTINGS)
-        worker.new_context(dataclasses.replace(SETTINGS, flash_attn="on"))
-        with pytest.raises(LabError, match="does not show the attention weights"):
-            nodes.look(worker, [5, 6, 7], 0, 9)
-    assert "Flash attention never writes" in run_lab("trace", "--attention", "The cat sat", "-fa", "on")[2]
 
 
 def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
@@ -196,6 +181,11 @@ def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
     page = path.with_suffix(".html").read_text()
     assert "lab trace --attention &#39;The cat sat&#39; --threads 1 --flash-attn off" in page
     assert "<svg" in page and "<image" not in page  # which the page's content security policy would block
+    for options, words in {
+        ("-fa", "on"): "Flash attention never writes",
+        ("-p", 10, "--details"): "does not use --details and --prompt-len.",
+    }.items():
+        assert words in run_lab("trace", "--attention", "The cat sat", *options)[2]
 
 
 def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp_path: Path) -> None:
