@@ -225,14 +225,8 @@ def plot_lines(
     ax = ax or new_axes()
     for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
         ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
-    if log:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-    else:
-        ax.set_xlim(left=0)
-        ax.set_ylim(bottom=0)
-    ax.set_xlabel(x_label)
-    ax.set_ylabel(y_label)
+    limits: dict[str, Any] = {"xscale": "log", "yscale": "log"} if log else {"xlim": (0, None), "ylim": (0, None)}
+    ax.set(xlabel=x_label, ylabel=y_label, **limits)
     finish([ax], title)
     return ax
 
@@ -241,9 +235,7 @@ def plain_ticks(axis: Any) -> None:
     """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
     from matplotlib import ticker
 
-    if not isinstance(
-        axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter
-    ):  # ticks that have names
+    if not isinstance(axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter):  # ticks with names
         return
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
     if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), ticker.FixedLocator):
@@ -257,30 +249,21 @@ def plain_ticks(axis: Any) -> None:
     axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
 
 
-def unbroken(text: str) -> str:
-    """`text` with spaces at which a legend does not break its line."""
-    return text.replace(" ", "\u00a0")
-
-
-def tidy(ax: Axes) -> None:
-    """Adds a light grid and ticks that are read as words, removes the box."""
-    ax.grid(True, which="major", color=GRID, lw=0.6)
-    ax.set_axisbelow(True)
-    for axis in (ax.xaxis, ax.yaxis):
-        plain_ticks(axis)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-
-
 def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
-    """Tidies axes, and gives them their title above and one legend below. Long lines of a title are broken.
+    """Gives axes a light grid, ticks that are read as words, a title above and one legend below.
 
-    Title and legend are those of the figure where there are several axes, or where these have titles too (`is_apart`).
+    Long lines of a title are broken. Title and legend are those of the figure where there are several axes, or where
+    these have titles too (`is_apart`).
     """
     axes = list(dict.fromkeys(axes))
     is_alone = len(axes) == 1 and not is_apart
     for ax in axes:
-        tidy(ax)
+        ax.grid(True, which="major", color=GRID, lw=0.6)
+        ax.set_axisbelow(True)
+        for axis in (ax.xaxis, ax.yaxis):
+            plain_ticks(axis)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
     _legend(axes, is_alone)
     width = _width(axes[0]) if is_alone else figure_of(axes[0]).get_figwidth()
     broken = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -20,10 +20,6 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 
 WRAPPED = {
     *("settings", "note", "what it is", "claim", "verdict", "figures", "claims", "what it can do", "answer"),
@@ -51,10 +47,8 @@ KEPT = ("E2E\ns", "E2E s")
 NARROWEST_TEXT = 12
 """Smallest width of a column of text that may wrap."""
 
-
 EVERY_S = 10
 """Seconds between two lines of progress if the output is not a terminal."""
-
 
 KEPT_LETTERS = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
 
@@ -165,9 +159,22 @@ def progress(
     only once. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord.
     """
     if err.is_terminal and stream_to is None:
-        with _bar(err) as bar:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[left]}")
+        # no refresh on its own: a redraw takes a core's time, and is made only when there is news
+        with Progress(*columns, console=err, transient=True, auto_refresh=False) as bar:
             task = bar.add_task("starting", total=1.0, left="")
-            yield lambda status: _move(bar, task, status, err), lambda record: None
+
+            def move(status: Status) -> None:
+                if status.note:
+                    return err.print(f"Note: {status.note}", style="bold red")
+                left_s, elapsed_s = status.left_s, status.elapsed_s
+                done = 0.0 if left_s is None else elapsed_s / max(1e-9, elapsed_s + left_s)
+                left = "" if left_s is None else f"{duration(left_s)} left"
+                bar.update(task, description=status.words, completed=done, left=left, refresh=True)
+
+            yield move, lambda record: None
         return
     latest = Status("starting")
     n_finished, printed_at = 0, -math.inf
@@ -200,27 +207,6 @@ def progress(
         err.print(f"{describe_run(record)}{left}")
 
     yield watch, finished
-
-
-def _bar(err: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=err,
-        transient=True,
-        auto_refresh=False,  # a redraw takes a core's time: only when there is news
-    )
-
-
-def _move(bar: Progress, task: Any, status: Status, err: Console) -> None:
-    if status.note:
-        return err.print(f"Note: {status.note}", style="bold red")
-    left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
-    done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
-    bar.update(task, description=status.words, completed=done, left=left, refresh=True)
 
 
 def _without_nan(value: Any) -> Any:

@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.features.compare import comparison, text_compare
 from lab.features.measure import sweep_laws
 from lab.show import canvas, table, text_setup
-from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points, unbroken
+from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points
 from lab.show.text_setup import one_of
 from lab.show.wording import digits, seconds, times
 
@@ -275,11 +275,13 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
             of_prefill, of_decode = list[Any](), list[Any]()
             if prefill:
                 lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-                text = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
-                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {unbroken(text)}"]
+                law = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
+                law = law.replace(" ", "\u00a0")  # no line of the legend breaks there
+                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {law}"]
             if decode:
-                text, reach = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p", [0, positions.max()]
-                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {unbroken(text)}"]
+                reach = [0, positions.max()]
+                law = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p".replace(" ", "\u00a0")
+                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {law}"]
             for ax, at, column, colour, law in (
                 (pair[0], runs.n_prompt, "prefill_s", OF_PREFILL, of_prefill),
                 (pair[1], positions, "tpot_ms", OF_DECODE, of_decode),
