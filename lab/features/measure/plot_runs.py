@@ -275,13 +275,13 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
             of_prefill, of_decode = list[Any](), list[Any]()
             if prefill:
                 lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-                law = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
-                law = law.replace(" ", "\u00a0")  # no line of the legend breaks there
-                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {law}"]
+                formula = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
+                formula = formula.replace(" ", "\u00a0")  # no line of the legend breaks there
+                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {formula}"]
             if decode:
                 reach = [0, positions.max()]
-                law = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p".replace(" ", "\u00a0")
-                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {law}"]
+                formula = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p".replace(" ", "\u00a0")
+                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {formula}"]
             for ax, at, column, colour, law in (
                 (pair[0], runs.n_prompt, "prefill_s", OF_PREFILL, of_prefill),
                 (pair[1], positions, "tpot_ms", OF_DECODE, of_decode),
