@@ -197,12 +197,7 @@ def again(records: Sequence[RequestRecord]) -> str:
 
 
 KINDS = (
-    Kind(
-        "served turns",
-        lambda one: isinstance(one, RequestRecord) and one.request.asked.turn is not None,
-        sections,
-        again,
-    ),
+    Kind("served turns", lambda one: isinstance(one, RequestRecord) and bool(one.request.asked.turn), sections, again),
 )
 
 
