@@ -35,7 +35,7 @@ def worker(embedded: Path) -> Iterator[Worker]:
 
 def run(worker: Worker, prompt: list[int], n_gen: int) -> tuple[record.Steps, tuple[int, ...], int | None]:
     outcome = worker.run(scripts.run(prompt, n_gen, 512), lambda progress: None)
-    return outcome.steps, outcome.token_ids, outcome.end_at
+    return outcome.steps, outcome.token_ids, outcome.end_of_generation_at
 
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:

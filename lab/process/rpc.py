@@ -106,23 +106,21 @@ def probe(endpoint: str, own_version: Version | None, timeout_s: float = TIMEOUT
     host, _, port = endpoint.rpartition(":")
     try:
         connected = socket.create_connection((host, int(port)), timeout_s)
-    except ConnectionRefusedError:
-        raise Unavailable(
-            endpoint,
-            "nothing listens there (the connection was refused)",
-            "Start a server there (lab rpc-server --host ADDRESS, with an address that this machine can reach), or "
-            "correct the address.",
-        ) from None
     except OSError as problem:
         reason = f"it cannot be reached ({problem.strerror or problem})"
-        if isinstance(problem, TimeoutError):
-            reason = f"its machine did not answer within {timeout_s:g} s"
-        raise Unavailable(
-            endpoint,
-            reason,
+        hint = (
             "Check that the machine is on, the address is right, and its firewall opens the port. A server with other "
-            "clients waiting does not answer either.",
-        ) from None
+            "clients waiting does not answer either."
+        )
+        if isinstance(problem, ConnectionRefusedError):
+            reason = "nothing listens there (the connection was refused)"
+            hint = (
+                "Start a server there (lab rpc-server --host ADDRESS, with an address that this machine can reach), or "
+                "correct the address."
+            )
+        elif isinstance(problem, TimeoutError):
+            reason = f"its machine did not answer within {timeout_s:g} s"
+        raise Unavailable(endpoint, reason, hint) from None
     with connected as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:

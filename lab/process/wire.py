@@ -66,14 +66,11 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a script: steps, chosen tokens, and the index `end_at` of the first end-of-generation token.
-
-    The other fields are those of Run.
-    """
+    """The result of a script; the fields are those of Run."""
 
     steps: Steps
     token_ids: tuple[int, ...]
-    end_at: int | None
+    end_of_generation_at: int | None
     state_bytes: tuple[int, ...] | None = None
     accepted: tuple[int, ...] | None = None
     margins: tuple[float, ...] | None = None

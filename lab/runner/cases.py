@@ -17,7 +17,7 @@ from typing import Any
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
 from lab.core.memory import Memory, Tensor, of_context, padded
-from lab.core.payloads import LEVERS, LOOKUP, Lever, Speculation, Tuning, name_of
+from lab.core.payloads import LEVERS, Lever, Tuning, name_of
 from lab.core.record import Machine, Model, Run, Settings, Steps
 from lab.core.script import Operation
 from lab.errors import LabError
@@ -78,11 +78,6 @@ def named(case: Case) -> dict[str, Any]:
     """The fields of a run that identify its case."""
     lever = {name: case.lever for name, kind in LEVERS.items() if isinstance(case.lever, kind)}
     return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
-
-
-def is_of_draft(case: Case) -> bool:
-    """Whether the case uses a draft model."""
-    return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
 
 
 def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:

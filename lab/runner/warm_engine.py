@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.asked_settings import END
+from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import Noise, Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
@@ -29,7 +30,7 @@ from lab.process.wire import MUL_MAT, Outcome, Probe, Progress
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, prompts
 from lab.runner.builds import BUILD_HERE
-from lab.runner.cases import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
+from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter
 
 N_WARMUP_TOKENS = 4
@@ -177,7 +178,8 @@ class WarmEngine:
         script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
         if self.settings.prefill_wait == END:
             script = scripts.wait_once(script)
-        started_at = utc_now()
+        lever, started_at = case.lever, utc_now()
+        has_draft = isinstance(lever, Speculation) and lever.draft not in (None, LOOKUP)
         with self._explained(case.n_prompt):
             outcome, noise = self._watched(script, case, repeat, warmup)
         run = Run(
@@ -186,17 +188,12 @@ class WarmEngine:
             warmup=warmup,
             started_at=started_at,
             status=record.OK,
-            steps=outcome.steps,
-            token_ids=outcome.token_ids,
+            **vars(outcome),
             prompt_offset=self._offset(self._source(case), repeat, 0),
-            end_of_generation_at=outcome.end_at,
             noise=noise,
             engine=self.n_starts,
-            state_bytes=outcome.state_bytes,
             placement=self._placement,
-            accepted=outcome.accepted,
-            margins=outcome.margins,
-            draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
+            draft=self.plan.draft.model if self.plan.draft and has_draft else None,
         )
         n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
         n_computed = sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
