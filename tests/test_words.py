@@ -74,5 +74,5 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pyt
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "laptop")
     found = {word for head in heads for word in re.findall(r"\b[A-Z][A-Z0-9]+\b", head)} - UNITS - COMMON
     assert {"TTFT", "TPOT", "E2E"} <= found
-    known = {term.name for term in wording.terms()}
-    assert all(word in known or any(word in name.split() for name in known) for word in found), found - known
+    terms = {term.name for term in wording.terms()}
+    assert all(word in terms or any(word in name.split() for name in terms) for word in found), found - terms
