@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import lab
+from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.features import known
 from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Context, Section, print_section
@@ -31,7 +33,7 @@ def shown(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_no_number_of_any_table_is_broken_or_cut(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reading = lab.read([path])
-    measured = [*reading.records, *reading.requests, *reading.traces]
+    measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
     made = known.sections(measured, Context(reading.ceilings))
     capsys.readouterr()
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import lab
+from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features import known
 from lab.show import console, wording
@@ -66,7 +68,7 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pyt
     monkeypatch.setattr(console.Grid, "add_row", watched)
     for sample in SAMPLES:
         reading = lab.read([sample])
-        measured = [*reading.records, *reading.requests, *reading.traces]
+        measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
         known.print_results(measured, console.console(), known.sections(measured, Context(reading.ceilings)))
     run_lab("explain", "--no-plot", next(path for path in SAMPLES if "sample-smollm2-135m-amd" in path))
     run_lab("compare", "--no-plot", *SAMPLES[:2])
