@@ -44,27 +44,22 @@ def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any
     return dataclasses.replace(make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False))
 
 
-def shapes_of(n_seq: int, **settings: Any) -> list[tuple[str, int, int, int, int]]:
+@pytest.mark.parametrize(
+    ("n_seq", "settings", "prefill"),
+    [
+        (5, {"n_ubatch": 50}, [(50, 5, 0), (50, 5, 5)]),  # equal slices
+        (3, {"n_ubatch": 20, "n_batch": 40}, [(20, 2, 0), (20, 2, 2), (20, 1, 1)]),  # as many as fit into the batch
+        (3, {"n_ubatch": 50, "kv_unified": True}, [(40, 2, 2), (20, 1, 1)]),  # one cache: whole prompts
+    ],
+)
+def test_prompts_share_steps_and_every_decode_step_has_a_token_of_each(
+    n_seq: int, settings: dict[str, Any], prefill: list[tuple[int, int, int]]
+) -> None:
     written = batching.write(case(n_seq), text, dataclasses.replace(SETTINGS, **settings))
-    return [(s.kind, s.n_tokens, s.n_past, s.n_seq, s.n_outputs) for s in scripts.shapes(written)]
-
-
-def test_prompts_share_steps_in_equal_slices_and_every_decode_step_has_a_token_of_each() -> None:
-    assert shapes_of(5, n_ubatch=50) == [
-        (PREFILL, 50, 0, 5, 0),
-        (PREFILL, 50, 10, 5, 5),
-        *((DECODE, 5, 20 + i, 5, 5) for i in range(4)),
-    ]
-
-
-def test_only_as_many_share_a_step_as_fit_into_the_batch() -> None:
-    prefill = [shape for shape in shapes_of(3, n_ubatch=20, n_batch=40) if shape[0] == PREFILL]
-    assert [(shape[1], shape[3]) for shape in prefill] == [(20, 2), (20, 2), (20, 1)]
-
-
-def test_with_one_cache_whole_prompts_follow_each_other() -> None:
-    prefill = [shape for shape in shapes_of(3, n_ubatch=50, kv_unified=True) if shape[0] == PREFILL]
-    assert [(shape[1], shape[3], shape[4]) for shape in prefill] == [(40, 2, 2), (20, 1, 1)]
+    shapes = list(scripts.shapes(written))
+    assert [(s.n_tokens, s.n_seq, s.n_outputs) for s in shapes if s.kind == PREFILL] == prefill
+    decode = [(s.n_tokens, s.n_past, s.n_seq, s.n_outputs) for s in shapes if s.kind == DECODE]
+    assert decode == [(n_seq, 20 + i, n_seq, n_seq) for i in range(4)]
 
 
 def test_the_prompts_of_sequences_are_distinct() -> None:
@@ -136,12 +131,6 @@ def test_at_the_ridge_arithmetic_takes_as_long_as_traffic(is_unified: bool) -> N
     assert batching.ridge(prediction, 400, 5) == pytest.approx(truth, rel=1e-3) and truth > 1
 
 
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    return tmp_path / "tiny.gguf"
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -154,18 +143,18 @@ def model_file(tmp_path: Path) -> Path:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(
-    fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], words: str
+    fake_worker: FakeWorker, asked: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(LabError, match=words):
-        batching.plan(fake_worker, model=str(model_file), **asked)  # type: ignore[arg-type]
+        batching.plan(fake_worker, **asked)  # type: ignore[arg-type]
 
 
 def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_measured(
-    fake_worker: FakeWorker, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan() -> Any:
         worker: Any = fake_worker
-        return batching.plan(worker, "1,16", "20", 5, 2, model=str(model_file))
+        return batching.plan(worker, "1,16", "20", 5, 2)
 
     few, many = plan().cases
     enough = (plan().memory(few).total_bytes + plan().memory(many).total_bytes) // 2
@@ -238,26 +227,26 @@ def test_batch_command(tmp_path: Path) -> None:
     assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
 
 
-def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker) -> None:
     worker: Any = fake_worker
     asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
-    apart = batching.plan(worker, **asked, model=str(model_file))
+    apart = batching.plan(worker, **asked)
     assert apart.cases[0].sequences == (110,) * 4 and apart.settings.n_ctx == 4 * 256
-    together = batching.plan(worker, **asked, kv_unified=True, model=str(model_file))
+    together = batching.plan(worker, **asked, kv_unified=True)
     assert together.cases[0].sequences == (110, 26, 26, 26) and together.settings.n_ctx == 188
     with pytest.raises(LabError, match="--shared-prompt needs prompts of more than 16 tokens"):
-        batching.plan(worker, **{**asked, "prompt_len": 16}, model=str(model_file))
+        batching.plan(worker, **{**asked, "prompt_len": 16})
     with pytest.raises(LabError, match="--kv-unified maybe is not possible"):
-        batching.plan(worker, **asked, kv_unified="maybe", model=str(model_file))
+        batching.plan(worker, **asked, kv_unified="maybe")
     fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
     with pytest.raises(LabError, match="sliding-window attention"):
-        batching.plan(worker, **asked, model=str(model_file))
+        batching.plan(worker, **asked)
 
 
-def test_more_tokens_than_a_run_can_have_are_refused(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_more_tokens_than_a_run_can_have_are_refused(fake_worker: FakeWorker) -> None:
     worker: Any = fake_worker
     with pytest.raises(LabError, match="would generate 1,280,000 tokens"):
-        batching.plan(worker, "256", "20", 5000, model=str(model_file))
+        batching.plan(worker, "256", "20", 5000)
 
 
 BROKEN = (

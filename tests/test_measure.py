@@ -13,7 +13,7 @@ from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import warm_engine
-from lab.runner.cases import Plan, Until
+from lab.runner.cases import Until
 from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file, wide_figures
@@ -112,10 +112,8 @@ def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worke
     fake_worker.on_run = die_once
     records, _ = bench(repeat=2)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    assert [r.run.status for r in records if r.run.warmup] == [
-        CRASHED,
-        *[OK] * 4,
-    ]  # a short run and a whole step in each engine
+    # a short run and a whole step in each engine
+    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, *[OK] * 4]
 
 
 def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
@@ -153,32 +151,6 @@ def test_a_disk_that_fills_up_is_told(
     assert [len(results.read([path]).records) for path in left] == [n_kept] * bool(n_kept)
 
 
-def test_an_interrupted_session_keeps_what_it_has(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
-    plan: Plan = make_plan(worker, "10", 5, 3, str(tmp_path / "tiny.gguf"))
-    path = new_results_file(plan, tmp_path)
-    runs = execute(plan, worker, path, lambda status: None)
-    next(runs), next(runs)
-    runs.close()  # type: ignore[attr-defined]
-    assert len(results.read([path]).records) == 2
-
-
-def test_a_session_without_a_run_leaves_no_file(fake_worker: FakeWorker, tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
-    plan = make_plan(worker, "10", 5, 3, str(tmp_path / "tiny.gguf"))
-    path = new_results_file(plan, tmp_path)
-
-    def refuse(*_: object) -> None:
-        raise LabError("cannot load", "")
-
-    fake_worker.load = refuse  # type: ignore[assignment, method-assign]
-    with pytest.raises(LabError, match="cannot load"):
-        list(execute(plan, worker, path, lambda status: None))
-    assert not path.exists()
-
-
 # Sweeps, and repeats until it is believable
 
 
@@ -190,6 +162,27 @@ def plan_of(folder: Path, **options: Any) -> Any:
 
 def run_plan(worker: Any, plan: Any, folder: Path) -> list[Record]:
     return list(execute(plan, worker, new_results_file(plan, folder), lambda status: None))
+
+
+def test_an_interrupted_session_keeps_what_it_has(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
+    path = new_results_file(plan, tmp_path)
+    runs = execute(plan, worker, path, lambda status: None)
+    next(runs), next(runs)
+    runs.close()  # type: ignore[attr-defined]
+    assert len(results.read([path]).records) == 2
+
+
+def test_a_session_without_a_run_leaves_no_file(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
+
+    def refuse(*_: object) -> None:
+        raise LabError("cannot load", "")
+
+    worker.load = refuse
+    with pytest.raises(LabError, match="cannot load"):
+        run_plan(worker, plan, tmp_path)
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
 def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
