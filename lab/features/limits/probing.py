@@ -158,11 +158,9 @@ def hold_for(ceilings: Ceilings, where: Where) -> bool:
     return alike and is_there and same_machine(ceilings.machine, where.machine)
 
 
-COLUMNS = (1, 2, 4, 8, 32, 128)
-"""Batch sizes between decode and prefill; a full ubatch is added."""
-
-SECONDS = 0.2
-"""Seconds of repetitions of a probe in a round, at most."""
+COLUMNS = (1, 2, 4, 8, 32, 128)  # batch sizes between decode and prefill; a full ubatch is added
+SECONDS = 0.2  # of repetitions of a probe in a round, at most
+ROUNDS, MOST_EXTRA_ROUNDS = 2, 1  # every probe is run in each; further ones while the machine is disturbed
 
 MIN_SHARE, SECOND_SHARE = 0.01, 0.2
 """Types with less than this share of the bytes of a decode step are not probed; a second shape from this share of its
@@ -194,17 +192,11 @@ the L2 caches of today's GPUs hold 4 to 96 MB."""
 LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
 """The least and most bytes of a pass; contexts whose cache is larger than MOST_LAYER per layer are not probed."""
 
-READ = "read"
-"""The name of a plain read in ceilings."""
-
-BIG = 256 * 2**20
-"""The smallest number of bytes that a plain read goes through."""
-
-ROUNDS, MOST_EXTRA_ROUNDS = 2, 1
-"""Rounds in which every probe is run, and further rounds at most while the machine is disturbed."""
+READ, BIG = "read", 256 * 2**20
+"""The name of a plain read in ceilings, and the smallest number of bytes that it goes through."""
 
 EACH_S, GB_S, SURE_S = 0.25, 1.2, 10
-"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take, where `_filling_s` has not timed them.
+"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take, where `announcement` has not timed them.
 The forecast trusts these as much as SURE_S seconds of measuring."""
 
 TRY_BYTES = 2**25
@@ -274,10 +266,9 @@ def measure(
 
 
 def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
-    """What to measure for a model on a device: its weight types (and `types`) by columns, and attention.
+    """What to measure for a model on a device: its weight types (and `types`) by columns, attention, and copies.
 
-    On another device than the CPU, where threads are nothing, copies to and from it. LabError where the header does not
-    tell the shape, and for types that cannot be.
+    LabError where the header does not tell the shape, and for types that cannot be.
     """
     known, layers = shape.matrices(model), shape.heads(model)
     if known is None or layers is None:
@@ -288,31 +279,30 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
     chosen += [[matrix] for kind in types if kind not in in_layers for matrix in _shapes_for(model, known, kind)]
     if device is not None:
         settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
-    wanted = []
+    wanted, repack = list[Probe](), settings.repack if device is None else None
     for matrices in chosen:
         for matrix in matrices:
             columns = (*COLUMNS, settings.n_ubatch) if matrix is matrices[0] else (1, settings.n_ubatch)
             is_small = matrix.part not in (OUTPUT, EMBEDDING)  # the output matrix works for few tokens only
             sizes = [n for n in sorted({*columns}) if n <= MOST_OUTPUTS or is_small]
-            wanted += [_product(model, settings, matrix, n, device) for n in sizes]
+            for n in sizes:
+                n_bytes = pass_bytes(MANY if n <= 8 else MIDDLE if n <= 32 else FEW, device)
+                n_threads = settings.n_threads if n == 1 else settings.n_threads_batch
+                if device is None:
+                    block_weights, block_bytes = BLOCKS[matrix.type]
+                    most = round(THREAD_FLOPS * n_threads / (2 * n) * block_bytes / block_weights)
+                    n_bytes = min(n_bytes, most)
+                size = min(matrix.rows, MOST_ROWS), matrix.columns, None, n, n_bytes, n_threads, device, SECONDS
+                probe = Probe(MUL_MAT, matrix.type, *size, repack=repack)
+                if matrix.part == EXPERTS:
+                    n_expert, n_used = matrix.n_expert, model.n_expert_used
+                    probe = dataclasses.replace(probe, op=MUL_MAT_ID, n_expert=n_expert, n_expert_used=n_used)
+                wanted.append(probe)
     wanted += _attention(model, settings, max(layers, key=lambda part: part.n_layer), device)
     if device is not None:
         both = [(op, n) for op in (UPLOAD, DOWNLOAD) for n in COPIES]
         wanted += [Probe(op, "F32", 1, n // 4, None, 1, n, 1, device, SECONDS) for op, n in both]
     return list(dict.fromkeys(wanted))
-
-
-def _product(model: Model, settings: Settings, matrix: Matrix, n_tokens: int, device: str | None) -> Probe:
-    n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, device)
-    n_threads = settings.n_threads if n_tokens == 1 else settings.n_threads_batch
-    if device is None:
-        block_weights, block_bytes = BLOCKS[matrix.type]
-        n_bytes = min(n_bytes, round(THREAD_FLOPS * n_threads / (2 * n_tokens) * block_bytes / block_weights))
-    size = min(matrix.rows, MOST_ROWS), matrix.columns, None, n_tokens, n_bytes, n_threads, device, SECONDS, None
-    repack = settings.repack if device is None else None
-    if matrix.part == EXPERTS:
-        return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used, repack)
-    return Probe(MUL_MAT, matrix.type, *size, repack=repack)
 
 
 def used_types(model: Model) -> list[str]:
@@ -445,16 +435,16 @@ def announcement(worker: Worker, todo: Sequence[Probe]) -> str:
     """The number of kernels to measure, and the time that it will take, after a try of how fast weights are filled."""
     if not todo:
         return "All kernels are measured already."
-    seconds = 0.0
+    left_s = 0.0
     for name in {probe.device for probe in todo}:
         own = [probe for probe in todo if probe.device == name]
         short = dataclasses.replace(own[0], n_bytes=1, seconds=0.0)
         _timed(worker, short)  # what the first use of a device takes
         start = time.monotonic()
         _timed(worker, dataclasses.replace(short, n_bytes=TRY_BYTES))
-        seconds += expected_s(own, (time.monotonic() - start) / TRY_BYTES * 1e9)
+        left_s += expected_s(own, (time.monotonic() - start) / TRY_BYTES * 1e9)
     return (
-        f"{plural(len(todo), 'kernel')} to measure in {ROUNDS} rounds: about {duration(seconds)}, longer if other "
+        f"{plural(len(todo), 'kernel')} to measure in {ROUNDS} rounds: about {duration(left_s)}, longer if other "
         "programs use the cores. Ctrl-C keeps the measured kernels."
     )
 
@@ -480,8 +470,7 @@ def unknown(
     model: Model, settings: Settings, types: Sequence[str], where: Where, given: Sequence[Ceilings]
 ) -> list[Probe]:
     """The probes of a model, on every device of `where`, that `given` ceilings do not answer."""
-    todo: list[Probe] = []
-    kinds: set[tuple[object, ...]] = set()
+    todo, kinds = list[Probe](), set[tuple[object, ...]]()
     for name in where.devices:
         kind = identity(where.machine, name)
         if kind not in kinds:  # two devices of a kind are measured once
