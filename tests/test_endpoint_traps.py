@@ -129,7 +129,6 @@ def test_trap_1_tokens_that_came_together_are_counted_apart(client: Client) -> N
     indices = times.generated(request)
     assert request.tokens_by == "usage"
     assert [request.events.n_tokens[i] for i in indices] == [4, 3, 3]  # type: ignore[index]
-    assert figures(request).n_first == 4
     assert len(times.itl_ns(request) or ()) == 9
     assert (times.itl_ns(request) or ()).count(0) >= 7
     assert figures(request).tpot_ns == sum(times.chunk_gaps_ns(request)) / 6

@@ -23,7 +23,6 @@ generates 10,000 tokens per second for one request. Fewer events may arrive toge
 JOINED = 0.9
 """The server's tokenizer may join tokens of an answer, so its count can be lower than that of the generated tokens."""
 
-
 KEPT = ("asked", "status", "failure", "error", "started_at", "finish_reason", "scheduled_ns", "sent_ns", "timings")
 """What figures keep of a request."""
 
@@ -42,12 +41,6 @@ def came_at_once(request: Request) -> bool:
     """Whether the whole answer arrived at once, because a server or proxy buffered it."""
     at = [request.events.arrive_ns[i] for i in generated(request)]
     return len(at) >= AT_ONCE_EVENTS and at[-1] - at[0] < AT_ONCE_NS * (len(at) - 1)
-
-
-def first_output_ns(request: Request) -> int | None:
-    """Time to first output: t_out - the sending of the request. None if the answer came at once."""
-    output = [i for i in generated(request) if request.events.kind[i] != REASONING]
-    return request.events.arrive_ns[output[0]] if output and not came_at_once(request) else None
 
 
 def chunk_gaps_ns(request: Request) -> list[int]:
@@ -87,14 +80,13 @@ class Figures:
     delay_ns: int | None  # how much later than planned it was sent; None in a closed loop
     ended_ns: int | None
     ttft_ns: int | None
-    first_output_ns: int | None
+    first_output_ns: int | None  # t_out - its sending
     e2e_ns: int | None
     tpot_ns: float | None  # (t_last - t_first) / (n - k1)
     tpot_bounds_ns: tuple[float, float] | None  # equal if k1 is known, which otherwise is 1 to n - (later events)
     longest_stall_ns: int | None
     is_truncated: bool  # ended by a limit of the server before it had all requested tokens
     n_events: int  # with generated content
-    n_first: int | None  # k1; if the server does not say, 1 if there are as many events as tokens
     n_generated: int | None
     n_prompt: int | None  # counted by the server
     n_cached: int | None
@@ -136,19 +128,16 @@ class Figures:
         ratios = [math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None]
         return max(ratios, default=0.0)
 
-    def meets(self, slo: Slo) -> bool:
-        """Whether the request got its whole answer within every limit."""
-        return self.used(slo) <= 1
-
 
 def figures(request: Request) -> Figures:
     """All figures of a request."""
     usage, sent_ns, asked, events = request.usage, request.sent_ns, request.asked, request.events
     indices, n, at_once = generated(request), n_generated(request), came_at_once(request)
     n_events, at = len(indices), [events.arrive_ns[i] for i in indices]
-    n_first = None
-    if at:
-        n_first = events.n_tokens[indices[0]] if events.n_tokens else 1 if n == n_events else None
+    output = [events.arrive_ns[i] for i in indices if events.kind[i] != REASONING]
+    n_first = 1 if n == n_events else None  # k1, if the server does not say
+    if at and events.n_tokens:
+        n_first = events.n_tokens[indices[0]]
     tpot_ns = bounds_ns = contradiction = None
     if n is not None and n_events > 1 and not at_once:
         decode_ns = at[-1] - at[0]
@@ -172,14 +161,13 @@ def figures(request: Request) -> Figures:
         delay_ns=(sent_ns or 0) - (request.scheduled_ns or 0) if is_planned else None,
         ended_ns=request.ended_ns if request.failed_ns is None else request.failed_ns,
         ttft_ns=at[0] if at and not at_once else None,
-        first_output_ns=first_output_ns(request),
+        first_output_ns=output[0] if output and not at_once else None,
         e2e_ns=at[-1] if at else None,
         tpot_ns=tpot_ns,
         tpot_bounds_ns=bounds_ns,
         longest_stall_ns=max(chunk_gaps_ns(request), default=None),
         is_truncated=is_truncated,
         n_events=n_events,
-        n_first=n_first,
         n_generated=n,
         n_prompt=usage.prompt_tokens if usage else None,
         n_cached=usage.cached_tokens if usage else None,

@@ -174,37 +174,31 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    columns = record.run.steps
-    start, ready, end = (np.array(column) for column in (columns.start_ns, columns.ready_ns, columns.end_ns))
-    decodes = np.array(columns.kind) == DECODE
-    number = np.arange(len(start))
-    last_prefill = np.maximum.accumulate(np.where(decodes, 0, number))
-    is_untimed = (np.array(columns.kind) == PREFILL) & (not phases.times_prefill_steps(record.settings))
-    first_token = np.append(decodes[1:], True)  # a prefill step that a token came out of
-    return pd.DataFrame(
-        {
-            "run": index,
-            "session": record.session,
-            **text_setup.of_run(record),
-            "n_prompt": record.run.n_prompt,
-            "n_gen": record.run.n_gen,
-            "repeat": record.run.repeat,
-            "warmup": record.run.warmup,
-            "disturbed": bool(disturbances.disturbances(record)),
-            "lever": None if record.run.lever is None else record.run.lever.words,
-            "kind": columns.kind,
-            "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill
-            "n_tokens": columns.n_tokens,
-            "n_past": columns.n_past,
-            "n_seq": columns.n_seq,
-            "n_outputs": columns.n_outputs,
-            "start_s": start * 1e-9,
-            "ready_s": ready * 1e-9,
-            "end_s": end * 1e-9,
-            "compute_ms": np.where(is_untimed, np.nan, (ready - start) * 1e-6),
-            "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
-        }
-    )
+    run, steps = record.run, record.run.steps.frame()
+    decodes, number = steps.kind == DECODE, steps.index
+    first_token = decodes.shift(-1, fill_value=True)  # a prefill step that a token came out of
+    since_prefill = number - number.where(~decodes, 0).to_series().cummax().to_numpy()
+    is_untimed = (steps.kind == PREFILL) & (not phases.times_prefill_steps(record.settings))
+    of_run = {
+        "run": index,
+        "session": record.session,
+        **text_setup.of_run(record),
+        "n_prompt": run.n_prompt,
+        "n_gen": run.n_gen,
+        "repeat": run.repeat,
+        "warmup": run.warmup,
+        "disturbed": bool(disturbances.disturbances(record)),
+        "lever": None if run.lever is None else run.lever.words,
+    }
+    own = {
+        "kind": steps.kind,
+        "generated": np.where(decodes | first_token, since_prefill + 1, 0),  # 1: it came out of prefill
+        **{name: steps[name] for name in ("n_tokens", "n_past", "n_seq", "n_outputs")},
+        **{f"{name}_s": steps[f"{name}_ns"] * 1e-9 for name in ("start", "ready", "end")},
+        "compute_ms": ((steps.ready_ns - steps.start_ns) * 1e-6).mask(is_untimed),
+        "itl_ms": (steps.end_ns.diff().fillna(steps.end_ns) * 1e-6).where(decodes),
+    }
+    return pd.DataFrame(of_run | own, index=number)
 
 
 REQUEST_FIGURES = (
