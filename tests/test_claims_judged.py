@@ -329,7 +329,7 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch
         ]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)
-    condition = Condition("drawn", "A ratio", most=1.1)
+    condition, nothing = Condition("drawn", "A ratio", most=1.1), Evidence([])
     for _ in range(400):
-        verdicts.append(judge(Claim(1, "a claim", (), (condition,)), Evidence([])).verdict)
+        verdicts.append(judge(Claim(1, "a claim", (), (condition,)), nothing).verdict)
     assert verdicts.count(UNSURE) >= 0.92 * 400
