@@ -57,7 +57,8 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    lines, steps, kind = _lines(rows), table.steps(table.of_engine(timed)), _kind(timed)
+    engine, lines = table.of_engine(timed), _lines(rows)
+    steps, kind = table.steps(engine), "run" if engine else "request"
     axes = canvas.panels(ax or canvas.new_axes(), [name for name, *_ in lines])
     has_panels = axes[0] is not axes[-1]
     styles = canvas.styles(1 if has_panels else 1 + lines[-1][2])
@@ -345,9 +346,8 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
     if not timed and (any(record.run.lever for record in engine) or table.loads_of(records)):
         raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
-        raise LabError(
-            f"There is nothing to draw: no {_kind(records)} went well.", "Look at the errors: lab show RESULTS"
-        )
+        what = "run" if engine or not table.alone(records) else "request"
+        raise LabError(f"There is nothing to draw: no {what} went well.", "Look at the errors: lab show RESULTS")
     rows = table.runs(timed)
     return timed, comparison.sessions_apart(rows) if by_session else rows
 
@@ -355,10 +355,6 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
 def _experiments_apart(records: Sequence[Record]) -> list[Record]:
     """Successful timed runs, without experiments, which have separate pictures."""
     return [record for record in records if record.run.is_timed and record.run.lever is None]
-
-
-def _kind(records: Records) -> str:
-    return "request" if table.alone(records) and not table.of_engine(records) else "run"
 
 
 def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, int, bool]]:

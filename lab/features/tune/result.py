@@ -539,8 +539,7 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     """
     import numpy as np
 
-    known = [row for row in one.tried.itertuples() if row.time_ratio > 0]
-    drawn, names = known[:MOST_DRAWN], []
+    drawn, names = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN], []
     for row in drawn:
         lines = _name(row.settings, row.choice, "\nchanges the model's output").split("\n")
         names.append("\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in lines))
@@ -580,7 +579,7 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, 0.95), max(high, 1.05))
     ax.set_xlabel("time / time with the default\n\u2190 faster | slower \u2192")
-    some = f" (the {len(drawn)} fastest of {len(known)})" if len(drawn) < len(known) else ""
+    some = f" (the {len(drawn)} fastest)" if len(drawn) == MOST_DRAWN else ""
     title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{text_setup.where([one.default])}"
     canvas.finish([ax], title, is_apart=True)
     return figure
