@@ -30,6 +30,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
@@ -90,8 +91,6 @@ class Behaviour:
     gives_cached: bool = True  # whether the counts say how many tokens were cached
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
     timings: bool = False  # llama-server's
-    prompt_ms: float = 1.0  # what they say
-    gen_ms: float = 1.0
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
     fails: str | None = None  # see above
@@ -159,7 +158,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         if has_running_usage:
             chunk["usage"] = usage(n_prompt, n, None)
         if how.timings and body.get("timings_per_token"):
-            chunk["timings"] = timings(n_prompt, n, n_cached, how.prompt_ms, how.gen_ms)
+            chunk["timings"] = timings(n_prompt, n, n_cached)
         return written(chunk)
 
     if is_chat and how.role != NEVER:
@@ -179,7 +178,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         last: dict[str, Any] = {"object": kind, "choices": []}
         last["usage"] = usage(n_prompt, n_all, n_cached if how.gives_cached else None)
         if how.timings:
-            last["timings"] = timings(n_prompt, n_all, n_cached, how.prompt_ms, how.gen_ms)
+            last["timings"] = timings(n_prompt, n_all, n_cached)
         yield Chunk(at_ms, written(last), 0)
     yield Chunk(at_ms, b"data: [DONE]\n\n", 0)
 
@@ -196,14 +195,9 @@ def usage(n_prompt: int, n: int, n_cached: int | None) -> dict[str, Any]:
     return counts
 
 
-def timings(n_prompt: int, n: int, n_cached: int, prompt_ms: float, gen_ms: float) -> dict[str, Any]:
-    return {
-        "cache_n": n_cached,
-        "prompt_n": n_prompt - n_cached,
-        "prompt_ms": prompt_ms,
-        "predicted_n": n,
-        "predicted_ms": gen_ms,
-    }
+def timings(n_prompt: int, n: int, n_cached: int) -> dict[str, Any]:
+    counts = {"cache_n": n_cached, "prompt_n": n_prompt - n_cached, "predicted_n": n}
+    return {**counts, "prompt_ms": 1.0, "predicted_ms": 1.0}
 
 
 def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]
     counts = usage(n_words(body), n_all, n_cached if how.gives_cached else None)
     answer: dict[str, Any] = {"object": kind, "choices": [choice], "usage": counts}
     if how.timings:
-        answer["timings"] = timings(n_words(body), n_all, n_cached, how.prompt_ms, how.gen_ms)
+        answer["timings"] = timings(n_words(body), n_all, n_cached)
     return answer
 
 
@@ -356,44 +350,28 @@ class _State:
             return _json(writer, 200, {"error": {"message": "the model is not loaded"}})
         if how.fails == "never":
             await asyncio.sleep(3600)
-        log = _log(body, now, n_cached)
+        log: dict[str, Any] = {"received_ns": now, "model": body.get("model"), "seed": body.get("seed")}
+        log |= {"n_prompt": n_words(body), "n_cached": n_cached, "due_ns": [], "sent_ns": [], "n_tokens": []}
         self.streams.append(log)
         writer.write(STREAM)
-        return await _stream(writer, list(chunks(body, how, n_cached)), how, now, log)
+        all_chunks = list(chunks(body, how, n_cached))
+        await send(writer, all_chunks[:2], now, log)
+        if how.fails:
+            await until(now + round(all_chunks[2].at_ms * 1e6))
+            if (over := await _misbehave(writer, how.fails)) is not None:
+                return over
+        await send(writer, all_chunks[2:], now, log)
+        writer.write(STREAM_END)
+        return True
 
     def _cached(self, body: dict[str, Any], how: Behaviour) -> int:
         """Tokens at the beginning of the prompt that an earlier one had too."""
         if not how.has_cache or body.get("cache_prompt") is False:
             return 0
         words = prompt_of(body).split()
-        common = max((_n_common(words, old) for old in self.prompts), default=0)
+        same = [takewhile(lambda pair: pair[0] == pair[1], zip(words, old, strict=False)) for old in self.prompts]
         self.prompts.append(words)
-        return common
-
-
-def _log(body: dict[str, Any], now: int, n_cached: int) -> dict[str, Any]:
-    """What is kept of a stream; when its events were sent is added later."""
-    prompt = {"n_prompt": n_words(body), "n_cached": n_cached}
-    asked = {"model": body.get("model"), "seed": body.get("seed"), "is_chat": "messages" in body}
-    return {"received_ns": now, **asked, **prompt, "due_ns": [], "sent_ns": [], "n_tokens": []}
-
-
-def _n_common(one: list[str], other: list[str]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-async def _stream(
-    writer: asyncio.StreamWriter, chunks: list[Chunk], how: Behaviour, now: int, log: dict[str, Any]
-) -> bool:
-    """Send each chunk at its time. False where the connection has to be closed."""
-    await send(writer, chunks[:2], now, log)
-    if how.fails:
-        await until(now + round(chunks[2].at_ms * 1e6))
-        if (over := await _misbehave(writer, how.fails)) is not None:
-            return over
-    await send(writer, chunks[2:], now, log)
-    writer.write(STREAM_END)
-    return True
+        return max((len(list(pairs)) for pairs in same), default=0)
 
 
 async def _misbehave(writer: asyncio.StreamWriter, fails: str) -> bool | None:
