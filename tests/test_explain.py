@@ -99,7 +99,7 @@ def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
     assert kernels.head_s == pytest.approx((BIG.embedding_bytes or 0) / 20e9)
 
 
-def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> None:
+def test_kernels_of_a_prefill_step_multiply_at_the_rate_of_many_columns() -> None:
     kernels = step_kernels.total(BIG, WIDE, FAST, 512, 0, 0)
     step = cost.step(BIG, 512, 0, 0)
     assert kernels is not None and step is not None

@@ -14,7 +14,7 @@ from lab.errors import LabError
 from lab.features.running import RESULTS, note
 
 if TYPE_CHECKING:
-    from lab.features.predict.prediction import Prediction
+    pass
 
 
 @click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
@@ -93,17 +93,15 @@ def predict(
         if not rows:
             raise LabError(f"No device here has {memory} or less.", "Give more, or leave --memory out.")
     if as_json:
-        console.print_json({"rows": list(map(_as_json, rows))})
+        document = []
+        for row in rows:  # the model by name; what does not fit has no times
+            values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+            values |= {"model": row.model.name, "quantization": row.model.quantization, "e2e_s": row.e2e_s}
+            document.append({k: None if row.misfit and k.endswith("_s") else value for k, value in values.items()})
+        console.print_json({"rows": document})
         return
     print_sections(prediction.sections(rows, limits, is_ranking, shows_all), console.console())
     for line in known_lines(Path(results), [row.model for row in rows]):
         click.echo(line)
     if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
         note("This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure")
-
-
-def _as_json(row: Prediction) -> dict[str, Any]:
-    """A prediction with its model by name; what does not fit has no times."""
-    values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    values |= {"model": row.model.name, "quantization": row.model.quantization, "e2e_s": row.e2e_s}
-    return {name: None if row.misfit and name.endswith("_s") else value for name, value in values.items()}

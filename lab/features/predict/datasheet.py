@@ -84,22 +84,17 @@ def read(path: Path) -> tuple[Row, ...]:
 
 
 def row_of(line: dict[str, str]) -> Row:
+    texts = ("source", "device", "backend", "model", "quantization", "phase", "url")
     return Row(
-        line["source"],
-        line["device"],
-        float(line["gpu_share"] or 1),
-        line["backend"],
-        line["model"],
-        line["quantization"],
-        line["phase"],
-        int(line["n_prompt"]) if line["n_prompt"] else None,
-        {"1": True, "0": False}.get(line["flash_attn"]),
-        float(line["tps"]),
-        line["collected"],
-        tuple(line["marks"].split()),
-        line["url"],
-        int(line["n_depth"] or 0),
-        int(line["n_ubatch"] or 512),
+        **{name: line[name] for name in texts},
+        gpu_share=float(line["gpu_share"] or 1),
+        n_prompt=int(line["n_prompt"]) if line["n_prompt"] else None,
+        flash_attn={"1": True, "0": False}.get(line["flash_attn"]),
+        tps=float(line["tps"]),
+        date=line["collected"],
+        marks=tuple(line["marks"].split()),
+        n_depth=int(line["n_depth"] or 0),
+        n_ubatch=int(line["n_ubatch"] or 512),
     )
 
 
@@ -183,17 +178,10 @@ class Case:
         """What each factor is looked up by; factors that do not apply are left out."""
         runtime = f"{self.backend} in {self.runtime}"
         architecture = self.device.architecture or "none"
-        found = {
-            "backend": self.backend,
-            "runtime": runtime,
-            "architecture": architecture,
-            "family": f"{architecture} on {runtime}",
-            "device": self.device.name + ("" if self.gpu_share == 1 else f" x {self.gpu_share:g}"),
-            "quantization": self.quantization,
-            "layers": runtime,
-            "weights": runtime,
-            "cache": runtime,
-        }
+        found = dict.fromkeys(("runtime", "layers", "weights", "cache"), runtime)
+        found |= {"backend": self.backend, "architecture": architecture, "family": f"{architecture} on {runtime}"}
+        found["device"] = self.device.name + ("" if self.gpu_share == 1 else f" x {self.gpu_share:g}")
+        found["quantization"] = self.quantization
         if self.has_experts:
             found["experts"] = self.backend
         if self.flash_attn is not None:

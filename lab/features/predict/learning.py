@@ -285,11 +285,9 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
 
 def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1) -> list[Step]:
     """The steps of a prompt after n_past tokens, each of up to n_ubatch."""
-    n_ubatch, steps = max(1, settings.n_ubatch), list[Step]()
-    for first in range(0, n_tokens, n_ubatch):
-        n = min(n_ubatch, n_tokens - first)
-        steps.append((n, n_past + first, n_outputs if first + n == n_tokens else 0))
-    return steps
+    n_ubatch = max(1, settings.n_ubatch)
+    sizes = [(first, min(n_ubatch, n_tokens - first)) for first in range(0, n_tokens, n_ubatch)]
+    return [(n, n_past + first, n_outputs if first + n == n_tokens else 0) for first, n in sizes]
 
 
 def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
@@ -423,39 +421,30 @@ class StepPrediction:
         return None if None in times else sum(seconds or 0.0 for seconds in times)
 
     def steps(self, script: Script) -> pd.DataFrame | None:
-        """The steps of a script with predicted times: kind, start_s, end_s. None if a step cannot be predicted."""
-        import pandas as pd
-
-        now, rows, positions = 0.0, [], Counter[int]()
-        for operation in script:
-            for _ in range(operation.times):
-                taken = self._step_s(operation.parts, positions)
-                if taken is None:
-                    return None
-                rows.append({"kind": operation.kind, "start_s": now, "end_s": now + taken})
-                now += taken
-                positions.update({part.sequence: part.n_tokens for part in operation.parts})
-        return pd.DataFrame(rows)
-
-    def _step_s(self, parts: Sequence[Part], positions: Mapping[int, int]) -> float | None:
-        """Seconds of a step of several sequences, piece by piece.
+        """The steps of a script with predicted times: kind, start_s, end_s. None if a step cannot be predicted.
 
         In a shared cache every token's attention is computed over the cells of all sequences, and masked. The CPU's
         kernel for 64 and more tokens skips what is masked for a whole tile (ggml-cpu/ops.cpp, flash_attn_ext_tiled):
         the few tokens of the other sequences cost a tile over all of their cells.
         """
-        settings, total = self.settings, 0.0
+        import pandas as pd
+
+        settings, now, rows, positions = self.settings, 0.0, [], Counter[int]()
         is_tiled = settings.kv_unified and settings.n_gpu_layers == 0
         is_tiled = is_tiled and (settings.flash_attn_resolved or settings.flash_attn) != "off"
-        for ((n, n_past), *others), n_outputs in pieces(parts, positions, settings):
-            taken = self.seconds(n, n_past, n_outputs, others)
-            if taken is None:
-                return None
-            total += taken
-            if is_tiled and others and n + len(others) >= TILE:
-                n_cells = sum(past for _, past in others)
-                total += step_kernels.total(self.model, settings, self.ceilings, TILE, n_cells, 0).attention_s
-        return total
+        for operation in (one for one in script for _ in range(one.times)):
+            start = now
+            for ((n, n_past), *others), n_outputs in pieces(operation.parts, positions, settings):
+                taken = self.seconds(n, n_past, n_outputs, others)
+                if taken is None:
+                    return None
+                now += taken
+                if is_tiled and others and n + len(others) >= TILE:
+                    n_cells = sum(past for _, past in others)
+                    now += step_kernels.total(self.model, settings, self.ceilings, TILE, n_cells, 0).attention_s
+            rows.append({"kind": operation.kind, "start_s": start, "end_s": now})
+            positions.update({part.sequence: part.n_tokens for part in operation.parts})
+        return pd.DataFrame(rows)
 
     def move(self, n_positions: int) -> float | None:
         """The least seconds of a copy, save or load of n_positions: read and written at the memory's best rate."""
