@@ -29,7 +29,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "scipy": {"core/stats", "features"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},
-    "numpy": {"core/stats", "engine", "models/synthetic", "show/table", "features"},
+    "numpy": {"core/phases", "core/stats", "engine", "models/synthetic", "show/table", "features"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "features/lend", "runner/as_options"},

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import operator
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Run, Settings, Steps
 
@@ -39,39 +39,30 @@ def by_length(run: Run) -> tuple[Run, ...]:
     The run for a length has all prefill steps up to it and the tokens generated there, as a separate run of that length
     would have.
     """
+    import numpy as np
+
     if run.every is None or not run.steps.kind:
         return (run,)
-    steps = run.steps
-    columns = [getattr(steps, name) for name in _Step._fields]
-    rows = [_Step(*row) for row in zip(*columns, strict=True) if row[0] != FORGET]
-    chunks = [index for index, row in enumerate(rows) if row.kind == PREFILL]
-    lengths: list[Run] = []
-    prompt: list[_Step] = []  # the prefill steps so far, as if nothing had been generated between them
-    for first, after in itertools.pairwise([*chunks, len(rows)]):
-        chunk = rows[first]
-        begun_ns = prompt[-1].ready_ns if prompt else 0
-        moved = [row.moved(begun_ns - chunk.start_ns) for row in rows[first:after]]
-        n_prompt = chunk.n_past + chunk.n_tokens
-        if n_prompt % run.every == 0 or after == len(rows):
-            of_length = Steps(*zip(*prompt, *moved, strict=True))
-            lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=of_length, token_ids=()))
-        prompt.append(moved[0]._replace(end_ns=moved[0].ready_ns, n_outputs=0))
+    names = [field.name for field in dataclasses.fields(Steps)]
+    kept = np.array(run.steps.kind) != FORGET
+    steps = {name: np.array(getattr(run.steps, name))[kept] for name in names}
+    firsts = np.flatnonzero(steps["kind"] == PREFILL)
+    sizes = np.diff([*firsts, len(steps["kind"])])
+    took_ns = steps["ready_ns"][firsts] - steps["start_ns"][firsts]
+    moved_ns = np.repeat(took_ns.cumsum() - took_ns - steps["start_ns"][firsts], sizes)
+    steps |= {name: steps[name] + moved_ns for name in ("start_ns", "ready_ns", "end_ns")}
+    # the prefill steps as if nothing had been generated between them
+    read = {name: column[firsts] for name, column in steps.items()}
+    read |= {"end_ns": read["ready_ns"], "n_outputs": 0 * read["n_outputs"]}
+    lengths = list[Run]()
+    for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
+        n_prompt = int(steps["n_past"][first] + steps["n_tokens"][first])
+        if n_prompt % run.every == 0 or number == len(firsts) - 1:
+            rows = {
+                name: (*read[name][:number].tolist(), *steps[name][first : first + size].tolist()) for name in names
+            }
+            lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(**rows), token_ids=()))
     return tuple(lengths)
-
-
-class _Step(NamedTuple):
-    kind: str
-    n_tokens: int
-    n_past: int
-    start_ns: int
-    ready_ns: int
-    end_ns: int
-    n_seq: int
-    n_outputs: int
-
-    def moved(self, by_ns: int) -> _Step:
-        start_ns, ready_ns, end_ns = (stamp + by_ns for stamp in self[3:6])
-        return self._replace(start_ns=start_ns, ready_ns=ready_ns, end_ns=end_ns)
 
 
 def n_prefill_steps(run: Run) -> int:
