@@ -158,7 +158,7 @@ def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_meas
 
     few, many = plan().cases
     enough = (plan().memory(few).total_bytes + plan().memory(many).total_bytes) // 2
-    monkeypatch.setattr("lab.runner.limits.memory_available", lambda: enough)
+    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: enough)
     made, worker = plan(), fake_worker
     assert [case.lever.n_seq for case in made.refused] == [16]
     assert "for 16 sequences needs about" in made.refused[many]

@@ -320,6 +320,6 @@ def test_a_trial_needs_two_variants_and_room_for_all(plans: Any, monkeypatch: py
         side_by_side.check(plans(1))
     side_by_side.check(plans(1, 2))
     one = next(iter(plans(1).values())).memory(Case(20, 5)).total_bytes
-    monkeypatch.setattr("lab.runner.limits.memory_available", lambda: round(1.5 * one))
+    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: round(1.5 * one))
     with pytest.raises(LabError, match="together need about"):
         side_by_side.check(plans(1, 2))

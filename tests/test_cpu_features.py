@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from lab.process.worker import Worker
-from lab.runner import builds, limits
+from lab.runner import builds
+from lab.runner import machine as runner_machine
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
 HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"
@@ -53,7 +54,7 @@ def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(limits, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
+    monkeypatch.setattr(runner_machine, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
     assert builds.missing(build) == missing
     assert builds.unused(build) == unused
 
@@ -78,7 +79,7 @@ def test_a_mac_is_asked_through_sysctl(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(limits, "sysctl", answers.get)
+    monkeypatch.setattr(runner_machine, "sysctl", answers.get)
     assert builds.cpu_features() == features
 
 

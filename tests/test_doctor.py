@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.features import doctor as checkup
 from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN, Check
 from lab.process.wire import Outcome, Progress
-from lab.runner import builds, limits, machine, noise_watch
+from lab.runner import builds, machine, noise_watch
 from lab.show import disturbances
 from tests.conftest import MACHINE, FakeWorker, died, run_lab, steps_of
 
@@ -90,9 +90,9 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     chosen = type("Chosen", (Planted,), {})
     monkeypatch.setattr(checkup, "Worker", chosen)
     monkeypatch.setattr(checkup, "work_s", lambda seconds: 1.0)
-    monkeypatch.setattr(limits, "default_threads", lambda root=None: 2)
-    monkeypatch.setattr(limits, "memory_available", lambda root=None: 10**10)
-    monkeypatch.setattr(limits, "cpu_quota", lambda root=None: None)
+    monkeypatch.setattr(machine, "default_threads", lambda root=None: 2)
+    monkeypatch.setattr(machine, "memory_available", lambda root=None: 10**10)
+    monkeypatch.setattr(machine, "cpu_quota", lambda root=None: None)
     monkeypatch.setattr(checkup, "swap", lambda: (0, 0, 0))
     monkeypatch.setattr(checkup, "gpus", lambda root: [])
     monkeypatch.setattr(builds, "unused", lambda text: frozenset())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.runner import limits
+from lab.runner import machine
 
 GB = 10**9
 
@@ -31,7 +31,7 @@ def a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_was_just_read_is_not_demanded_twice(tmp_path: Path) -> None:
     stat = f"anon {GB}\nfile {6 * GB}\ninactive_file {6 * GB}\nactive_file 0"
     files = {"memory.max": str(8 * GB), "memory.current": str(7 * GB), "memory.stat": stat}
-    assert limits.memory_available(tree(tmp_path, "0::/", files)) == 7 * GB
+    assert machine.memory_available(tree(tmp_path, "0::/", files)) == 7 * GB
 
 
 @pytest.mark.parametrize("nearest", ["max", str(100 * GB)])
@@ -45,13 +45,13 @@ def test_the_limits_of_all_groups_above_count(tmp_path: Path, nearest: str) -> N
         "job.slice/step.scope/cpu.max": "max 100000",
     }
     root = tree(tmp_path, "0::/job.slice/step.scope", files)
-    assert limits.memory_available(root) == 3 * GB
-    assert (limits.n_cores_usable(root), limits.default_threads(root)) == (2.5, 2)
+    assert machine.memory_available(root) == 3 * GB
+    assert (machine.n_cores_usable(root), machine.default_threads(root)) == (2.5, 2)
 
 
 def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
     stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
-    assert limits.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5
+    assert machine.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5
 
 
 def cpus(root: Path, siblings: str, figures: dict[str, str] | None = None, quota: str = "max") -> Path:
@@ -125,4 +125,4 @@ def test_threads_by_default(
         for kind, text in (("cpu_core", performance), ("cpu_atom", "4-7")):
             (root / "sys/devices" / kind).mkdir()
             (root / "sys/devices" / kind / "cpus").write_text(text + "\n")
-    assert limits.default_threads(root) == n, why
+    assert machine.default_threads(root) == n, why

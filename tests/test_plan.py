@@ -13,7 +13,7 @@ from lab.features.measure import measuring
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Plan, Until
-from lab.runner.limits import n_cores_usable
+from lab.runner.machine import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
 from tests.conftest import FakeWorker
 

@@ -24,7 +24,7 @@ LAYERS = ["core", "process", "engine", "models", "runner", "show", "cli"]
 IMPORTERS = {  # the folders or files that may import a third-party library
     "httpx2": {"features/serve"},
     "h11": {"features/serve"},
-    "psutil": {"features/doctor", "runner/machine", "runner/limits", "runner/noise_watch"},
+    "psutil": {"features/doctor", "runner/machine", "runner/noise_watch"},
     "pynvml": {"runner/noise_watch"},
     "scipy": {"core/stats", "features"},
     "msgspec": {"core/lines"},

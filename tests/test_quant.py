@@ -22,7 +22,7 @@ from lab.features.quant import child as quality
 from lab.features.quant import comparing, figures
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import limits, prompts
+from lab.runner import machine, prompts
 from tests import loopback_hub, odd_models
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
@@ -276,7 +276,7 @@ def test_cache_types_of_the_embedded_model(
     monkeypatch.setattr(comparing, "FIRST", 32)
     with Worker() as worker, monkeypatch.context() as patch:
         if apart:
-            patch.setattr(limits, "memory_available", lambda: 300_000_000)
+            patch.setattr(machine, "memory_available", lambda: 300_000_000)
         made = comparing.plan(worker, [str(embedded)], "f16,q4_0", text=str(text), prompt_len=[16], gen=4, threads=1)
     assert made.apart == apart
     records = list(itertools.islice(comparing.execute(made, path, lambda status: None), 2))

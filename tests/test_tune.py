@@ -22,7 +22,7 @@ from lab.features.tune import tuning as experiment
 from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TTFT, phases_of
 from lab.features.tune.search import Choice, Search, Timing
 from lab.process.wire import Outcome, Progress
-from lab.runner import limits
+from lab.runner import machine
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
 SPACE: dict[str, list[Any]] = {"threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256], "flash_attn": ["off"]}
@@ -117,8 +117,8 @@ class Planted(FakeWorker):
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: None) -> str:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(limits, "n_cores_usable", lambda: 2)
-    monkeypatch.setattr(limits, "default_threads", lambda: 2)
+    monkeypatch.setattr(machine, "n_cores_usable", lambda: 2)
+    monkeypatch.setattr(machine, "default_threads", lambda: 2)
     return str(tmp_path / "tiny.gguf")
 
 

@@ -55,13 +55,13 @@ for name in names:
     importlib.import_module(name)
 from lab.features.measure.measuring import parse_variant
 from lab.process import spawning
-from lab.runner import limits, machine
+from lab.runner import machine
 
 assert parse_variant(r'--lib C:\\llama.cpp\\bin --threads 2') == {"lib": r"C:\\llama.cpp\\bin", "threads": 2}
 assert parse_variant(r'--lib "C:\\Program Files\\llama.cpp"') == {"lib": r"C:\\Program Files\\llama.cpp"}
 assert "0xc0000005" in spawning.cause_of_death("It", 0xC0000005, [])
-assert limits.own_cores() is None
-assert limits.default_threads() >= 1 and machine.describe().n_cores_usable == psutil.cpu_count()
+assert machine.own_cores() is None
+assert machine.default_threads() >= 1 and machine.describe().n_cores_usable == psutil.cpu_count()
 runpy.run_module("lab", run_name="__main__")
 """
 

@@ -31,9 +31,9 @@ from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, limits, machine, placing, prompts
+from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan
-from lab.runner.limits import system_number, system_text
+from lab.runner.machine import system_number, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
@@ -78,12 +78,12 @@ class Checkup:
     seconds: float
 
 
-def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROOT) -> Checkup:
+def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.ROOT) -> Checkup:
     """Check build, engine, threads and machine, in half a minute. An engine that fails is one of the checks.
 
     LabError for settings that `make_plan` rejects.
     """
-    began, swapped, best = time.monotonic(), swap(), limits.default_threads(root)
+    began, swapped, best = time.monotonic(), swap(), machine.default_threads(root)
     chosen = {name: value for name, value in asked.items() if value is not None}
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
     plan, problem, runs, found = None, None, list[Record](), list[Check]()
@@ -130,10 +130,10 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
     n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
     found += [
-        of_throttling(limits.cpu_quota(root), n_halted, clock, slower),
+        of_throttling(machine.cpu_quota(root), n_halted, clock, slower),
         of_power(power_savers(root), here.power),
         of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
-        of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
+        of_memory(machine.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
         *([of_gpu(gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
@@ -253,7 +253,7 @@ def _threads(
     fits = (Case(n, N_GEN) for n in LENGTHS if n * prompt_s + N_GEN * token_s <= RUN_S)
     is_short = case.n_prompt * prompt_s + case.n_gen * token_s <= MOST_RUN_S
     case, is_short = next(((one, True) for one in fits), (case, is_short))
-    has_room = 2 * plan.memory(plan.cases[0]).total_bytes < limits.memory_available()
+    has_room = 2 * plan.memory(plan.cases[0]).total_bytes < machine.memory_available()
     worker.restart()  # without the model
     n = max(plan.settings.n_threads, plan.settings.n_threads_batch)
     other = best if n != best else max(1, best // 2)

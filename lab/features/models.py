@@ -183,9 +183,9 @@ def _obtain(specs: tuple[str, ...]) -> None:
 def _figures(model: Model) -> dict[str, Any]:
     """What a model needs per token and per context, and the context for which this machine has the memory now."""
     from lab.core import cost, memory
-    from lab.runner import limits
+    from lab.runner import machine
 
-    available = limits.memory_available()
+    available = machine.memory_available()
     needed = {str(n): memory.of_length(model, n) for n in (1_000, 10_000, 128_000)}
     return {
         "n_bytes": model.n_bytes,

@@ -26,7 +26,7 @@ from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Build, Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import limits
+from lab.runner import machine
 
 _ELSEWHERE = {
     "SSE3": {"pni", "SSE3"},
@@ -61,14 +61,14 @@ def cpu_features() -> frozenset[str] | None:
     arm = platform.machine().lower() in ("arm64", "aarch64")
     if sys.platform != "darwin":
         # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
-        lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", limits.system_text("/proc/cpuinfo"), re.M)
+        lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
         listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     elif arm:
         names = {name for others in _ELSEWHERE.values() for name in others if name.startswith(("arm.", "Adv"))}
-        listed = {name for name in names if limits.sysctl(f"hw.optional.{name}") == "1"}
+        listed = {name for name in names if machine.sysctl(f"hw.optional.{name}") == "1"}
     else:
         parts = ("features", "leaf7_features")
-        listed = {word for part in parts for word in (limits.sysctl(f"machdep.cpu.{part}") or "").split()}
+        listed = {word for part in parts for word in (machine.sysctl(f"machdep.cpu.{part}") or "").split()}
     return frozenset(ours for ours, others in _ELSEWHERE.items() if others & listed) if listed else None
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
-from lab.runner.limits import ROOT, memory_available, own_cores, system_number, system_text, throttled_s
+from lab.runner.machine import ROOT, memory_available, own_cores, system_number, system_text, throttled_s
 
 if TYPE_CHECKING:
     from psutil import Process

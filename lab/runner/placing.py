@@ -21,7 +21,7 @@ from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
-from lab.runner import builds, limits, machine
+from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
 AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
@@ -174,7 +174,7 @@ def rooms(plan: Plan) -> tuple[Room, ...]:
                     break
             else:
                 groups.append((size, host, {endpoint}, [device.name]))
-    free = _free(plan) | {CPU: limits.memory_available()}
+    free = _free(plan) | {CPU: machine.memory_available()}
     return tuple(
         Room(tuple(names), min((free[name] for name in names if name in free), default=None))
         for *_, names in groups
@@ -217,7 +217,7 @@ def memory_for(plan: Plan) -> int | None:
     """Bytes for weights, cache and buffers: those of the devices; unless all layers are there, those of RAM too."""
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:
-        return limits.memory_available()
+        return machine.memory_available()
     is_all = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
     sizes = [room.n_bytes for room in rooms(plan) if not is_all or room.devices != (CPU,)]
     return None if None in sizes else sum(size for size in sizes if size is not None)

@@ -21,7 +21,7 @@ from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, limits, machine, placing, prompts
+from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
@@ -104,7 +104,7 @@ def make_plan(
         if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
             raise LabError(f"{model} has random weights, so it cannot read {asked.prompt}.", "Use --prompt random.")
         source = prompts.source(prompts.RANDOM)
-    here, n_threads = machine.describe(build, builds.name_of(asked.lib)), asked.threads or limits.default_threads()
+    here, n_threads = machine.describe(build, builds.name_of(asked.lib)), asked.threads or machine.default_threads()
     n_offloaded = 0
     if machine.accelerators(here.devices) and not asked.is_on_cpu:  # auto: all, until `checked` knows what fits
         n_all = -1 if shape.n_layer is None else shape.n_layer + 1

@@ -10,7 +10,7 @@ import tempfile
 
 from lab.features.trace import token_trace
 from lab.features.trace.trace_views import OFF
-from lab.runner import limits
+from lab.runner import machine
 from lab.show.wording import percent
 
 LENGTHS = (50, 200, 1000)
@@ -18,7 +18,7 @@ LENGTHS = (50, 200, 1000)
 
 def main() -> None:
     worst = 0.0
-    for n_threads in sorted({1, limits.default_threads()}):
+    for n_threads in sorted({1, machine.default_threads()}):
         for n_prompt in LENGTHS:
             traced = token_trace.trace(n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir()).run.trace
             for phase in traced.phases if traced else ():

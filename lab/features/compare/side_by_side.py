@@ -25,7 +25,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import as_options, builds, limits, progress
+from lab.runner import as_options, builds, machine, progress
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -107,7 +107,7 @@ def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
 def too_large(plans: dict[str, Plan]) -> str:
     """Why the variants do not fit into memory together; "" if they do."""
     need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
-    available = limits.memory_available()
+    available = machine.memory_available()
     if any(plan.settings.n_gpu_layers for plan in plans.values()) or need <= available:
         return ""
     return f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available."

@@ -54,11 +54,11 @@ def rpc_server(host: str, port: int, device: str | None, threads: int | None, ca
     Runs until Ctrl-C. It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open
     network.
     """
-    from lab.runner import limits, machine
+    from lab.runner import machine
 
     if threads is not None:
         check_number("threads", threads, MAX_THREADS)
-    n_threads = threads or limits.default_threads()
+    n_threads = threads or machine.default_threads()
     names = [name.strip() for name in device.split(",")] if device else []
     folder = cache_folder() if cache else None
     try:

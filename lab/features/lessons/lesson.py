@@ -42,7 +42,7 @@ from lab.features.serve import load_figures, servers, through_server
 from lab.features.serve.servers import OwnServer
 from lab.models import catalog, synthetic
 from lab.process.wire import MUL_MAT
-from lab.runner import limits, machine
+from lab.runner import machine
 from lab.show import console, table, text_setup, wording
 from lab.show.section import Context, print_section, print_sections
 
@@ -211,7 +211,7 @@ def machine_name(record: Record) -> str:
 
 def threads() -> int:
     """The number of threads that the lab uses here by default."""
-    return limits.default_threads()
+    return machine.default_threads()
 
 
 def shape(name: str, quantization: str) -> Model:

@@ -39,7 +39,7 @@ from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATT
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, progress
 from lab.runner.cases import utc_now
-from lab.runner.limits import sysctl, system_text
+from lab.runner.machine import sysctl, system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.show import disturbances

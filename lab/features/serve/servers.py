@@ -82,7 +82,7 @@ from lab.features.serve.formats import (
     usage_of,
 )
 from lab.process import spawning
-from lab.runner import limits, machine
+from lab.runner import machine
 from lab.runner.prompts import TEXT, offset, source
 
 TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
@@ -665,7 +665,7 @@ def start_own(model: Path, alias: str, n_threads: int | None = None, n_gpu_layer
             f"The server needs packages that are not installed: {', '.join(missing)}.",
             "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
         )
-    n_threads = n_threads or limits.default_threads()
+    n_threads = n_threads or machine.default_threads()
     options = {
         "model": model,
         "model_alias": alias,

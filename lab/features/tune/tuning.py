@@ -38,7 +38,7 @@ from lab.features.tune.search import Choice, Phase, Search
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import as_options, limits, machine, progress
+from lab.runner import as_options, machine, progress
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -152,7 +152,7 @@ def plan(
 def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
     """The values to try of each setting: what this machine and this model can have."""
     now, n_layer = base.settings, base.model.n_layer or 0
-    usable = max(1, int(limits.n_cores_usable() or now.n_threads))
+    usable = max(1, int(machine.n_cores_usable() or now.n_threads))
     devices = machine.used(base.machine, now)
     is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
     n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
