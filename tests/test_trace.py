@@ -150,9 +150,8 @@ def test_a_sum_that_is_far_off_says_so() -> None:
     assert "too far for the shares to be right" in warning
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path, n_threads: int) -> None:
-    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=n_threads, n_threads_batch=n_threads)
+def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1)
     with Worker() as worker:
         model = worker.read_model(mini, "mini", "file")
         worker.load(mini, settings)
@@ -167,7 +166,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path,
         assert {part.layer for part in phase.parts} == {None, *range(model.n_layer or 0)}
         assert not [part for part in phase.parts if part.operation.startswith("other")]
         assert phase.stops_s["CPU"] > 0 and phase.n_steps == (2 if n_past == 0 else 4)
-        assert phase.sum_s > 0 and phase.untraced_s > 0 and (n_threads == 2 or not steps.threads_ns)
+        assert phase.sum_s > 0 and phase.untraced_s > 0 and not steps.threads_ns
 
 
 def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_the_first_layer(mini: Path) -> None:

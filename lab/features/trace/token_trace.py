@@ -17,6 +17,7 @@ import dataclasses
 import math
 import re
 import statistics
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -51,21 +52,10 @@ ON_ONE_THREAD = ("GET_ROWS", "SET_ROWS", "SCALE")
 EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 """Operations of ggml that only look at a tensor in another way."""
 
-NORM, ATTENTION, EMBEDDING, OUTPUT_MATRIX = "norm", "attention", "embedding", "last matrix"
-ROTATION, WRITE, ADD, ACTIVATION = "rotation", "write K and V", "add", "activation"
-COPIES, OUTSIDE = "copy between devices", "outside operations"
-_OF_WEIGHTS = {
-    **{"attn_q": "Q", "attn_k": "K", "attn_v": "V", "attn_qkv": "Q, K and V", "attn_output": "attention output"},
-    **{"ffn_gate": "feed-forward gate", "ffn_up": "feed-forward up", "ffn_down": "feed-forward down"},
-    **{"ffn_gate_inp": "router", "ffn_gate_up": "feed-forward gate and up"},
-    **{"output": OUTPUT_MATRIX, "token_embd": OUTPUT_MATRIX},
-}
-_OF_OPS = {
-    **{"RMS_NORM": NORM, "NORM": NORM, "L2_NORM": NORM, "ROPE": ROTATION, "GLU": ACTIVATION},
-    **{"UNARY": ACTIVATION, "FLASH_ATTN_EXT": ATTENTION, "SOFT_MAX": ATTENTION, "MUL_MAT": ATTENTION},
-    **{"SET_ROWS": WRITE, "ADD": ADD},
-}
-"""What an operation without weights is for: products of two computed tensors belong to attention."""
+OPERATIONS = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
+"""Names of operations by the weights that they use and by what ggml calls them, and families of these names."""
+
+ATTENTION, COPIES, OUTSIDE, OUTPUT_MATRIX = "attention", "copy between devices", "outside operations", "last matrix"
 
 _COPIED = re.compile(r"[^#]+#.+#\d+")
 """How ggml's scheduler names what it copies to the device of the next operations."""
@@ -262,15 +252,15 @@ def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
         in_name = re.search(r"(?:-|_l)(\d+)\b", name)
         layer = int(in_name[1]) if in_name else before if re.match(r"node_\d+", name) else None
     if "norm" in weights:
-        return NORM, layer
+        return "norm", layer
     if node.op == "GET_ROWS":
-        return EMBEDDING if weights == "token_embd" else "select rows", layer
+        return "embedding" if weights == "token_embd" else "select rows", layer
     if weights:
         experts = ", experts" if weights.endswith("_exps") else ""
-        return _OF_WEIGHTS.get(plain, f"other weights ({weights})") + experts, layer
+        return OPERATIONS["weights"].get(plain, f"other weights ({weights})") + experts, layer
     if name.startswith(("kq", "v_cont")):
         return ATTENTION, layer
-    return _OF_OPS.get(node.op, f"other ({node.op.lower()})"), layer
+    return OPERATIONS["ops"].get(node.op, f"other ({node.op.lower()})"), layer
 
 
 def cost_of(node: Node) -> tuple[float, float | None]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
-from lab.core.payloads import SAMPLING, Attention, Part, Phase, TokenTrace
+from lab.core.payloads import Attention, Part, Phase, TokenTrace
 from lab.core.record import Record
 from lab.features.limits.explanation import TOO_LOW
 from lab.features.trace import token_trace
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 FEED_FORWARD, PROJECTIONS, SMALL = "feed-forward", "Q, K, V and output", "norms and sums"
 ATTENTION, AROUND = "attention and cache", "outside and sampling"
-FAMILIES = {
-    **dict.fromkeys(("Q", "K", "V", "Q, K and V", "attention output"), PROJECTIONS),
-    **dict.fromkeys((token_trace.ATTENTION, token_trace.ROTATION, token_trace.WRITE), ATTENTION),
-    **dict.fromkeys((token_trace.OUTSIDE, SAMPLING), AROUND),
-    **{name: name for name in (token_trace.OUTPUT_MATRIX, token_trace.COPIES)},
-}
+FAMILIES = {name: family for family, names in token_trace.OPERATIONS["families"].items() for name in names}
 """Operations that share a colour and a sentence; the others are SMALL."""
 
 OFF = 0.05
