@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import shape
-from lab.core.memory import bytes_per_head
+from lab.core.memory import bytes_per_head, kv_bytes_per_position
 from lab.core.record import Model
-from lab.core.shape import ATTENTION, BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
+from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, OUTPUT, Matrix
 
 Span = tuple[int, int]
 """n_tokens and n_past of a sequence in a step."""
@@ -147,13 +147,6 @@ def weight_bytes_per_step(model: Model) -> int | None:
     return None if work is None else round(_weight_bytes(model, work))
 
 
-def n_weights(model: Model) -> int | None:
-    """All weights of a model, from the bytes of its tensor types. None where a type is not known here."""
-    if not model.tensor_bytes or not model.tensor_bytes.keys() <= BLOCKS.keys():
-        return None
-    return sum(n_bytes // BLOCKS[kind][1] * BLOCKS[kind][0] for kind, n_bytes in model.tensor_bytes.items())
-
-
 def step(
     model: Model,
     n_tokens: int,
@@ -195,8 +188,7 @@ def step(
         weight_bytes=_weight_bytes(model, work),
         kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers)
         + 4 * state * n_sequences,
-        kv_written_bytes=n_all * sum(per_head * part.heads.n_layer * part.heads.n_head_kv for part in parts[0] or ())
-        + 4 * state * n_sequences,
+        kv_written_bytes=n_all * (kv_bytes_per_position(model, type_k, type_v) or 0) + 4 * state * n_sequences,
     )
 
 

@@ -55,18 +55,15 @@ def by_length(run: Run) -> tuple[Run, ...]:
     read = {name: column[firsts] for name, column in steps.items()}
     read |= {"end_ns": read["ready_ns"], "n_outputs": 0 * read["n_outputs"]}
     lengths = list[Run]()
-    for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
-        n_prompt = int(steps["n_past"][first] + steps["n_tokens"][first])
+    for number, first in enumerate(firsts):
+        n_prompt, after = int(steps["n_past"][first] + steps["n_tokens"][first]), first + sizes[number]
         if n_prompt % run.every == 0 or number == len(firsts) - 1:
-            rows = {
-                name: (*read[name][:number].tolist(), *steps[name][first : first + size].tolist()) for name in names
-            }
+            rows = {name: (*read[name][:number].tolist(), *steps[name][first:after].tolist()) for name in names}
             lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(**rows), token_ids=()))
     return tuple(lengths)
 
 
 def n_prefill_steps(run: Run) -> int:
-    """The number of prefill steps."""
     return run.steps.kind.count(PREFILL)
 
 

@@ -101,12 +101,9 @@ def prefill(
     sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True, margins: bool = False
 ) -> list[Operation]:
     """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
-    steps = []
-    for first in range(0, len(tokens), n_ubatch):
-        ends = is_last and first + n_ubatch >= len(tokens)
-        part = Part(sequence, tuple(tokens[first : first + n_ubatch]), int(ends))
-        steps.append(Operation(PREFILL, (part,), margins=margins))
-    return steps
+    pieces = [tuple(tokens[first : first + n_ubatch]) for first in range(0, len(tokens), n_ubatch)]
+    parts = [Part(sequence, piece, int(is_last and i == len(pieces) - 1)) for i, piece in enumerate(pieces)]
+    return [Operation(PREFILL, (part,), margins=margins) for part in parts]
 
 
 def decode(sequences: Sequence[int], n: int, margins: bool = False) -> list[Operation]:
@@ -120,12 +117,12 @@ def wait_once(script: Script) -> list[Operation]:
 
     Devices with different layers then work on different steps at the same time, as in llama-bench.
     """
-    changed = []
-    for i, operation in enumerate(script):
-        has_logits = any(part.n_outputs for part in operation.parts)
-        is_followed = i + 1 < len(script) and script[i + 1].kind not in (*MOVES, SPECULATE)
-        changed.append(dataclasses.replace(operation, waits=has_logits or not operation.parts or not is_followed))
-    return changed
+    followed = [after.kind not in (*MOVES, SPECULATE) for after in script[1:]] + [False]
+    outputs = [sum(part.n_outputs for part in operation.parts) for operation in script]
+    return [
+        dataclasses.replace(operation, waits=bool(n_outputs) or not operation.parts or not is_followed)
+        for operation, n_outputs, is_followed in zip(script, outputs, followed, strict=True)
+    ]
 
 
 def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:
