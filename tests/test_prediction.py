@@ -311,11 +311,6 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     assert sum(inside) >= 6  # some of them are among the rows that were learned from
 
 
-@pytest.mark.parametrize(("gbps", "tps"), [(1008, 29), (936, 27), (2039, 58), (800, 23)])
-def test_35_gb_of_weights_as_textbooks_have_it(gbps: float, tps: int) -> None:
-    assert round(gbps / 35) == tps
-
-
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
     a100 = datasheet.find_device("A100 80GB")

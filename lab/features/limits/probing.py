@@ -586,40 +586,28 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
     Of several devices: that of the first, with `others`; None where one was not measured. With `force` the ceilings of
     any machine will do: those that were measured last.
     """
-    first, *others = [_known(given, where, name, force) for name in where.devices]
-    if first is None or None in others:
-        return None
-    return dataclasses.replace(first, others=tuple(one for one in others if one is not None) or None)
-
-
-def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: bool) -> Ceilings | None:
-    """`known`, of one device."""
-    alike = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
-    alike.sort(key=lambda old: old.measured_at)
-    place = Where(where.machine, (name,), where.repack)
-    fitting = [old for old in alike if hold_for(old, place)]
-    if force and alike and not fitting:
-        place = Where(alike[-1].machine, (alike[-1].device,), where.repack)
+    found = list[Ceilings]()
+    for name in where.devices:
+        alike = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
+        alike.sort(key=lambda old: old.measured_at)
+        place = Where(where.machine, (name,), where.repack)
         fitting = [old for old in alike if hold_for(old, place)]
-    if not fitting:
-        return None
-    best: dict[tuple[object, ...], Rate] = {}
-    for rate in (rate for old in fitting for rate in old.rates):
-        if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
-            best[key(rate)] = rate
-    lacking = {key(rate): rate for old in fitting for rate in old.missing or () if key(rate) not in best}
-    quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
-    words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
-    return Ceilings(
-        fitting[-1].measured_at,
-        place.machine,
-        name is not None,
-        tuple(best.values()),
-        device=name,
-        repack=fitting[-1].repack,
-        missing=tuple(lacking.values()) or None,
-        disturbed=words[-1] if words else None,
-    )
+        if force and alike and not fitting:
+            place = Where(alike[-1].machine, (alike[-1].device,), where.repack)
+            fitting = [old for old in alike if hold_for(old, place)]
+        if not fitting:
+            return None
+        best: dict[tuple[object, ...], Rate] = {}
+        for rate in (rate for old in fitting for rate in old.rates):
+            if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
+                best[key(rate)] = rate
+        lacking = {key(rate): rate for old in fitting for rate in old.missing or () if key(rate) not in best}
+        quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
+        words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
+        made = Ceilings(fitting[-1].measured_at, place.machine, name is not None, tuple(best.values()), device=name)
+        made = dataclasses.replace(made, repack=fitting[-1].repack, missing=tuple(lacking.values()) or None)
+        found.append(dataclasses.replace(made, disturbed=words[-1] if words else None))
+    return dataclasses.replace(found[0], others=tuple(found[1:]) or None)
 
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
@@ -652,7 +640,8 @@ def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None 
     best = known(given, where, bool(force))
     if best is not None:
         return best
-    lacking = next(name for name in where.devices if _known(given, where, name, bool(force)) is None)
+    places = {name: dataclasses.replace(where, devices=(name,)) for name in where.devices}
+    lacking = next(name for name, place in places.items() if known(given, place, bool(force)) is None)
     others = [old for old in given if old.on_gpu == (lacking is not None)]
     if len(where.devices) > 1:
         what = f"{label(lacking)} ({device_label(where.machine, lacking)}), for {what}"
