@@ -291,7 +291,7 @@ def compare_groups(
 ) -> list[Comparison]:
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
     has_requests = any(text_setup.is_request(group.rows.iloc[0]) for group in setups)
-    base, *others = [_cases(group.rows, has_requests) for group in setups]
+    base, *others = [cases(group.rows, has_requests) for group in setups]
     compared, comparisons = list[list[Key]](), list[Comparison]()
     for other in others:
         both = [key for key in base if key in other]
@@ -312,7 +312,7 @@ def compare_groups(
     return comparisons
 
 
-def _cases(rows: pd.DataFrame, has_requests: bool) -> dict[Key, pd.DataFrame]:
+def cases(rows: pd.DataFrame, has_requests: bool = False) -> dict[Key, pd.DataFrame]:
     """The positive values of every figure at every length (and lever), a row each; by length, then by figure."""
     figures = [name for name in FIGURE_NAMES if name in rows and (name != "ttft_s" or has_requests)]
     t = rows.melt(["session", "block", "disturbed", "n_prompt", "n_gen", "lever"], figures, "figure")
@@ -408,11 +408,11 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
     return ALIKE, f"no difference larger than {percent(largest)}"
 
 
-def _left_out(cases: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tuple[str, ...]:
+def _left_out(own: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tuple[str, ...]:
     """The names of the figures that were not compared: only one of TPOT and decode compute."""
     done = {("tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]) for key in compared}
     names: dict[Key, str] = {}
-    for figure, n_prompt, n_gen, lever in cases:
+    for figure, n_prompt, n_gen, lever in own:
         at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
         words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")
         names.setdefault(("tpot_ms" if figure == "decode_ms" else figure, n_prompt, n_gen, lever), words)

@@ -244,16 +244,12 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = 
     figure.set_figheight(n_rows * (1.2 + 0.4 * n_figures) + 0.8)
     axes = canvas.grid(figure, len(compared), n_columns, sharex=True)
     for ax, one, other in zip(axes, compared, others, strict=True):
-        names = []
+        names, cases = [], [comparison.cases(group.rows) for group in (base, other)]
         for at, row in enumerate(one.rows):
-            sides = []
-            for rows in (base.rows, other.rows):
-                own = rows[(rows.n_prompt == row.n_prompt) & (rows[row.figure] > 0)]
-                own = own if row.n_gen is None else own[own.n_gen == row.n_gen]
-                sides.append((own if row.lever is None else own[own.lever == row.lever]).groupby("block"))
-            times = [side[row.figure].agg(statistics.geometric_mean) for side in sides]
-            ratios = (times[1] / times[0]).dropna()
-            disturbed = [side.disturbed.any() for side in sides]
+            key = row.figure, row.n_prompt, row.n_gen, row.lever
+            sides = [of_side[key].groupby("block") for of_side in cases]
+            of_base, of_other = (side.value.agg(statistics.geometric_mean) for side in sides)
+            ratios, disturbed = (of_other / of_base).dropna(), [side.disturbed.any() for side in sides]
             hollow = [bool(disturbed[0][block] or disturbed[1][block]) for block in ratios.index]
             ys = [at + 0.24 * ((i % 5) - 2) / 2 for i in range(len(ratios))]
             points(ax, ratios, ys, hollow, marker="o", color=COLOURS[5], ms=5, alpha=0.8, label="block")
