@@ -61,14 +61,10 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
     Assumes that logarithms are about normal, and so works for 3 to 5 values, where `median_interval` does not.
     """
-    n = len(values)
-    if n < 3:
+    if len(values) < 3:
         return None
-    from scipy.stats import t
-
     logs = [math.log(value) for value in values]
-    half = float(t.ppf((1 + confidence) / 2, n - 1)) * statistics.stdev(logs) / math.sqrt(n)
-    centre = statistics.fmean(logs)
+    centre, half = statistics.fmean(logs), mean_half_width(logs, confidence)
     return Interval(math.exp(centre - half), math.exp(centre + half))
 
 
