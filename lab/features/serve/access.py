@@ -2,7 +2,7 @@
 
 The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
 an Access contains none of them, and every string from a server passes `masked` or `hidden` before any other use.
-Plans are sent by a separate process (exchange.py), of which a Client is the parent's end:
+Plans are sent by a separate process (exchange.py); a Client is the parent's end:
 
     with Client(access("http://127.0.0.1:8080/v1")) as client:
         for reply in client.run(plan):
