@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import pandas as pd
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
@@ -49,31 +50,22 @@ MOST_TIMES = 17
 """Points beyond so many times the longest length learned from are left out (decode looks back at a little more)."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A point that was predicted: in which ways it lay beyond what was learned from, and how it came out."""
-
-    point: tuple[object, ...]
-    ways: tuple[str, ...]
-    phase: str
-    error: float  # expected / measured - 1
-    inside: bool
-    width: float  # high / low
-    doublings: float  # of the length beyond what was learned from; 1 where the length is not beyond
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     if "--measure" in sys.argv:
         measure(folder)
-    outcomes = evaluate(folder)
+    t = evaluate(folder)
     print("beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation")
-    for ways, phase in sorted({(outcome.ways, outcome.phase) for outcome in outcomes}):
-        show(", ".join(ways) or "nothing", phase, [o for o in outcomes if (o.ways, o.phase) == (ways, phase)])
-    for phase in (PREFILL, DECODE):
-        show("all", phase, [outcome for outcome in outcomes if outcome.phase == phase])
-    show("all", "both", outcomes)
-    print(f"{len(outcomes)} predictions of {len({outcome.point for outcome in outcomes})} different points")
+    groups = [(ways, phase, own) for (ways, phase), own in t.groupby(["ways", "phase"])]
+    groups += [("all", phase, t[t.phase == phase]) for phase in (PREFILL, DECODE)]
+    for ways, phase, own in [*groups, ("all", "both", t)]:
+        # the deviation of log(measured / predicted), of a doubling, is what learning.PRIOR states
+        deviation = (own.error.map(math.log1p) ** 2 / own.doublings).mean() ** 0.5
+        print(
+            f"{ways} | {phase} | {len(own)} | {own.inside.sum()} ({own.inside.mean():.0%}) | "
+            f"{own.error.abs().median():.1%} | {own.error.abs().max():.0%} | {own.width.median():.2f} | {deviation:.3f}"
+        )
+    print(f"{len(t)} predictions of {t.point.nunique()} different points")
     print("wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points")
 
 
@@ -100,110 +92,83 @@ def lab(*arguments: object) -> None:
         print(f"exit status {process.returncode}: {process.stderr[-600:]}", flush=True)
 
 
-def evaluate(folder: Path) -> list[Outcome]:
-    """Points predicted from parts of the others, for every machine that the folder has ceilings and runs of."""
-    contents = results.read(sorted(folder.rglob("*.jsonl")))
-    outcomes: list[Outcome] = []
+def evaluate(folder: Path) -> pd.DataFrame:
+    """Points predicted from parts of the others, for every machine that the folder has ceilings and runs of.
+
+    A row each: learned from the first sessions of each setup, predicted of the second ones, and back.
+    """
+    contents, rows = results.read(sorted(folder.rglob("*.jsonl"))), list[dict[str, object]]()
     for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
         best = probing.known(contents.ceilings, probing.Where(here))
         assert best is not None
         records = [record for record in contents.records if probing.same_machine(record.machine, here)]
-        if records:
-            outcomes += evaluate_machine(records, best)
-    return outcomes
+        by_setup: dict[object, list[str]] = {}
+        rounds: dict[str, int] = {}
+        for record in sorted(records, key=lambda record: record.session):
+            setup = record.model.name, record.model.quantization, record.settings.n_threads
+            sessions = by_setup.setdefault(setup, [])
+            if record.session not in rounds:
+                rounds[record.session] = len(sessions)
+                sessions.append(record.session)
+        n_rounds = max(rounds.values(), default=-1) + 1
+        for number in range(n_rounds):
+            learned = learning.learn([record for record in records if rounds[record.session] == number], best).points
+            other = [record for record in records if rounds[record.session] == (number + 1) % n_rounds]
+            measured = learning.learn(other, best).points
+            models = {learning.case_of(DECODE, 0, record.model, record.settings): record for record in other}
+            for keeps in parts(learned):
+                held = [point for point in measured if not keeps(point)]
+                rows += predict(list(filter(keeps, learned)), held, models, best)
+            if n_rounds > 1:
+                rows += predict(learned, measured, models, best)
+    return pd.DataFrame(rows)
 
 
-def evaluate_machine(records: Sequence[Record], best: Ceilings) -> list[Outcome]:
-    """Learn from parts of the first sessions of each setup, predict from other parts of the second ones; and back."""
-    by_setup: dict[object, list[str]] = {}
-    rounds: dict[str, int] = {}
-    for record in sorted(records, key=lambda record: record.session):
-        sessions = by_setup.setdefault((record.model.name, record.model.quantization, record.settings.n_threads), [])
-        if record.session not in rounds:
-            rounds[record.session] = len(sessions)
-            sessions.append(record.session)
-    outcomes: list[Outcome] = []
-    n_rounds = max(rounds.values()) + 1
-    for number in range(n_rounds):
-        learned = learning.learn([record for record in records if rounds[record.session] == number], best).points
-        other = [record for record in records if rounds[record.session] == (number + 1) % n_rounds]
-        measured = learning.learn(other, best).points
-        models = {learning.case_of(DECODE, 0, record.model, record.settings): record for record in other}
-        for is_kept in parts(learned):
-            outcomes += predict(
-                [p for p in learned if is_kept(p)], [p for p in measured if not is_kept(p)], models, best
-            )
-        if n_rounds > 1:
-            outcomes += predict(learned, measured, models, best)
-    return outcomes
+LEFT_OUT = ("shape",), ("shape", "quantization"), ("settings",)
+"""Of a setup: what is not learned from has the same values of these."""
 
 
 def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
-    """What to learn from: up to a length, without a model, a quantization or settings, of one setup; and both."""
-    chosen: list[Callable[[Case], bool]] = [lambda case: True]
-    for case in {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values():
-        chosen += without(case)
-    lengths = sorted({point.n_prompt for point in points})
-    return (up_to(longest, is_chosen) for is_chosen, longest in itertools.product(chosen, lengths))
+    """What to learn from, each up to a length: everything, without a setup's like, and one setup alone."""
+    chosen: list[tuple[Case | None, tuple[str, ...], bool]] = [(None, (), True)]
+    for one in {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values():
+        chosen += [(one, names, False) for names in LEFT_OUT]
+        chosen.append((one, ("shape", "quantization", "settings"), True))
+    for (case, names, is_alike), longest in itertools.product(chosen, sorted({point.n_prompt for point in points})):
+        yield partial(is_kept, case, names, is_alike, longest)
 
 
-def without(case: Case) -> list[Callable[[Case], bool]]:
-    """Cases of another model, of another quantization of it, of other settings; and those of this setup alone."""
-    return [
-        lambda other: other.shape != case.shape,
-        lambda other: (other.shape, other.quantization) != (case.shape, case.quantization),
-        lambda other: other.settings != case.settings,
-        lambda other: (
-            (other.shape, other.quantization, other.settings) == (case.shape, case.quantization, case.settings)
-        ),
-    ]
-
-
-def up_to(longest: int, is_chosen: Callable[[Case], bool]) -> Callable[[Point], bool]:
-    return lambda point: point.n_prompt <= longest and is_chosen(point.case)
+def is_kept(case: Case | None, names: Sequence[str], is_alike: bool, longest: int, point: Point) -> bool:
+    """Whether a point is at most so long, and like a case in these fields (or not)."""
+    alike = case is None or all(getattr(point.case, name) == getattr(case, name) for name in names)
+    return point.n_prompt <= longest and alike == is_alike
 
 
 def predict(
     kept: Sequence[Point], held: Sequence[Point], records: dict[Case, Record], best: Ceilings
-) -> Iterator[Outcome]:
-    """The held-out points, predicted from those that were kept."""
+) -> Iterator[dict[str, object]]:
+    """The held-out points, predicted from those that were kept: how each extrapolates, and how it came out."""
     if {point.case.phase for point in kept} != {PREFILL, DECODE}:
         return
     learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
-    errors = learned
     for point in held:
-        case = dataclasses.replace(point.case, phase=DECODE, length=0)
-        if case not in records or point.case.length > MOST_TIMES * errors.known[point.case.phase].longest:
+        case, known = dataclasses.replace(point.case, phase=DECODE, length=0), learned.known[point.case.phase]
+        if case not in records or point.case.length > MOST_TIMES * known.longest:
             continue
         record = records[case]
         row = prediction.here(record.model, record.settings, best, learned, point.n_prompt, record.run.n_gen)
-        prefill = point.case.phase == PREFILL
-        low, high = row.prefill_s if prefill else row.tpot_s
-        expected = (row.prefill_expected_s if prefill else row.tpot_expected_s) or 0.0
-        ways = errors.known[point.case.phase].beyond(point.case)
-        doublings = max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0)) or 1.0
-        error = expected / point.seconds - 1
-        yield Outcome(
-            (point.case.setup, point.n_prompt),
-            tuple(sorted(ways)),
-            point.case.phase,
-            error,
-            low <= point.seconds <= high,
-            high / low,
-            doublings,
-        )
-
-
-def show(ways: str, phase: str, outcomes: Sequence[Outcome]) -> None:
-    """A line of the table. The deviation of log(measured / predicted), a doubling, is what learning.PRIOR states."""
-    errors = sorted(abs(outcome.error) for outcome in outcomes)
-    inside = sum(outcome.inside for outcome in outcomes)
-    width = statistics.median(outcome.width for outcome in outcomes)
-    deviation = statistics.fmean(math.log1p(o.error) ** 2 / o.doublings for o in outcomes) ** 0.5
-    print(
-        f"{ways} | {phase} | {len(outcomes)} | {inside} ({inside / len(outcomes):.0%}) | "
-        f"{statistics.median(errors):.1%} | {errors[-1]:.0%} | {width:.2f} | {deviation:.3f}"
-    )
+        is_prefill, ways = point.case.phase == PREFILL, known.beyond(point.case)
+        low, high = row.prefill_s if is_prefill else row.tpot_s
+        expected = (row.prefill_expected_s if is_prefill else row.tpot_expected_s) or 0.0
+        yield {
+            "point": (point.case.setup, point.n_prompt),
+            "ways": ", ".join(sorted(ways)) or "nothing",
+            "phase": point.case.phase,
+            "error": expected / point.seconds - 1,
+            "inside": low <= point.seconds <= high,
+            "width": high / low,
+            "doublings": max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0)) or 1.0,
+        }
 
 
 if __name__ == "__main__":
