@@ -315,12 +315,13 @@ def chunks(
         "--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of runs for speed."
     ),
     click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
+    click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
     click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
     *ENGINE,
     SEED,
     *OUTPUT,
 )
-def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool, **asked: Any) -> None:
+def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | None, yes: bool, **asked: Any) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
     \b
@@ -338,6 +339,7 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool,
     other models are refused. Files that do not fit into memory together run one after the other, and the divergences
     are then known within bounds. A FILE is a SPEC: see lab models --help.
     """
+    from lab.features.exchange import llama_bench_format
     from lab.features.measure import text_results
     from lab.show import console
 
@@ -358,4 +360,9 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool,
         return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
 
     records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
+    if csv and any(record.run.quality for record in records):
+        try:
+            llama_bench_format.harmless(figures.quant_table(records)).to_csv(csv, index=False)
+        except OSError as failed:
+            raise LabError(f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv.") from None
     output.end(records, path, problem)
