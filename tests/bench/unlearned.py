@@ -8,8 +8,9 @@ nothing of them. Their devices may have rows of other models among those that we
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
+
+import pandas as pd
 
 from lab.core.record import PREFILL
 from lab.errors import LabError
@@ -43,13 +44,10 @@ def ratios() -> Iterator[tuple[Row, float, bool]]:
 
 
 def main() -> None:
-    groups: dict[tuple[str, str], list[tuple[float, bool]]] = {}
-    for row, ratio, is_inside in ratios():
-        groups.setdefault((row.phase, row.backend), []).append((abs(ratio - 1), is_inside))
+    t = pd.DataFrame(({"of": f"{row.phase}, {row.backend}", "off": abs(r - 1), "in": i} for row, r, i in ratios()))
     print("| phase, backend | rows | median error | inside the 90 % range |\n| --- | --- | --- | --- |")
-    for (phase, backend), found in groups.items():
-        error = statistics.median(one for one, _ in found)
-        print(f"| {phase}, {backend} | {len(found)} | {100 * error:.0f} % | {sum(inside for _, inside in found)} |")
+    for name, own in t.groupby("of", sort=False):
+        print(f"| {name} | {len(own)} | {100 * own.off.median():.0f} % | {own['in'].sum()} |")
 
 
 if __name__ == "__main__":

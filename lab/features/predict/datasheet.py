@@ -386,7 +386,6 @@ __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", 
 KERNEL_SHARE = 0.78
 """The smallest share of a step's time that kernels at their ceilings took on the measured CPUs."""
 
-CEILINGS_AND_RUNS, RUNS, CEILINGS = "its ceilings and runs", "its runs", "its ceilings"
 Shares = dict[str, tuple[float, float]]
 
 
@@ -403,7 +402,7 @@ class Own:
     @property
     def rests_on(self) -> str:
         """What was measured, in words."""
-        return CEILINGS_AND_RUNS if self.learned else RUNS if self.shares else CEILINGS
+        return "its ceilings and runs" if self.learned else "its runs" if self.shares else "its ceilings"
 
 
 def find(
