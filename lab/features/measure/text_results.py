@@ -80,10 +80,12 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
                 (HEADINGS["prefill_share"], lambda row, style=style: Cell(figure(row, "prefill_share"), style))
             )
             most, beyond = of_part[0].model.n_ctx_train, beyond_training(of_part)
-            too_long = [
-                f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's training "
-                f"length of {most:,}: timing is valid, the text is not."
-            ] * bool(beyond)
+            too_long = list[str]()
+            if beyond:
+                too_long.append(
+                    f"{join_and([f'{n:,}' for n in beyond])} prompt tokens: prompt and answer exceed the model's "
+                    f"training length of {most:,}: timing is valid, the text is not."
+                )
             laws, found = findings(part)
             lines, n = part.to_dict("records"), len(part)
             n_tokens, per = int(n_gen), "at each length" if is_sweep else "per run"
