@@ -1,6 +1,7 @@
 """The project about itself: the order of its folders, one place for each library, and its help. (Pages: test_pages.)"""
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -44,6 +45,7 @@ FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in 
 MODULES = {"lab." + name.removesuffix("/__init__").replace("/", "."): name for name in FILES}
 
 
+@functools.cache
 def imports(file: str) -> set[str]:
     """Every module that a file imports, at its top or inside a function; of the lab's as `lab.folder.module`."""
     names = set()
@@ -62,6 +64,7 @@ def room(name: str) -> str:
     return ".".join(parts[: 2 if parts[:1] == ["features"] else 1])
 
 
+@functools.cache
 def arrows() -> dict[str, set[str]]:
     """The folders and rooms that each folder and room imports."""
     found: dict[str, set[str]] = {}

@@ -30,9 +30,9 @@ from lab.core.record import DECODE, Record
 DEEP, LONG, N_EQUAL, BLOCKS, QUIET, DISTURBED = "450", "1500", 20, 3, 4, 6
 CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what is to be named, the budget in seconds
     "threads": ({"threads": 1}, {"threads"}, 30),
-    "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 120),
+    "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 200),
     "depth": ({"prompt_len": DEEP}, {"depth"}, 90),
-    "cache type": ({"cache_type_k": "q8_0"}, {"cache type"}, 120),
+    "cache type": ({"cache_type_k": "q8_0"}, {"cache type"}, 200),
     "ubatch, of prefill": ({"ubatch": 2}, {"ubatch"}, 30),
     "quantization": ({"model": "smollm2-135m:F16"}, {"quantization"}, 45),
     "a busy core": ({}, {"machine state"}, 0),
@@ -95,7 +95,9 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
                 sides[str(one.run.variant).startswith("B")].append(one)
     else:
         sides = [timed(QUIET + DISTURBED, folder / "first"), timed(QUIET, folder / "second")]
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * ("busy" in name))]
+        # sessions of their own: the scheduler shares cores between sessions first, and the engine has one
+        spin = [sys.executable, "-c", "while True: pass"]
+        busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(3 * ("busy" in name))]
         try:
             sides[1] += timed(DISTURBED, folder / "third")
         finally:

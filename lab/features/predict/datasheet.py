@@ -308,9 +308,11 @@ def learned() -> dict[str, Learned]:
         return {phase: Learned(phase, **entry) for phase, entry in tomllib.load(file).items()}
 
 
-def case_for(model: Model, settings: Settings, device: Device, phase: str, n_prompt: int) -> Case | None:
-    """A prediction's; None for a model that cannot be counted."""
-    done = work_of(model, phase, n_prompt, settings.n_ubatch, (settings.type_k, settings.type_v))
+def case_for(
+    model: Model, settings: Settings, device: Device, phase: str, n_prompt: int, work: Work | None = None
+) -> Case | None:
+    """A prediction's; None for a model that cannot be counted. `work`: if it is known already."""
+    done = work or work_of(model, phase, n_prompt, settings.n_ubatch, (settings.type_k, settings.type_v))
     is_flash = settings.flash_attn != "off"  # "auto" is on wherever the device can
     names = backend_of(device), "llama.cpp", model.name, model.quantization or ""
     return Case(phase, device, 1.0, *names, is_flash, done, n_prompt, bool(model.n_expert)) if done else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,16 +204,21 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
 
 
 def of_datasheet(
-    model: Model, settings: Settings, device: datasheet.Device, shares: datasheet.Shares | None
+    model: Model,
+    settings: Settings,
+    device: datasheet.Device,
+    shares: datasheet.Shares | None,
+    works: Mapping[str, datasheet.Work | None] | None = None,
 ) -> Numbers:
     """The law of `prediction.elsewhere`; a phase that is not predicted is None.
 
     Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
-    and what nobody published; or the shares that runs on such a device reached.
+    and what nobody published; or the shares that runs on such a device reached. `works`: of each phase, if known.
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
     for phase in (PREFILL, DECODE):
-        case, found = datasheet.case_for(model, settings, device, phase, 1), datasheet.learned()[phase]
+        case = datasheet.case_for(model, settings, device, phase, 1, works and works[phase])
+        found = datasheet.learned()[phase]
         if case is None or case.work.least_s(device, phase) is None:
             law[phase] = None
             continue
@@ -273,11 +278,17 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
 def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceilings]) -> list[Place]:
     """All devices of the datasheets, those with measurements first."""
 
+    works: dict[str, dict[str, datasheet.Work | None]] = {}  # the same on all devices
+
     def place(device: datasheet.Device) -> Place:
         def law(model: Model) -> Numbers:
             own = datasheet.find(device, runs, known, model, settings)
             if own is None or own.ceilings is None:
-                return of_datasheet(model, settings, device, own.shares if own else None)
+                key = f"{model.name} {model.quantization}"
+                if key not in works:
+                    how = 1, settings.n_ubatch, (settings.type_k, settings.type_v)
+                    works[key] = {phase: datasheet.work_of(model, phase, *how) for phase in (PREFILL, DECODE)}
+                return of_datasheet(model, settings, device, own.shares if own else None, works[key])
             return of_place(model, own.settings, own.ceilings, own.learned)
 
         is_own = any(datasheet.is_on(record, device) for record in runs)
