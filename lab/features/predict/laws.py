@@ -217,7 +217,7 @@ def of_datasheet(
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
     for phase in (PREFILL, DECODE):
-        case = datasheet.case_for(model, settings, device, phase, 1, works and works[phase])
+        case = datasheet.case_for(model, settings, device, phase, 1, works[phase] if works else None)
         found = datasheet.learned()[phase]
         if case is None or case.work.least_s(device, phase) is None:
             law[phase] = None
