@@ -170,7 +170,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
         del differ["system_info"]
 
     def words(field: str, value: Any) -> str:
-        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", " with changes")
+        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", ", patched")
         most = 12 if field.endswith("sha256") else 60
         return text if len(text) <= most else f"{text[: most - 3]}..."
 
