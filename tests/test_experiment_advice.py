@@ -79,12 +79,13 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached \(a system prompt of 8 tokens and one turn\): "
+        r"Predicted for 15 of 20 prompt tokens cached \(system prompt 8, message 5, answer 2\): "
         r"first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
         sentences["turns"],
     )
     assert sentences["speculate"].startswith(
-        "Predicted for speculative decoding with drafts of 1 token: faster if more than 50 % are accepted; at 80 %, "
+        "Predicted for speculative decoding that guesses 1 token at a time: faster if more than 50 % of the guesses "
+        "are right; at 80 %, "
         "1.20x as fast (without the time to draft). Try: lab speculate --draft lookup --draft-len 1 "
     )
 
@@ -114,7 +115,7 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "sampling" in shown and "ceiling" in shown
+    assert "choosing tokens" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
     assert len(sentences) == 5 and "as fast. Try: lab ab " in sentences[-2] and "more lines" in sentences[-1]

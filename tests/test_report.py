@@ -89,7 +89,7 @@ def test_tables_and_pictures_can_be_read_aloud() -> None:
 
 def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
     html = Page(page.html(timed(1.1), [FAST]))
-    assert "The quantization's kernel (those of others are faster on this machine) limits" in html.text
+    assert "llama.cpp's kernel for this quantization (this machine is faster with others) limits" in html.text
     assert "(91 % of the ceiling)" in html.text
     other = dataclasses.replace(FAST, machine=dataclasses.replace(MACHINE, cpu="Another"))
     assert "of another machine or build" in Page(page.html(timed(1.1), [other])).text

@@ -73,7 +73,7 @@ class Command(click.Command):
         super().__init__(*args, **more)
         self.first = first
         if len(self.params) > MOST:
-            about = "Show the options of the engine, of devices and of servers too."
+            about = "Show all options: also threads, batches, GPU layers, KV cache, servers."
             option = click.Option(
                 ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show_all, help=about
             )

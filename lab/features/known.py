@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     # name: group in the help, module in this folder, one line of help
     "measure": ("Measure", "measure.measuring", "Time every token of answers to prompts of several lengths."),
-    "sweep": ("Measure", "measure.measuring", "Measure prefill and decode time over length in one pass."),
+    "sweep": ("Measure", "measure.measuring", "Measure how both phases slow down as one prompt grows."),
     "ab": ("Measure", "measure.measuring", "Compare settings or models, measured in turns."),
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
@@ -43,7 +43,7 @@ COMMANDS = {
     "quant": ("Compare and choose", "quant.comparing", "Show what quantizations cost in quality and gain in speed."),
     "tune": ("Compare and choose", "tune.tuning", "Find the fastest settings for your requests, and prove it."),
     "batch": ("Serve many", "batch", "Measure what decoding several answers together gains."),
-    "turns": ("Serve many", "turns.conversation", "Measure a conversation, and what of it is processed again."),
+    "turns": ("Serve many", "turns.conversation", "Measure what each turn of a conversation processes again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
     "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
     "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, slots."),

@@ -57,7 +57,11 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
         for side, names in (("base", compared.only_base), ("other", compared.only_other)):
             sentences += [f"Only in the {side}: {', '.join(names)}."] * bool(names)
         table = tabled(COLUMNS, rows, keep_all=True)
-        about = "time ratio = other / base, below it the 95 % interval" if any(row.ratio for row in rows) else ""
+        about = (
+            "time ratio = other / base, below it the 95 % interval (by Student's t, from 3 runs on)"
+            if any(row.ratio for row in rows)
+            else ""
+        )
         made.append(Section(f"{compared.other} against the base", about, **table, sentences=sentences))
     return made
 

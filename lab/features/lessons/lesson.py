@@ -266,7 +266,7 @@ def split(records: Sequence[Record]) -> None:
         print(
             f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
             f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
-            f"{100 * row.prefill_share:.0f} % (each figure is a median of its own, so the parts need not add up)"
+            f"{100 * row.prefill_s / row.e2e_s:.0f} % (medians of each, so the parts need not add up)"
         )
 
 

@@ -359,8 +359,9 @@ def _experiments(
             saved_s = ttft_s * cached_s / (cached_s + new_s)
             gain = ttft_s / (ttft_s - saved_s)
             words = (
-                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached (a system prompt of {n_system:,} tokens "
-                f"and one turn): first token {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
+                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached (system prompt {n_system:,}, message "
+                f"{n_new}, answer {ANSWER}): first token {digits(gain)}x as fast (saves {seconds(saved_s)} of "
+                f"{seconds(ttft_s)})"
             )
             figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
             if gain >= LEAST_GAIN:
@@ -375,10 +376,10 @@ def _experiments(
         least = {n: share for n, v in paying.items() if (share := guesses.break_even(v, 0.0, n)) is not None}
         gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
         n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
-        other = "" if n_best == n_draft else f"drafts of {n_best} are "
+        other = "" if n_best == n_draft else f"guessing {n_best} is "
         words = (
-            f"speculative decoding with drafts of {plural(n_draft, 'token')}: faster if more than "
-            f"{100 * least[n_draft]:.0f} % are accepted; at {100 * ACCEPTANCE:.0f} %, "
+            f"speculative decoding that guesses {plural(n_draft, 'token')} at a time: faster if more than "
+            f"{100 * least[n_draft]:.0f} % of the guesses are right; at {100 * ACCEPTANCE:.0f} %, "
             f"{other}{digits(gains[n_best])}x as fast (without the time to draft)"
         )
         sizes = {"--draft": "lookup", "--draft-len": ",".join(str(n) for n in sorted({n_draft, n_best})), **lengths}
@@ -430,7 +431,7 @@ LIMITS = {
     ARITHMETIC: "Arithmetic limits",
     TRAFFIC: "Memory traffic limits",
     ATTENTION: "Attention (with --flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
-    KERNEL: "The quantization's kernel (those of others are faster on this machine) limits",
+    KERNEL: "llama.cpp's kernel for this quantization (this machine is faster with others) limits",
     OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
 TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
@@ -520,7 +521,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
         f"The times above leave out choosing tokens ({apart[0]}) and the lab itself ({apart[1]}).",
         f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
-        f"FLOPs per byte (the ridge) memory limits, above it arithmetic (ceilings of {ceilings.measured_at}).",
+        "FLOPs per byte (the ridge) memory sets the upper bound, above it arithmetic (ceilings of "
+        f"{ceilings.measured_at}).",
     ]
     caveats = {
         "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers.": (
@@ -548,8 +550,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "measured ms leave out sampling; 100 % of ceiling: as fast as the same kernels alone (lab ceilings); "
-        "output: the last layer; rest: time outside the kernels",
+        "measured ms leave out choosing tokens; 100 % of ceiling: as fast as the same kernels by themselves "
+        "(lab ceilings); output: the last layer; rest: time outside the kernels",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,

@@ -194,7 +194,7 @@ def parse_variant(text: str) -> dict[str, Any]:
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length; each round loads the model anew.  [default: 3; 6 if that adds little time]",
+        help="Runs of each prompt length, each with the model loaded anew.  [default: 3; 6 of quick prompts]",
     ),
     *UNTIL,
     *SETTINGS,
@@ -203,7 +203,7 @@ def parse_variant(text: str) -> dict[str, Any]:
     click.option(
         "--stream",
         is_flag=True,
-        help="Print the generated text, token by token (with --url: when the answer is complete).",
+        help="Print the generated text, token by token; with --url at the end of each answer.",
     ),
     DRY_RUN,
     URL,
@@ -256,7 +256,7 @@ def measure_command(context: click.Context, url: str | None, **asked: Any) -> No
     DRY_RUN,
 )
 def sweep_command(max_len: int, **asked: Any) -> None:
-    """Measure prefill and decode time over length in one pass.
+    """Measure how both phases slow down as one prompt grows.
 
     \b
       lab sweep

@@ -42,6 +42,8 @@ MOST_ROWS = 8
 """Lengths of a sweep that a terminal shows; --details shows all."""
 
 MOST_NAMED = 5
+WIDE_RANGES = 2.0
+"""Of two lengths the products of their runs' ranges (largest over smallest) above which their growth is not told."""
 """Lengths that a sentence lists."""
 
 MEANINGS = (
@@ -157,7 +159,7 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> s
         words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
         text = ", ".join(words)
     else:
-        share = 100 * row.prefill_s / row.e2e_s  # of the times shown
+        share = 100 * row.prefill_share
         text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {share:.0f} "
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}."
@@ -174,6 +176,9 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
         before = far.iloc[-1] if len(far) else known.iloc[-2]
         n_times, took = long.n_prompt / before.n_prompt, long.prefill_s / before.prefill_s
         growth = "about in proportion"
+        widest = (long.prefill_s_max / long.prefill_s_min) * (before.prefill_s_max / before.prefill_s_min)
+        if widest > WIDE_RANGES:
+            growth = "the runs vary too much to say if that is in proportion"
         if _apart(long, before, "prefill_s", long.n_prompt, before.n_prompt) and not 0.9 <= took / n_times <= 1.1:
             more = "each token attends to more earlier ones"
             why = more if took > n_times else "short prompts underuse the hardware"
@@ -188,7 +193,7 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
             sentences.append(
                 f"Decode took {digits(short.tpot_ms)} ms per token after {short.n_prompt:,} prompt tokens and "
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)})"
-                f"{', because each step reads the whole KV cache' if is_clear else ''}."
+                f"{', because attention works through the whole KV cache' if is_clear else ''}."
             )
     if len(known) and known.sweep_every.isna().any():  # a sweep generates too few tokens for a share
         few = known if len(known) <= MOST_NAMED else known.iloc[[0, len(known) // 2, -1]]

@@ -590,7 +590,7 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="turns",
     chapter="Conversations",
-    about="""Measure a conversation, and what of it is processed again.
+    about="""Measure what each turn of a conversation processes again.
 
     \b
       lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
