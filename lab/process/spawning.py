@@ -128,7 +128,9 @@ def serve(
                 reply = {"error": problem.what, "hint": problem.hint}
             replies.write(json.dumps(reply).encode() + b"\n")
     except Exception:
-        traceback.print_exc()  # a bug: the parent shows the traceback as the child's last output
+        # A bug: the parent shows the traceback as the child's last output. Python's own end would abort, because the
+        # thread above waits for stdin, and look like a crash of llama.cpp.
+        traceback.print_exc()
         os._exit(1)
 
 
