@@ -64,7 +64,7 @@ def problems(cells: list[Any], schema: int = SCHEMA) -> list[str]:
                 found.append(f"cell {number}: {output.ename}")
             if output.get("name") == "stderr":
                 found.append(f"cell {number} wrote to stderr: {output.text[:80]}")
-    if f"records of schema {schema}\n" not in printed(cells[0]):
+    if f"results files in format {schema}\n" not in printed(cells[0]):
         found.append("the outputs are of another schema: run python -m tests.bench.notebooks")
     return found
 

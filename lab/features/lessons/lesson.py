@@ -64,7 +64,7 @@ def begin() -> None:
     import pandas as pd
 
     pd.set_option("display.max_colwidth", None)  # cells hold sentences
-    print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
+    print(f"mini-lab {metadata.version('mini-lab')}, results files in format {SCHEMA}")
 
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
@@ -95,11 +95,14 @@ def draw_attention(seen: Attention) -> None:
     _draw_all([picture.draw], picture.size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shown:
     """A page that Jupyter shows below a cell."""
 
     path: str
+
+    def __repr__(self) -> str:
+        return f"The page is {self.path}"
 
     def _repr_html_(self) -> str:
         return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
@@ -275,7 +278,7 @@ def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
     rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
     if prefill is None or decode is None:
-        raise LabError("The two laws need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
+        raise LabError("The two formulas need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
     print(prefill, decode, sep="\n")
     return prefill, decode
 

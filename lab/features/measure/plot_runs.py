@@ -278,11 +278,11 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
                 lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
                 formula = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
                 formula = formula.replace(" ", "\u00a0")  # no line of the legend breaks there
-                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill law: {formula}"]
+                of_prefill = [lengths, [prefill.seconds(n) for n in lengths], f"prefill: {formula}"]
             if decode:
                 reach = [0, positions.max()]
                 formula = f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p".replace(" ", "\u00a0")
-                of_decode = [reach, [decode.ms(p) for p in reach], f"decode law: {formula}"]
+                of_decode = [reach, [decode.ms(p) for p in reach], f"decode: {formula}"]
             for ax, at, column, colour, law in (
                 (pair[0], runs.n_prompt, "prefill_s", OF_PREFILL, of_prefill),
                 (pair[1], positions, "tpot_ms", OF_DECODE, of_decode),

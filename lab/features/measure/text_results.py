@@ -333,7 +333,7 @@ CAPTIONS = {
     "line shows growth in proportion to the length.",
     "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
     "decode": "Decode: time of each generated token. Points are tokens, the line is their running median.",
-    "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the fitted law.",
+    "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the fitted formula.",
 }
 
 

@@ -163,7 +163,7 @@ def figures(records: Sequence[RequestRecord]) -> pd.DataFrame:
 def sections(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Conversations through a server, a part for each session."""
     parts, table = list[Section](), conversation.TABLE
-    law = "Times without a cache and with a perfect one come from a law of the TTFT, fitted to uncached turns."
+    law = "Times without a cache and with a perfect one come from a formula for the TTFT, fitted to uncached turns."
     for own in grouped(records, lambda one: one.session).values():
         if (t := figures(own)).empty:
             continue
