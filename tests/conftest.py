@@ -300,8 +300,8 @@ class FakeWorker:
         shapes = [*scripts.shapes(script), *more[0]]
         steps = steps_of_shapes(shapes, decode_ms=self.decode_ms(), move_ms=self.move_ms)
         outcome = Outcome(steps, tuple(range(n_chosen)), None)
-        if any(operation.margins for operation in script):
-            outcome = dataclasses.replace(outcome, accepted=more[1] or None, margins=(1.0,) * n_chosen)
+        if more[1]:
+            outcome = dataclasses.replace(outcome, accepted=more[1])
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
             return outcome
         self.scripts.append(script)

@@ -309,7 +309,6 @@ class Run:
     turns: Turns | None = None
     draft: Model | None = None  # of speculation: the draft model
     accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
-    margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest
     part: str | None = None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     placement: Placement | None = None  # None if unknown

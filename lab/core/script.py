@@ -50,8 +50,7 @@ class Operation:
     forget: everything from position `first` on. copy: to the empty sequence `target`. save, load: to or from the file
     `path`. speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time, by the class Speculation of
     the module `by`, which the child loads by name. `of_draft`: on the draft model, or (speculate) drafted by it instead
-    of looked up in the text. `margins`: record the gap between the two highest logits. Without `waits` the step is only
-    submitted, and finishes with a later one.
+    of looked up in the text. Without `waits` the step is only submitted, and finishes with a later one.
     """
 
     kind: str
@@ -64,7 +63,6 @@ class Operation:
     by: str = ""
     n_draft: int = 0
     of_draft: bool = False
-    margins: bool = False
     waits: bool = True
 
 
@@ -97,19 +95,17 @@ def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[
     return operations
 
 
-def prefill(
-    sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True, margins: bool = False
-) -> list[Operation]:
+def prefill(sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True) -> list[Operation]:
     """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
     pieces = [tuple(tokens[first : first + n_ubatch]) for first in range(0, len(tokens), n_ubatch)]
     parts = [Part(sequence, piece, int(is_last and i == len(pieces) - 1)) for i, piece in enumerate(pieces)]
-    return [Operation(PREFILL, (part,), margins=margins) for part in parts]
+    return [Operation(PREFILL, (part,)) for part in parts]
 
 
-def decode(sequences: Sequence[int], n: int, margins: bool = False) -> list[Operation]:
+def decode(sequences: Sequence[int], n: int) -> list[Operation]:
     """n steps with one token of each sequence; empty for n = 0."""
     parts = tuple(Part(sequence, None, 1) for sequence in sequences)
-    return [Operation(DECODE, parts, times=n, margins=margins)] if n else []
+    return [Operation(DECODE, parts, times=n)] if n else []
 
 
 def wait_once(script: Script) -> list[Operation]:

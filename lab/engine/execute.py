@@ -60,7 +60,6 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         next(ended, None),
         tuple(preparation.sizes) or None,
         tuple(speculation.accepted) if speculation and speculation.accepted else None,
-        tuple(preparation.margins) or None,
     )
 
 
@@ -83,7 +82,6 @@ class _Preparation:
         self._of_draft = np.zeros((), dtype=np.int64)  # the slot for tokens that the draft model chooses
         self._last_row = 0  # in the last step with logits
         self.sizes: list[int] = []  # bytes of each saved state
-        self.margins: list[float] = []
         rows = (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script)
         most = max(rows, default=0)
         is_fixed = most <= context.settings.n_seq_max  # with more rows, llama.cpp allocates a larger buffer
@@ -93,7 +91,7 @@ class _Preparation:
         self.speculation: Any = None  # a feature's class, for an operation `speculate`
         if script and (module := script[-1].by):
             made = import_module(module).Speculation
-            self.speculation = made(context, draft, self._logits, self.tokens, self.margins)
+            self.speculation = made(context, draft, self._logits, self.tokens)
 
     def moves(self) -> Iterable[Move]:
         """What the loop executes. The moves of `speculate`, the last operation, are created during the run."""
@@ -109,8 +107,7 @@ class _Preparation:
         # A token's copies are known only when all later steps are prepared, so the choosers are made last.
         moves: list[Move] = []
         for execute, after, operation, rows, n in prepared:
-            margins = self.margins if operation.margins else None
-            moves.append((execute, self._logits[operation.of_draft].chooser(rows, margins) if rows else after, n))
+            moves.append((execute, self._logits[operation.of_draft].chooser(rows) if rows else after, n))
         if not self.speculation:
             return moves
         parts = [part for operation in self._script if not operation.of_draft for part in operation.parts]

@@ -390,30 +390,16 @@ class Logits:
             logits = self._views[address] = self._view(address)
         return logits
 
-    def best(self, i: int) -> tuple[int, float]:
-        """The token with the highest logit in row i, and the gap to the second highest."""
-        logits = self.row(i)
-        token = int(logits.argmax())
-        highest = logits[token]
-        logits[token] = -float("inf")
-        margin = float(highest - logits.max())
-        logits[token] = highest
-        return token, margin
-
-    def chooser(self, rows: Rows, margins: list[float] | None = None) -> Callable[[], object]:
-        """The function that chooses a step's tokens; it adds the gaps to the second best to `margins`, if any."""
-        if len(rows) == 1 and not rows[0][2] and self._first is not None and margins is None:
+    def chooser(self, rows: Rows) -> Callable[[], object]:
+        """The function that chooses a step's tokens."""
+        if len(rows) == 1 and not rows[0][2] and self._first is not None:
             return functools.partial(self._first.argmax, None, rows[0][1])
-        return functools.partial(self._choose, rows, margins)
+        return functools.partial(self._choose, rows)
 
-    def _choose(self, rows: Rows, margins: list[float] | None) -> None:
+    def _choose(self, rows: Rows) -> None:
         """Write each row's token into its slot, and copy it into the batches that need it."""
         for i, slot, targets in rows:
-            if margins is None:
-                self.row(i).argmax(None, slot)
-            else:
-                slot[()], margin = self.best(i)
-                margins.append(margin)
+            self.row(i).argmax(None, slot)
             for target in targets:
                 target[()] = slot
 

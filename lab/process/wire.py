@@ -73,7 +73,6 @@ class Outcome:
     end_of_generation_at: int | None
     state_bytes: tuple[int, ...] | None = None
     accepted: tuple[int, ...] | None = None
-    margins: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

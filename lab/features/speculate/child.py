@@ -59,19 +59,11 @@ class Lookup:
 class Speculation:
     """Makes the moves, and records the shapes of the steps and the number of accepted tokens of each.
 
-    Writes chosen tokens into `tokens`, and the gap between the two highest logits of each into `margins`.
+    Writes chosen tokens into `tokens`.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        draft: Context | None,
-        logits: Mapping[bool, Logits],
-        tokens: Any,
-        margins: list[float],
-    ) -> None:
-        self._context, self._draft, self._logits = context, draft, logits
-        self._tokens, self._margins = tokens, margins
+    def __init__(self, context: Context, draft: Context | None, logits: Mapping[bool, Logits], tokens: Any) -> None:
+        self._context, self._draft, self._logits, self._tokens = context, draft, logits, tokens
         self.shapes: list[Shape] = []
         self.accepted: list[int] = []
 
@@ -80,15 +72,11 @@ class Speculation:
 
         Drafts never go beyond the last token to generate.
         """
-        self._text = Lookup(prompt)
+        text = self._text = Lookup(prompt)
         self._guesses: list[int] = []
         self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
-        n_most = operation.n_draft + 2
-        self._batch, self._draft_batch = _Batch(n_most), _Batch(n_most)
-        return self._moves(operation, n_prefilled)
-
-    def _moves(self, operation: Operation, n_prefilled: int) -> Iterator[Move]:
-        text, n_chosen = self._text, 1
+        n_most, n_chosen = operation.n_draft + 2, 1
+        batch, self._draft_batch = _Batch(n_most), _Batch(n_most)
         text.append(int(self._tokens[0]))
         while (n_left := operation.times + 1 - n_chosen) > 0:
             n_past = len(text.tokens) - 1
@@ -102,7 +90,7 @@ class Speculation:
                 yield functools.partial(self._look_up, n_guesses), None, n_prefilled
             step = [text.tokens[-1], *self._guesses]
             self.shapes.append(Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step)))
-            forward = functools.partial(llama.decode, self._context, self._batch.of(step, 0))
+            forward = functools.partial(llama.decode, self._context, batch.of(step, 0))
             yield forward, functools.partial(self._choose, n_chosen), n_prefilled
             n_right = len(text.tokens) - n_past - 2
             n_chosen += n_right + 1
@@ -135,9 +123,8 @@ class Speculation:
     def _choose(self, n_chosen: int) -> None:
         """Choose the tokens after the last one and after each accepted one."""
         for i, guess in enumerate([*self._guesses, None]):
-            token, margin = self._logits[False].best(i)
+            token = int(self._logits[False].row(i).argmax())
             self._tokens[n_chosen + i] = token
-            self._margins.append(margin)
             self._text.append(token)
             if token != guess:
                 return

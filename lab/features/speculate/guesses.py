@@ -24,17 +24,6 @@ def checked(run: Run) -> list[Chain]:
     return [(n - 1, next(accepted, 0)) if kind == VERIFY else (0, 0) for kind, n in kinds if kind in (VERIFY, DECODE)]
 
 
-def by_position(chains: Sequence[Chain]) -> tuple[float, ...]:
-    """Acceptance rate of the first, second, ... draft token, if all before it were accepted."""
-    shares = []
-    for i in range(max((n for n, _ in chains), default=0)):
-        tried = [right > i for n, right in chains if n > i and right >= i]
-        if not tried:
-            break
-        shares.append(statistics.fmean(tried))
-    return tuple(shares)
-
-
 def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True) -> list[Chain]:
     """The steps that the same draft tokens would have taken, if `n_draft` had been verified at a time.
 
@@ -72,16 +61,18 @@ class StepTimes:
 
 def step_times(runs: Sequence[Run]) -> StepTimes | None:
     """Median step times over the runs of the curve (Speculation without text); None without such runs."""
-    known: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}  # by whether they are of the draft model
-    for run in runs:
-        if run.speculation and run.speculation.text is None and run.status == OK:
-            steps = run.steps
-            columns = zip(steps.kind, steps.n_tokens, steps.n_outputs, steps.start_ns, steps.end_ns, strict=True)
-            for kind, n_tokens, n_outputs, start, end in columns:
-                if n_outputs and kind in (DECODE, VERIFY, DRAFT):
-                    known[kind == DRAFT].setdefault(n_tokens, []).append((end - start) / 1e9)
+    import pandas as pd
+
+    frames = [
+        run.steps.frame() for run in runs if run.status == OK and run.speculation and run.speculation.text is None
+    ]
+    if not frames:
+        return None
+    steps = pd.concat(frames)
+    steps = steps[steps.kind.isin((DECODE, VERIFY, DRAFT)) & (steps.n_outputs > 0)]
+    medians = (steps.end_s - steps.start_s).groupby([steps.kind == DRAFT, steps.n_tokens]).median()
     target, draft = (
-        {n: statistics.median(times) for n, times in sorted(known[of_draft].items())} for of_draft in (False, True)
+        {int(n): float(s) for (is_draft, n), s in medians.items() if is_draft == of_draft} for of_draft in (False, True)
     )
     return StepTimes(target, draft) if 1 in target else None
 
@@ -98,6 +89,13 @@ def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
             total += guessed * times.draft[1] + (times.draft[2] - times.draft[1] if is_behind else 0.0)
     n_tokens = sum(right + 1 for _, right in chains)
     return n_tokens * times.target[1] / total if total > 0 else None
+
+
+def expected(runs: Sequence[Run], n_draft: int, is_lookup: bool, times: StepTimes) -> float | None:
+    """The speed-up predicted for drafts of n_draft tokens from these runs, whose drafts are the longest."""
+    gains = [speed_up(in_steps_of(checked(run), n_draft, is_lookup), times) for run in runs]
+    known = [gain for gain in gains if gain]
+    return statistics.median(known) if known else None
 
 
 def textbook_length(acceptance: float, n_draft: int) -> float:

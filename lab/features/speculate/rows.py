@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 from lab.core import phases, stats
 from lab.core.lists import grouped, plural
 from lab.core.payloads import LOOKUP
-from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
+from lab.core.record import Record, Run
 from lab.features.experiment import as_rows, first_difference, off_by
 from lab.features.predict.learning import StepPrediction
 from lab.features.speculate import guesses
-from lab.features.speculate.guesses import StepTimes
+from lab.features.speculate.guesses import Chain, StepTimes
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-VERIFYING, GUESSING, WRONG = "verifying", "guessing", "wrong guesses"
 KEY = ["text", "n_prompt", "n_gen"]
 CASE = [*KEY, "draft", "n_draft"]
 BLOCK = ["session", "repeat", "engine"]  # compared runs had the same process
@@ -31,7 +30,7 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     """A row per run that generated text: CASE (plain decoding has the draft ""), BLOCK, `record` and `tpot_s`.
 
     `plain_s` is the time per token, and `plain` the record, of plain decoding in the same block. `parted_at` is the
-    first token that differs from plain decoding, `margin` the distance of the two best logits there.
+    first token that differs from plain decoding.
     """
     import pandas as pd
 
@@ -45,95 +44,70 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     plain = made[made.n_draft == 0].drop_duplicates([*KEY, *BLOCK], keep="last")
     plain = plain[[*KEY, *BLOCK, "record", "tpot_s"]].rename(columns={"record": "plain", "tpot_s": "plain_s"})
     made = made.merge(plain, "left", [*KEY, *BLOCK])
-    found = list[tuple[int | None, float | None]]()
-    for one, base in zip(made.record, made.plain, strict=True):
-        at = first_difference(base.run.token_ids, one.run.token_ids) if isinstance(base, Record) else None
-        margins = base.run.margins or () if at is not None else ()
-        found.append((at, margins[at] if at is not None and at < len(margins) else None))
-    return made.assign(parted_at=[at for at, _ in found], margin=[margin for _, margin in found])
-
-
-def partings(records: Sequence[Record]) -> list[Any]:
-    """Where runs chose a different token than plain decoding of the same prompt (`at`), and the margin there."""
-    runs = of_runs(records)
-    parted = runs[runs.parted_at.notna()][[*CASE, "parted_at", "margin"]].rename(columns={"parted_at": "at"})
-    return as_rows(parted.astype({"at": int}))
-
-
-def learned(
-    runs: pd.DataFrame, records: Sequence[Record], key: Sequence[Any], draft: str
-) -> tuple[StepTimes | None, dict[int, float]]:
-    """The times of single steps measured with runs of this kind, and predicted speed-ups by draft length.
-
-    They are predicted from these times and from the runs with the longest drafts.
-    """
-    times = guesses.step_times([record.run for record in records if _curve_of(record.run) == (*key[1:], draft)])
-    own = runs[(runs[[*KEY, "draft"]] == [*key, draft]).all(axis=1)]
-    most, expected = own.n_draft.max(), dict[int, float]()
-    if times:
-        taught = [guesses.checked(record.run) for record in own.record[own.n_draft == most]]
-        for n in range(1, most + 1):
-            gains = [guesses.speed_up(guesses.in_steps_of(one, n, draft == LOOKUP), times) for one in taught]
-            if known := [gain for gain in gains if gain]:
-                expected[n] = statistics.median(known)
-    return times, expected
+    pairs = zip(made.record, made.plain, strict=True)
+    return made.assign(
+        parted_at=[
+            first_difference(base.run.token_ids, one.run.token_ids) if isinstance(base, Record) else None
+            for one, base in pairs
+        ]
+    )
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
     """A row for each text and draft length of one setup: medians over blocks of the successful timed runs.
 
-    `right` is the share of drafted tokens that were accepted, `by_position` that of the first, second, ... token of a
-    draft, given that those before it were accepted. `length` is the tokens per step with a draft. `draft_s` and
-    `verify_s` are the times of one draft and one verification. `speed_up` is the time of plain decoding over that with
-    drafts, block by block, with its 95 % interval (None for fewer than 6 blocks). `expected` is the speed-up predicted
-    from the curve and from the runs with the longest draft. `to_blame`, if the speed-up is below 1, is the part whose
-    ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted). `n_parted` runs chose a
-    different token than plain decoding.
+    `right` is the share of drafted tokens that were accepted, `length` the tokens per step with a draft. `speed_up` is
+    the time of plain decoding over that with drafts, block by block, with its 95 % interval (None for fewer than 6
+    blocks). `expected` is the speed-up predicted from the curve and from the runs with the longest draft. `bottleneck`
+    is known where the speed-up is below 1. `n_parted` runs chose a different token than plain decoding.
     """
     import pandas as pd
 
     runs, made = of_runs(records), []
     for case, own in runs[runs.n_draft > 0].groupby(CASE):
         *key, draft, n_draft = case
-        times, expected = learned(runs, records, key, draft)
+        times = guesses.step_times([record.run for record in records if _curve_of(record.run) == (*key[1:], draft)])
+        alike = runs[(runs[[*KEY, "draft"]] == [*key, draft]).all(axis=1)]
+        longest = [record.run for record in alike.record[alike.n_draft == alike.n_draft.max()]]
         tried = [chain for record in own.record for chain in guesses.checked(record.run) if chain[0]]
         pairs = own.dropna(subset="plain_s")
         gain = (pairs.plain_s / pairs.tpot_s).median() if len(pairs) else None
         ratio = stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s)) if len(pairs) else None
-        to_blame = None
-        if gain is not None and gain < 1 and times and n_draft + 1 in times.target and tried:
-            ideal = {
-                VERIFYING: (tried, StepTimes(dict.fromkeys(times.target, times.target[1]), times.draft)),
-                GUESSING: (tried, StepTimes(times.target, {})),
-                WRONG: ([(n, n) for n, _ in tried], times),
-            }
-            to_blame = max(ideal, key=lambda name: guesses.speed_up(*ideal[name]) or 0.0)
-        took_s = dict.fromkeys((DRAFT, VERIFY), 0.0)
-        for steps in (record.run.steps.frame() for record in own.record):
-            after_prompt = steps[steps.kind.eq(PREFILL)[::-1].cumsum().eq(0)[::-1]]
-            for kind in took_s:
-                these = after_prompt[after_prompt.kind == kind]
-                took_s[kind] += (these.end_s - these.start_s).sum()
+        is_slower = gain is not None and gain < 1 and times and n_draft + 1 in times.target and tried
         made.append(
             dict(zip(CASE, case, strict=True))
             | {
                 "n_runs": len(own),
                 "right": sum(right for _, right in tried) / sum(n for n, _ in tried) if tried else None,
-                "by_position": guesses.by_position(tried),
                 "length": 1 + statistics.fmean(right for _, right in tried) if tried else None,
-                "draft_s": took_s[DRAFT] / len(tried) if tried else None,
-                "verify_s": took_s[VERIFY] / len(tried) if tried else None,
                 "tpot_s": own.tpot_s.median(),
                 "plain_tpot_s": runs.tpot_s[(runs[KEY] == key).all(axis=1) & (runs.n_draft == 0)].median(),
                 "speed_up": gain,
                 "low": ratio.low if ratio else None,
                 "high": ratio.high if ratio else None,
-                "expected": expected.get(n_draft),
-                "to_blame": to_blame,
+                "expected": guesses.expected(longest, n_draft, draft == LOOKUP, times) if times else None,
+                "bottleneck": _bottleneck(tried, n_draft, times) if times and is_slower else None,
                 "n_parted": own.parted_at.count(),
             }
         )
     return as_rows(pd.DataFrame(made))
+
+
+def _bottleneck(tried: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
+    """The part whose ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted)."""
+    one_s, all_right = times.target[1], guesses.speed_up([(n_draft, n_draft)], times) or 0.0
+    verifying = StepTimes(dict.fromkeys(times.target, one_s), times.draft)
+    ideal = {
+        f"verification; a step of {n_draft + 1} positions takes {digits(times.target[n_draft + 1] / one_s)}x a step of "
+        "one": guesses.speed_up(tried, verifying),
+        f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x": guesses.speed_up(
+            [(n, n) for n, _ in tried], times
+        ),
+    }
+    if times.draft:
+        words = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
+        ideal[words] = guesses.speed_up(tried, StepTimes(times.target, {}))
+    return max(ideal, key=lambda words: ideal[words] or 0.0)
 
 
 def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
@@ -178,8 +152,8 @@ def _curve_of(run: Run) -> tuple[int, int, str] | None:
 
 def sentences(rows: Sequence[Any], records: Sequence[Record]) -> list[str]:
     """For one setup: the best draft length of each text, whether the text stayed the same, and prediction errors."""
-    runs, words = of_runs(records), []
-    for (*key, draft), alike in grouped(rows, lambda row: row[:4]).items():
+    words = list[str]()
+    for alike in grouped(rows, lambda row: row[:4]).values():
         known = [row for row in alike if row.speed_up is not None]
         if not known:
             continue
@@ -190,56 +164,27 @@ def sentences(rows: Sequence[Any], records: Sequence[Record]) -> list[str]:
             interval = f"95 % interval {digits(low)}-{digits(high)}"
         verdict = "pays" if low > 1 else "does not pay" if high < 1 else "no clear gain"
         right = "" if best.right is None else f", {100 * best.right:.0f} % accepted"
-        said = (
+        bottleneck = f" Bottleneck: {best.bottleneck}." if best.bottleneck else ""
+        words.append(
             f"{best.text} with {best.draft}: {verdict}, {digits(best.speed_up)}x plain decoding with "
-            f"{plural(best.n_draft, 'drafted token')} per step ({interval}){right}."
+            f"{plural(best.n_draft, 'drafted token')} per step ({interval}){right}.{bottleneck}"
         )
-        times, expected = learned(runs, records, key, draft)
-        if low <= 1 and best.to_blame and times:
-            n, one_s = best.n_draft, times.target[1]
-            all_right = guesses.speed_up([(n, n)], times) or 0.0
-            if best.to_blame == VERIFYING:
-                v = digits(times.target[n + 1] / one_s)
-                what = f"verification; a step of {n + 1} positions takes {v}x a step of one."
-            elif best.to_blame == GUESSING:
-                what = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model."
-            elif all_right > 1:
-                what = f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x."
-            else:
-                what = "acceptance, but it would not pay with every token accepted either."
-            said += f" Bottleneck: {what}"
-        n_best = max(expected, key=lambda n: expected[n], default=0)
-        if n_best not in [row.n_draft for row in known] and expected.get(n_best, 0.0) > max(1.0, best.speed_up):
-            gain = digits(expected[n_best])
-            said += f" {plural(n_best, 'drafted token')} should give {gain}x, predicted from step times."
-        words.append(said)
-    if rows:
-        words.append(_same_text(runs, records))
+    runs = of_runs(records)
+    compared = runs[(runs.n_draft > 0) & runs.plain_s.notna()]
+    n_parted, n_runs = compared.parted_at.count(), len(compared)
+    if rows and not n_runs:
+        words.append("Without a plain run the text cannot be compared with plain decoding.")
+    elif rows and not n_parted:
+        words.append(f"In {'all ' if n_runs > 1 else ''}{plural(n_runs, 'run')} the tokens match plain decoding.")
+    elif rows:
+        words.append(
+            f"In {n_parted} of {n_runs} runs the text differs from plain decoding, from token "
+            f"{1 + int(compared.parted_at.min())} at the earliest: kernels for several positions round differently."
+        )
     most_of = {draft: max(row.n_draft for row in own) for draft, own in grouped(rows, lambda row: row.draft).items()}
     predicted = [(row.expected, row.speed_up) for row in rows if row.n_draft < most_of[row.draft]]
     which = " (without the longest draft length, from whose runs they are predicted)"
     return words + off_by(predicted, "speed-ups", which)
-
-
-def _same_text(runs: pd.DataFrame, records: Sequence[Record]) -> str:
-    """Whether the tokens match plain decoding, and if not, how near the choice was."""
-    compared = runs[(runs.n_draft > 0) & runs.plain_s.notna()]
-    parted, n_runs = compared[compared.parted_at.notna()], len(compared)
-    if not n_runs:
-        return "Without a plain run the text cannot be compared with plain decoding."
-    if parted.empty:
-        return f"In {'all ' if n_runs > 1 else ''}{plural(n_runs, 'run')} the tokens match plain decoding."
-    usual = [margin for record in records for margin in record.run.margins or ()]
-    near = ""
-    if usual and parted.margin.notna().any():
-        near = (
-            f" The two best logits differed by {digits(parted.margin.median())} there (maximum "
-            f"{digits(parted.margin.max())}), elsewhere by {digits(statistics.median(usual))}."
-        )
-    return (
-        f"In {len(parted)} of {n_runs} runs the text differs from plain decoding, from token "
-        f"{1 + int(parted.parted_at.min())} at the earliest: kernels for several positions round differently.{near}"
-    )
 
 
 def of_curve(curve: Sequence[Any]) -> list[str]:

@@ -120,10 +120,8 @@ def plan(
     need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        its_draft, of_draft = _draft(worker, str(draft), made, given)
-        warnings += of_draft
-        made = dataclasses.replace(made, draft=its_draft)
-        label = _label(its_draft.model)
+        its_draft = _draft(worker, str(draft), made, given)
+        made, label = dataclasses.replace(made, draft=its_draft), _label(its_draft.model)
     levers = [(Speculation(label, longest, None), texts[0])]
     for text in [] if is_random else texts:
         name = prompts.source(text).name
@@ -136,8 +134,8 @@ def plan(
     return with_cases(dataclasses.replace(made, warnings=tuple(warnings)), cases, write)
 
 
-def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
-    """The draft model and warnings. LabError for one that cannot draft for the plan's model."""
+def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> Draft:
+    """The draft model. LabError for one that cannot draft for the plan's model."""
     file = obtain.obtain(catalog.parse(spec), worker, asked.get("watch", obtain.silently))
     model = read_header(worker, file)
     need_every_position(model)
@@ -158,17 +156,7 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
             f"The vocabularies of {_label(model)} and {_label(made.model)} differ: {differ}.",
             "Use a smaller model of the same family, or a smaller quantization.",
         )
-    n_bytes, of_model = model.n_bytes or 0, made.model.n_bytes or 0
-    warnings = []
-    if n_bytes > of_model:
-        sizes = f"{n_bytes / 1e6:,.0f} MB, {of_model / 1e6:,.0f} MB"
-        warnings = [
-            f"The draft model, {_label(model)}, is larger than the model ({sizes}): drafting may take longer than it "
-            "saves."
-        ]
-    elif file.path == made.file.path:
-        warnings = ["The draft model is the model itself: its drafts are accepted, but cost as much as they save."]
-    return Draft(file, model), warnings
+    return Draft(file, model)
 
 
 def _label(model: Model) -> str:
@@ -183,9 +171,9 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     if lever.text is None:
         return _curve(case, lever.n_draft, is_of_draft, text, settings)
     prompt = text(0, case.n_prompt)
-    operations = script.prefill(0, prompt, settings.n_ubatch, margins=True)
+    operations = script.prefill(0, prompt, settings.n_ubatch)
     if not lever.n_draft:
-        return [*operations, *script.decode([0], case.n_gen - 1, margins=True)]
+        return [*operations, *script.decode([0], case.n_gen - 1)]
     by = "lab.features.speculate.child"
     guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by)
     return [*(script.read_by_draft(prompt, settings.n_ubatch) if is_of_draft else []), *operations, guess]
@@ -263,47 +251,28 @@ def draw(
 def draw_curve(
     rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
 ) -> None:
-    """The time of a step of several positions relative to a step of one; points are runs, the line is their median.
-
-    A second panel draws the speed-ups of the first curve by the share of accepted tokens, if there are any.
-    """
+    """The time of a step of several positions relative to a step of one; points are runs, the line is their median."""
+    ax = figure.subplots()
     curves = grouped(rows, lambda row: (row.n_prompt, row.draft))
-    has_gains = any(row.speed_ups for row in rows)
-    axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
     for ((n_prompt, draft), own), style in zip(curves.items(), canvas.styles(len(curves)), strict=True):
         name = f"after {n_prompt:,} prompt tokens" + (f", {draft}" if own[0].c is not None else "")
         label = f"{name}: median"
-        axes[0].plot([row.n_positions for row in own], [row.v for row in own], color=style["color"], lw=2, label=label)
+        ax.plot([row.n_positions for row in own], [row.v for row in own], color=style["color"], lw=2, label=label)
         levers = [(one, one.run.speculation) for one in records if one.run.n_prompt == n_prompt]
         timed = [(one, guesses.step_times([one.run])) for one, lever in levers if lever and lever.draft == draft]
         one_s = own[0].step_s / own[0].v
         points = [(n, taken / one_s, one) for one, times in timed if times for n, taken in times.target.items()]
-        canvas.runs(axes[0], points, **style, label=f"{name}: runs")
+        canvas.runs(ax, points, **style, label=f"{name}: runs")
         if expected := [(row.n_positions, row.expected_v) for row in own if row.expected_v is not None]:
             label = f"{name}: predicted from ceilings"
-            axes[0].plot(*zip(*expected, strict=True), color=style["color"], ls="--", lw=1.4, label=label)
+            ax.plot(*zip(*expected, strict=True), color=style["color"], ls="--", lw=1.4, label=label)
     numbers = sorted({row.n_positions for row in rows})
-    axes[0].plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
-    axes[0].axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
-    axes[0].set(xlabel="positions in a step", ylabel="time of a step / time of a step of one position (v)")
-    if has_gains:
-        first = [row for row in next(iter(curves.values())) if row.speed_ups]
-        shares = speculation_rows.ACCEPTANCES
-        for i, (share, colour) in enumerate(zip(shares, canvas.shades(len(shares)), strict=True)):
-            drafted, gains = [row.n_positions - 1 for row in first], [row.speed_ups[i] for row in first]
-            axes[1].plot(drafted, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
-        axes[1].axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
-        axes[1].set(xlabel="drafted tokens per step", ylabel="computed speed-up")
-    for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
-        ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
-        ax.set_ylim(bottom=0)
-    canvas.finish(axes, f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
-
-
-def _speed_up(row: Any) -> str:
-    """With its interval below."""
-    interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
-    return cell(row.speed_up) + interval
+    ax.plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
+    ax.axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
+    ax.set(xlabel="positions in a step", ylabel="time of a step / time of a step of one position (v)")
+    ax.set_xticks(numbers[:: -(-len(numbers) // 16)])
+    ax.set_ylim(bottom=0)
+    canvas.finish([ax], f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
 
 
 TABLE = Table(
@@ -318,20 +287,17 @@ TABLE = Table(
         ("draft\nby", lambda row: row.draft),
         ("drafted\na step", lambda row: f"{row.n_draft}"),
         ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
-        ("accepted by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
         ("tokens\na step", lambda row: cell(row.length)),
-        ("draft\nms", lambda row: cell(row.draft_s, 1e3)),
-        ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
         ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
         ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
-        ("speed-up", _speed_up),
+        (
+            "speed-up",
+            lambda row: cell(row.speed_up) + ("" if row.low is None else f"\n{digits(row.low)}-{digits(row.high)}"),
+        ),
         ("predicted", lambda row: cell(row.expected)),
     ),
     rows=speculation_rows.rows,
-    conclude=lambda rows, records, prediction: (
-        speculation_rows.sentences(rows, records),
-        {"parted": speculation_rows.partings(records)},
-    ),
+    conclude=lambda rows, records, prediction: (speculation_rows.sentences(rows, records), {}),
     draw=draw,
     is_by_ceilings=False,
 )
@@ -369,9 +335,9 @@ EXPERIMENT = Experiment(
       lab speculate --draft smollm2-135m:Q4_0 --prompt code,story
 
     Generates with and without drafts, in blocks. For each kind of text the command shows how many drafted tokens are
-    accepted, what drafting and verification cost, the speed-up over plain decoding with its interval, the prediction
-    from the times of single steps, and the bottleneck if it does not pay. The tokens match plain decoding except at
-    near-ties, which are reported. With random weights only the steps are timed.
+    accepted, what verification costs, the speed-up over plain decoding with its interval, the prediction from the
+    times of single steps, and the bottleneck if it does not pay. The tokens match plain decoding except at near-ties,
+    which are counted. With random weights only the steps are timed.
     """,
     lever=Speculation,
     plan=plan,
