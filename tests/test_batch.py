@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lab.core import cost, memory, phases, results
@@ -87,13 +86,6 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     assert (four.n_runs, four.expected_s) == (3, None)
 
 
-def test_the_knee_lies_between_the_numbers_that_bracket_twice_the_time() -> None:
-    times = (1, 10), (2, 7.5), (8, 3.125)  # of a token: a step takes 10, 15 and 25 ms
-    rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in times])
-    assert batching.knee(rows) == pytest.approx(4)  # half way between 2 and 8, on a logarithmic scale
-    assert batching.knee(rows[:2]) is None
-
-
 KERNELS = Ceilings(
     "2026-01-01T00:00:00Z",
     MACHINE,
@@ -118,17 +110,16 @@ def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
     assert "Prediction error of step times: median" in " ".join(batching.sentences([row], prediction))
 
 
-@pytest.mark.parametrize("is_unified", [False, True])
-def test_at_the_ridge_arithmetic_takes_as_long_as_traffic(is_unified: bool) -> None:
-    settings = dataclasses.replace(SETTINGS, kv_unified=is_unified)
-    prediction = StepPrediction(dataclasses.replace(MODEL, n_params=None), settings, KERNELS, learning.fit([]), 0)
-    best, over = step_kernels.roof(KERNELS), list[float]()
-    for n in range(1, 9):  # what arithmetic takes beyond the traffic: a parabola of n
-        step = cost.step(MODEL, 1, 402, n, others=[(1, 402)] * (n - 1), is_unified=is_unified)
+def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:
+    prediction = StepPrediction(dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0)
+    n, best = batching.ridge(prediction, 400, 5), step_kernels.roof(KERNELS)
+    assert n is not None and n > 1
+    over = []
+    for n_seq in (1, 2):  # what arithmetic takes beyond the traffic grows in proportion
+        step = cost.step(MODEL, 1, 402, n_seq, others=[(1, 402)] * (n_seq - 1))
         assert step
         over.append(step.flops / best.gflops - step.n_bytes / best.gbps)
-    truth = max(np.roots(np.trim_zeros(np.round(np.polyfit(range(1, 9), over, 2), 6), "f")))
-    assert batching.ridge(prediction, 400, 5) == pytest.approx(truth, rel=1e-3) and truth > 1
+    assert over[0] + (n - 1) * (over[1] - over[0]) == pytest.approx(0, abs=1e-3 * abs(over[0]))
 
 
 @pytest.mark.parametrize(

@@ -118,25 +118,7 @@ def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     run = dataclasses.replace(record.run, stall=lever)
     assert phases.stall_steps(run) is None and phases.figures(run) == {}
     changed = [dataclasses.replace(record, run=run)]
-    assert not stalls.rows(changed) and not stalls.check(changed)
-
-
-def test_the_check_names_wrong_steps_and_another_answer() -> None:
-    mixed, alone = stall_record(100, 50), stall_record(100, None)
-    ids = list(mixed.run.token_ids)
-    first = ids.index(stalls.newcomer_ids(mixed.run)[0])
-    for i, token in enumerate(stalls.newcomer_ids(alone.run)):
-        ids[first + 2 * i] = token
-    same = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
-    assert stalls.check([same, alone]) == []
-    ids[first + 2 * 3] = -5
-    other = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
-    (line,) = stalls.check([other, alone])
-    assert line.startswith("In 1 run (in chunks of 50) the new request's answer differs") and "from token 4" in line
-    later = dataclasses.replace(other, run=dataclasses.replace(other.run, prompt_offset=4))
-    assert stalls.check([later, alone]) == []  # another prompt
-    wrong = dataclasses.replace(same, run=dataclasses.replace(same.run, stall=Stall(1, 40, 128, 32)))
-    assert stalls.check([wrong])[0] == "Repeat 0, in chunks of 40: the prompt took 2 steps instead of 3."
+    assert not stalls.rows(changed)
 
 
 def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> None:
@@ -250,9 +232,7 @@ def test_stalls_of_the_real_engine(mini: Path, tmp_path: Path) -> None:
     rows = stalls.rows(good)
     assert [(row.chunk, row.n_steps) for row in rows] == [(24, 4), (50, 2), (None, 1)]
     assert all(row.longest_gap_s >= row.median_gap_s > 0 and row.newcomer_s > 0 for row in rows)
-    assert [line for line in stalls.check(good) if "steps" in line.split(":")[1]] == []
     for record in good:
-        assert len(stalls.newcomer_ids(record.run)) == stalls.N_GEN
         assert record.settings.kv_unified and record.settings.n_seq_max == 3
         assert record.run.steps.kind.count(DECODE) == stalls.N_BEFORE + stalls.N_GEN - 1
 

@@ -124,13 +124,13 @@ def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
 
 def test_the_first_other_token_is_told() -> None:
     cold, warm = record_of(broken(keep="none")), record_of()
-    assert conversations._conclude((), [warm, cold], None)[0] == [
+    assert conversations._conclude((), [warm, cold], None) == [
         "In 2 answers the cached turns chose the tokens of the uncached ones."
     ]
     changed = list(warm.run.token_ids)
     changed[6] = -1
     other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
-    assert "first token 2 of answer 2" in conversations._conclude((), [other, cold], None)[0][0]
+    assert "first token 2 of answer 2" in conversations._conclude((), [other, cold], None)[0]
 
 
 def test_a_prediction_is_the_same_script_with_other_times() -> None:

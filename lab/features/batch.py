@@ -11,13 +11,11 @@ Efficiency is B x T(1) / T(B): 1 is no gain, B is ideal.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.core import cost, memory, phases, script
-from lab.core.lists import grouped, join_and
+from lab.core.lists import grouped
 from lab.core.payloads import Batch
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
@@ -38,7 +36,6 @@ from lab.features.experiment import (
     off_by,
     public,
     ranged,
-    sentence,
 )
 from lab.features.limits import step_kernels
 from lab.features.predict.learning import StepPrediction
@@ -57,7 +54,6 @@ N_OWN = 16
 
 MOST_SEQUENCES = 256
 """LLAMA_MAX_SEQ of llama.cpp, which aborts with more."""
-
 
 CASE = ["n_prompt", "n_gen", "is_shared", "n_seq"]
 
@@ -170,45 +166,29 @@ def expected_s(prediction: StepPrediction | None, n_prompt: int, n_gen: int, n_s
     return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1)) if prediction else None
 
 
-def knee(measured: Sequence[Any]) -> float | None:
-    """The number of sequences at which a step takes twice as long as with one (interpolated); None if not reached."""
-    for row, after in itertools.pairwise(measured if measured and measured[0].n_seq == 1 else ()):
-        share = (2 * measured[0].step_s - row.step_s) / (after.step_s - row.step_s) if after.step_s > row.step_s else -1
-        if 0 <= share < 1:
-            return math.exp((1 - share) * math.log(row.n_seq) + share * math.log(after.n_seq))
-    return None
-
-
 def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
     """The number of sequences at which arithmetic takes as long as memory traffic, from the ceilings.
 
-    The weights are read once for all sequences; each adds FLOPs, and its own cache to the bytes. In one cache for all
-    (`kv_unified`) attention computes every pair of sequences. None if the model's cost is unknown, or if each sequence
-    adds more traffic than arithmetic.
+    The weights are read once for all sequences; each adds FLOPs, and its own cache to the bytes. None if the model's
+    cost is unknown, if each sequence adds more traffic than arithmetic, and for one cache of all (`kv_unified`).
     """
     settings, n_past = prediction.settings, n_prompt + n_gen // 2
     types = settings.type_k, settings.type_v
     one = cost.step(prediction.model, 1, n_past, 1, *types)
-    two, unified = (
-        cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)], shared) for shared in (False, True)
-    )
-    if one is None or two is None or unified is None:
+    two = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
+    if one is None or two is None or settings.kv_unified:
         return None
     best = step_kernels.roof(prediction.ceilings)
     arithmetic_s, more_traffic_s = (two.flops - one.flops) / best.gflops, (two.n_bytes - one.n_bytes) / best.gbps
     weights_s, each_s = one.n_bytes / best.gbps - more_traffic_s, arithmetic_s - more_traffic_s
-    if not settings.kv_unified:
-        return weights_s / each_s if each_s > 0 else None
-    pair_s = (unified.flops - two.flops) / 2 / best.gflops  # a token with another sequence's positions
-    each_s -= pair_s
-    return (math.sqrt(each_s**2 + 4 * pair_s * weights_s) - each_s) / (2 * pair_s)  # n each_s + n^2 pair_s = weights_s
+    return weights_s / each_s if each_s > 0 else None
 
 
 def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> list[str]:
     """What rows of one setup and prompt length show, in words."""
     if not measured:
         return []
-    words, limits, most = list[str](), list[str](), measured[-1]
+    words, most = list[str](), measured[-1]
     best = max(measured, key=lambda row: row.total_tps)
     if most.efficiency is not None and most.n_seq > 1:
         share = most.user_tps / measured[0].user_tps
@@ -217,22 +197,9 @@ def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> lis
             f"{most.n_seq} sequences together: {digits(most.efficiency)}x the tokens/s of one in total, "
             f"{digits(share)}x per user.{highest}"
         )
-        worse = [str(row.n_seq) for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
-        if worse:
-            words.append(
-                f"With {join_and(worse)} sequences the total is lower than with one: a step with a single token uses "
-                "a different kernel."
-            )
-    doubled = knee(measured)
     at_ridge = ridge(prediction, measured[0].n_prompt, measured[0].n_gen) if prediction else None
-    if doubled is not None:
-        limits.append(f"with about {digits(doubled)} sequences a step takes twice as long as with one")
-    elif len(measured) > 1 and measured[0].n_seq == 1:
-        limits.append(f"with up to {most.n_seq} sequences a step takes less than twice as long as with one")
     if at_ridge is not None:
-        limits.append(f"above about {digits(at_ridge)} arithmetic is the limit, according to the ceilings")
-    if limits:
-        words.append(sentence("; ".join(limits)))
+        words.append(f"Above about {digits(at_ridge)} sequences arithmetic is the limit, according to the ceilings.")
     return words + off_by(((row.expected_s, row.step_s) for row in measured), "step times")
 
 
@@ -309,7 +276,7 @@ TABLE = Table(
         ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
     ),
     rows=rows,
-    conclude=lambda rows, _, prediction: ([one for group in alike(rows) for one in sentences(group, prediction)], {}),
+    conclude=lambda rows, _, prediction: [one for group in alike(rows) for one in sentences(group, prediction)],
     draw=draw,
 )
 

@@ -7,7 +7,6 @@ repeats its runs are made from it. Below: what experiments share, such as lists 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import re
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from lab.show.section import Section
 
 Asked = ParamSpec("Asked")
-
-Conclusions = tuple[list[str], dict[str, list[Any]]]
-"""Sentences, and the further lists of the JSON output by name."""
 
 
 class Keywords(SettingsKeywords, total=False):
@@ -97,7 +93,7 @@ class Table:
     caption: str
     columns: Sequence[tuple[str, Callable[[Any], str]]]
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
-    conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], Conclusions]
+    conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], list[str]]
     draw: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None, str, Figure], None]
     is_by_ceilings: bool = True  # its predictions need ceilings
 
@@ -202,7 +198,7 @@ def _section(
     from lab.show.section import WIDE, Picture, Section, tabled
 
     rows = tuple(kind.rows(records, prediction))
-    words, more = kind.conclude(rows, records, prediction)
+    words = kind.conclude(rows, records, prediction)
     shown = tabled(kind.columns, rows)
     basis = list[str]()
     if kind.is_by_ceilings and prediction is None:
@@ -213,11 +209,6 @@ def _section(
     if any(map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())):
         words = [f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."]
     title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
-
-    def as_dicts(lines: Sequence[Any], **first: Any) -> list[dict[str, Any]]:  # named tuples or dataclasses
-        made = (one._asdict() if hasattr(one, "_asdict") else dataclasses.asdict(one) for one in lines)
-        return [{**first, "setup": title, **values} for values in made]
-
     return Section(
         title,
         kind.title,
@@ -229,10 +220,7 @@ def _section(
         pictures=[
             Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, prediction, title), WIDE)
         ],
-        data=lambda: {
-            "rows": as_dicts(rows, experiment=kind.name),
-            **{name: as_dicts(lines) for name, lines in more.items()},
-        },
+        data=lambda: {"rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]},
     )
 
 
@@ -276,13 +264,8 @@ def public(
     return measure
 
 
-def numbers(
-    option: str, asked: str | int | Sequence[int], most: int, more: str = "; use --repeat for more runs"
-) -> tuple[int, ...]:
-    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else.
-
-    `more` is added to the hint for a number that is given twice.
-    """
+def numbers(option: str, asked: str | int | Sequence[int], most: int) -> tuple[int, ...]:
+    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else."""
     given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
     values = []
     for part in (str(part).strip() for part in given):
@@ -292,7 +275,7 @@ def numbers(
         if not 1 <= value <= most:
             raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
         if value in values:
-            raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
+            raise LabError(f"{option} has {value:,} twice.", "Give each number once.")
         values.append(value)
     return tuple(sorted(values))
 
@@ -332,11 +315,6 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
     pairs = enumerate(zip(ids, others, strict=False))
     return next((i for i, (own, other) in pairs if own != other), None)
-
-
-def sentence(words: str) -> str:
-    """The words with a capital letter and a full stop."""
-    return f"{words[:1].upper()}{words[1:]}."
 
 
 def off_by(pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = "") -> list[str]:

@@ -15,7 +15,6 @@ The new request ("newcomer" in the code) is sequence 0, the streams are 1, 2, ..
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
@@ -35,7 +34,6 @@ from lab.features.experiment import (
     as_lengths,
     as_rows,
     cell,
-    first_difference,
     for_plan,
     listed,
     need_every_position,
@@ -43,7 +41,6 @@ from lab.features.experiment import (
     off_by,
     public,
     ranged,
-    sentence,
 )
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
@@ -59,10 +56,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CHUNKS = "64,256,1024"
 
-SEPARATE = (
-    "With separate caches (--kv-unified off) llama.cpp splits each mixed step in two, one token of each sequence and "
-    "the rest of the chunk, and reads the weights for both."
-)
 MOST_STREAMS = 255
 """LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them."""
 
@@ -144,20 +137,7 @@ def plan(
             f"Use --batch {most}, a smaller --chunk, or fewer --streams.",
         )
     sizes = [(n_streams, size) for n_streams in of_streams for size in (*chunks, None)]
-    planned = with_cases(made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write)
-    if planned.settings.kv_unified:
-        return planned
-    return dataclasses.replace(planned, warnings=(*planned.warnings, SEPARATE))
-
-
-def newcomer_ids(run: Run) -> list[int]:
-    """The tokens of the new request's answer; empty for other runs."""
-    if run.stall is None:
-        return []
-    n_streams = run.stall.n_streams  # before the prompt came, each chose a token after its own prompt and in each step
-    n_steps = n_mixed(run.n_prompt, run.stall.chunk)
-    first = n_streams * (1 + run.stall.n_before + max(0, n_steps - 1))
-    return [*run.token_ids[first : first + 1], *run.token_ids[first + 1 + n_streams * bool(n_steps) :: n_streams + 1]]
+    return with_cases(made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write)
 
 
 def _measured(records: Sequence[Record]) -> list[tuple[Record, Stall, pd.DataFrame]]:
@@ -209,35 +189,6 @@ def expected_s(
     return math.nan, math.nan
 
 
-def check(records: Sequence[Record]) -> list[str]:
-    """Sentences on unexpected results.
-
-    The prompt should take ceil(prompt / chunk) steps, and the new request's answer should be the same as when its
-    prompt was prefilled all at once.
-    """
-    words, alone, parted = list[str](), dict[object, list[int]](), dict[str, list[int]]()
-    for record, lever, steps in sorted(_measured(records), key=lambda one: one[1].chunk is not None):
-        run, settings = record.run, record.settings
-        prompt = run.prompt_offset, settings.seed, settings.prompt_sha256
-        texts = run.n_prompt, run.n_gen, run.repeat, lever.n_streams, *prompt
-        if lever.chunk is None:
-            alone[texts] = newcomer_ids(run)
-            continue
-        how, n_steps = in_chunks(lever.chunk), len(phases.prompt_steps(steps))
-        if n_steps != (n_expected := n_mixed(run.n_prompt, lever.chunk)):
-            words.append(f"Repeat {run.repeat}, {how}: the prompt took {n_steps:,} steps instead of {n_expected:,}.")
-        at = first_difference(newcomer_ids(run), alone.get(texts, ()))
-        if at is not None:
-            parted.setdefault(how, []).append(at + 1)
-    if parted:
-        n_runs, first = sum(map(len, parted.values())), min(map(min, parted.values()))
-        words.append(
-            f"In {plural(n_runs, 'run')} ({', '.join(parted)}) the new request's answer differs from that without "
-            f"chunks, from token {first} at the earliest: kernels for steps of other sizes round differently."
-        )
-    return words
-
-
 def sentences(measured: Sequence[Any]) -> list[str]:
     """What rows of one setup show, in words, and how good their predictions are."""
     words = []
@@ -247,14 +198,15 @@ def sentences(measured: Sequence[Any]) -> list[str]:
             f"With {plural(last.n_streams, 'stream')}, a prompt of {last.n_prompt:,} tokens {in_chunks(last.chunk)} "
             f"causes a gap of up to {seconds(last.longest_gap_s)} (usual gap {seconds(last.usual_gap_s)})."
         )
-        parts: list[str] = []
+        parts = list[str]()
         for row in chunked if last.chunk is None else ():
             lost = None if row.lost is None else round(100 * row.lost)
             change = f", {abs(lost)} % {'lower' if lost > 0 else 'higher'} throughput" if lost else ""
             gap = f"{'' if parts else 'the longest gap is '}{seconds(row.longest_gap_s)}"
             ttft = f"{digits(row.newcomer_s / last.newcomer_s)}x the TTFT of the new request"
             parts.append(f"{in_chunks(row.chunk)} {gap} ({ttft}{change})")
-        words += [sentence("; ".join(parts))] if parts else []
+        if text := "; ".join(parts):
+            words.append(f"{text[0].upper()}{text[1:]}.")
     errors = off_by(((row.expected_gap_s, row.longest_gap_s) for row in measured), "the longest gap")
     errors += off_by(((row.expected_newcomer_s, row.newcomer_s) for row in measured), "the new request's TTFT")
     return [*words, " ".join(errors)] if errors else words
@@ -345,7 +297,7 @@ TABLE = Table(
         ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
     ),
     rows=rows,
-    conclude=lambda rows, records, prediction: ([*sentences(rows), *check(records)], {}),
+    conclude=lambda rows, records, prediction: sentences(rows),
     draw=draw,
 )
 

@@ -46,8 +46,6 @@ def main(prompt_len: str, chunks: str, streams: str, repeat: str, *models: str) 
                 f"{1e3 * row.expected_gap_s:10,.0f} {gap_errors[-1]:+6.0%} {1e3 * row.newcomer_s:16,.0f}"
                 f"{1e3 * row.expected_newcomer_s:10,.0f} {newcomer_errors[-1]:+6.0%}"
             )
-        for line in stalls.check(records):
-            print(line)
     for name, errors in (("longest gap", gap_errors), ("newcomer", newcomer_errors)):
         off = [abs(error) for error in errors]
         if off:

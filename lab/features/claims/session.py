@@ -128,7 +128,7 @@ def claims(
 def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     """The claims with these numbers, or all of them. LabError for unknown numbers."""
     known = {claim.number: claim for claim in CLAIMS}
-    wanted = known if only is None else numbers("--only", only, max(known), "")
+    wanted = known if only is None else numbers("--only", only, max(known))
     if unknown := [number for number in wanted if number not in known]:
         raise LabError(f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}.")
     return tuple(known[number] for number in wanted)

@@ -297,7 +297,7 @@ TABLE = Table(
         ("predicted", lambda row: cell(row.expected)),
     ),
     rows=speculation_rows.rows,
-    conclude=lambda rows, records, prediction: (speculation_rows.sentences(rows, records), {}),
+    conclude=lambda rows, records, prediction: speculation_rows.sentences(rows, records),
     draw=draw,
     is_by_ceilings=False,
 )
@@ -321,7 +321,7 @@ CURVE = Table(
         ),
     ),
     rows=speculation_rows.curve,
-    conclude=lambda rows, records, prediction: (speculation_rows.of_curve(rows), {}),
+    conclude=lambda rows, records, prediction: speculation_rows.of_curve(rows),
     draw=draw_curve,
 )
 

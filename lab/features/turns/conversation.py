@@ -36,7 +36,6 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
 from lab.features.experiment import (
     REPEAT,
-    Conclusions,
     Experiment,
     Keywords,
     Option,
@@ -472,7 +471,7 @@ def sentences(made: Sequence[Any]) -> list[str]:
     return words
 
 
-def _conclude(made: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+def _conclude(made: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> list[str]:
     """The sentences, and whether cached turns chose the tokens of uncached ones."""
     cold, cached = dict[Any, tuple[int, ...]](), list[tuple[Any, tuple[int, ...]]]()
     for run, lever in ((one.run, one.run.turns) for one in records):
@@ -493,7 +492,7 @@ def _conclude(made: Sequence[Any], records: Sequence[Record], prediction: StepPr
             f"In {len(differ)} of {answers} a cached turn chose another token than the uncached one, first token "
             f"{min(differ)[1] + 1} of answer {min(differ)[0]}: kernels for steps of other sizes round differently."
         ]
-    return [*sentences(made), *words], {}
+    return [*sentences(made), *words]
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
