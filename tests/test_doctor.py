@@ -41,21 +41,19 @@ def gpu(description: str = "NVIDIA H200") -> Device:
         (checkup.of_power(None, None), UNKNOWN),
         (checkup.of_power(None, "battery"), LOOK),
         (checkup.of_power(["the governor is powersave"], None), LOOK),
-        (checkup.of_throttling(None, 0, None, None), FINE),
-        (checkup.of_throttling(None, 0, None, 1.3), LOOK),
-        (checkup.of_throttling(None, 0, (4.4, 4.7), 1.02), FINE),
-        (checkup.of_throttling(None, 0, (0.8, 4.7), 1.0), LOOK),
-        (checkup.of_throttling(4.0, 0, None, None), FINE),
-        (checkup.of_throttling(0.5, 0, None, None), LOOK),
-        (checkup.of_throttling(1.5, 3, None, None), LOOK),
+        (checkup.of_throttling(None, 0, None), FINE),
+        (checkup.of_throttling(None, 0, 1.3), LOOK),
+        (checkup.of_throttling(None, 0, 1.02), FINE),
+        (checkup.of_throttling(4.0, 0, None), FINE),
+        (checkup.of_throttling(0.5, 0, None), LOOK),
+        (checkup.of_throttling(1.5, 3, None), LOOK),
         (checkup.of_others(None, []), UNKNOWN),
         (checkup.of_others(0.05, []), FINE),
         (checkup.of_others(0.9, ["another process used 0.9 of a core"]), LOOK),
-        (checkup.of_memory(10**10, 10**9, 0, (10**9, 0), 16 * 10**9), FINE),  # old and never asked for
-        (checkup.of_memory(10**9, 10**9, 0, (0, 0), 16 * 10**9), LOOK),
-        (checkup.of_memory(10**10, 10**9, 2, (0, 0), 16 * 10**9), LOOK),
-        (checkup.of_memory(10**10, 10**9, 0, (4 * 10**9, 0), 16 * 10**9), LOOK),
-        (checkup.of_memory(10**10, 10**9, 0, (10**9, 10**8), 16 * 10**9), LOOK),
+        (checkup.of_memory(10**10, 10**9, 0, 10**9, 16 * 10**9), FINE),  # old and never asked for
+        (checkup.of_memory(10**9, 10**9, 0, 0, 16 * 10**9), LOOK),
+        (checkup.of_memory(10**10, 10**9, 2, 0, 16 * 10**9), LOOK),
+        (checkup.of_memory(10**10, 10**9, 0, 4 * 10**9, 16 * 10**9), LOOK),
         (checkup.of_gpu([], MACHINE), FINE),
         (checkup.of_gpu(["NVIDIA 10de:2684"], MACHINE), LOOK),
         (checkup.of_gpu(["NVIDIA 10de:2684"], dataclasses.replace(MACHINE, devices=(gpu(),))), FINE),
@@ -93,7 +91,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     monkeypatch.setattr(machine, "default_threads", lambda root=None: 2)
     monkeypatch.setattr(machine, "memory_available", lambda root=None: 10**10)
     monkeypatch.setattr(machine, "cpu_quota", lambda root=None: None)
-    monkeypatch.setattr(checkup, "swap", lambda: (0, 0, 0))
+    monkeypatch.setattr(checkup, "swap_used", lambda: 0)
     monkeypatch.setattr(checkup, "gpus", lambda root: [])
     monkeypatch.setattr(builds, "unused", lambda text: frozenset())
     monkeypatch.setattr(machine, "describe", lambda *args: MACHINE)

@@ -33,7 +33,7 @@ from lab.features.compare import side_by_side
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan
-from lab.runner.machine import system_number, system_text
+from lab.runner.machine import system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
@@ -83,10 +83,12 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
 
     LabError for settings that `make_plan` rejects.
     """
-    began, swapped, best = time.monotonic(), swap(), machine.default_threads(root)
-    chosen = {name: value for name, value in asked.items() if value is not None}
-    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
+    began, best = time.monotonic(), machine.default_threads(root)
+    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
+    given |= {name: value for name, value in asked.items() if value is not None}
     plan, problem, runs, found = None, None, list[Record](), list[Check]()
+    watch(Status("working on one core"))
+    before = min(work_s(0.2) for _ in range(3))
     with Worker() as worker:
         worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
         try:
@@ -95,30 +97,17 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
             words = f"The build does not use {names}, which this CPU has."
             figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
             found.append(of_reading("build", figure, (lacks, words, REBUILD.format("NATIVE"))))
+            plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
+            worker.use(plan.backend)
+            runs, threads = _threads(worker, plan, given, best, watch)
+            prefill = statistics.median(1e9 * one.run.n_prompt / (phases.prefill_ns(one.run) or 1) for one in runs)
+            decode = statistics.median(1e9 / (phases.tpot_ns(one.run) or 1) for one in runs)
+            engine = Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE)
+            found = [engine, *found, threads]
         except LabError as died:
+            if found and not plan and not isinstance(died, WorkerDied):  # settings that cannot be
+                raise
             problem = died
-        else:
-            try:
-                plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
-            except WorkerDied as died:
-                problem = died
-        watch(Status("working on one core"))
-        before, clock = min(work_s(0.2) for _ in range(3)), clock_ghz(root)
-        if plan:
-            try:
-                worker.use(plan.backend)
-                runs, threads = _threads(worker, plan, given, best, watch)
-                found.append(threads)
-                prefill, decode = (
-                    statistics.median(n * 1e9 / (figure(run) or 1) for n, run in sized)
-                    for figure, sized in (
-                        (phases.prefill_ns, [(record.run.n_prompt, record.run) for record in runs]),
-                        (phases.tpot_ns, [(1, record.run) for record in runs]),
-                    )
-                )
-                found.insert(0, Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE))
-            except LabError as died:
-                problem = died
     if problem:
         found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
     slower = min(work_s(0.2) for _ in range(3)) / before if runs else None
@@ -126,14 +115,13 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
     need = plan.memory(plan.cases[0]).total_bytes if plan else None
     own = [disturbances.disturbances(record) for record in runs]
     n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
-    used, _, back = swap()
     samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
     n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
     found += [
-        of_throttling(machine.cpu_quota(root), n_halted, clock, slower),
+        of_throttling(machine.cpu_quota(root), n_halted, slower),
         of_power(power_savers(root), here.power),
         of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
-        of_memory(machine.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
+        of_memory(machine.memory_available(root), need, n_short, swap_used(), here.ram_bytes),
         *([of_gpu(gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
@@ -183,19 +171,18 @@ def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, b
     return Check("threads", figure, verdict, words, command if verdict in (BROKEN, LOOK) else None)
 
 
-def of_throttling(quota: float | None, n_halted: int, clock: tuple[float, float] | None, slower: float | None) -> Check:
-    """A container's CPU quota, the clock of a busy core, and the slowdown of one core after load on all."""
-    figures = ["no CPU quota" if quota is None else f"{quota:g} cores"]
-    figures += [f"{clock[0]:.1f} of {clock[1]:.1f} GHz"] if clock else []
-    figures += [f"{digits(1 / slower)}x as fast after load"] if slower else []
+def of_throttling(quota: float | None, n_halted: int, slower: float | None) -> Check:
+    """A container's CPU quota, and the slowdown of one core after load on all."""
+    figure = "no CPU quota" if quota is None else f"{quota:g} cores"
+    figure += f"; {digits(1 / slower)}x as fast after load" if slower else ""
     hot = "One core is slower after load: the machine is hot, or its power is limited."
+    more_cores = "docker update --cpus N CONTAINER"
     return of_reading(
         "throttling",
-        "; ".join(figures),
-        (n_halted, f"The CPU quota was used up in {n_halted} runs.", "docker update --cpus N CONTAINER"),
-        (quota is not None and quota < 1, "The CPU quota is below one core.", "docker update --cpus N CONTAINER"),
+        figure,
+        (n_halted, f"The CPU quota was used up in {n_halted} runs.", more_cores),
+        (quota is not None and quota < 1, "The CPU quota is below one core.", more_cores),
         ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
-        (clock and clock[0] < 0.7 * clock[1], "A busy core is far below its highest clock.", "cpupower frequency-info"),
     )
 
 
@@ -214,18 +201,16 @@ def of_others(n_cores: float | None, sentences: Sequence[str]) -> Check:
     return of_reading("other programs", figure, (sentences, words, "top    (stop programs you do not need)"))
 
 
-def of_memory(available: int, need: int | None, n_short: int, swap: tuple[int, int], ram: int | None) -> Check:
-    """Free memory against the need of a run; `swap`: bytes in use, and bytes read back during the checks."""
-    used, back = swap
-    figure = f"{available / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {used / 1e9:.1f} GB"
+def of_memory(available: int, need: int | None, n_short: int, swapped: int, ram: int | None) -> Check:
+    """Free memory against the need of a run, and bytes in swap."""
+    figure = f"{available / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {swapped / 1e9:.1f} GB"
     stop = "free -h    (stop programs you do not need)"
-    moved = f"Memory is in swap; {back / 1e6:.0f} MB were read back during the checks."
     return of_reading(
         "memory",
         figure,
         (need and available < 1.2 * need, "The model and its context hardly fit.", "free -h    (or a smaller model)"),
         (n_short, f"Programs had to wait for memory in {n_short} runs.", stop),
-        (back > 2**24 or used > 0.1 * (ram or 1e12), moved, stop),
+        (swapped > 0.1 * (ram or 1e12), "Memory is in swap.", stop),
     )
 
 
@@ -371,12 +356,11 @@ def doctor(as_json: bool, **asked: Any) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def swap() -> tuple[int, int, int]:
-    """Bytes of swap: in use, in total, and read back since boot."""
+def swap_used() -> int:
+    """Bytes of swap in use."""
     import psutil
 
-    counted = psutil.swap_memory()
-    return counted.used, counted.total, counted.sin
+    return int(psutil.swap_memory().used)
 
 
 OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
@@ -397,14 +381,6 @@ def power_savers(root: Path) -> list[str] | None:
         if system_text(cpu / "energy_performance_preference").strip() == "power":
             found.append("the energy preference is power")
     return list(dict.fromkeys(found)) if cpus else None
-
-
-def clock_ghz(root: Path) -> tuple[float, float] | None:
-    """The highest current clock of a core, and the highest possible one."""
-    cpus = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    now = max((system_number(cpu / "scaling_cur_freq") or 0 for cpu in cpus), default=0)
-    most = max((system_number(cpu / "cpuinfo_max_freq") or 0 for cpu in cpus), default=0)
-    return (now / 1e6, most / 1e6) if now and most else None
 
 
 def gpus(root: Path) -> list[str]:
