@@ -148,12 +148,6 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     status, out, _ = run_lab("show", path, "--json")
     rows = json.loads(out)["quant"]
     assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
-    known_of = figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None))
-    assert set(known_of.reference) == {"F16"} and known_of.kl.min() == pytest.approx(0.001)
-    assert figures.known_quality(planted(), dataclasses.replace(MODEL, sha256=None, name="other")).empty
-    (tmp_path / "other").mkdir()
-    assert figures.known_lines(tmp_path / "other", [MODEL]) == []
-    assert f"Quality of {MODEL.name}" in figures.known_lines(tmp_path, [MODEL])[0]
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()

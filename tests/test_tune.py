@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from lab.core import results
@@ -19,7 +18,7 @@ from lab.core.script import Script, shapes
 from lab.errors import LabError
 from lab.features.tune import result as tuning
 from lab.features.tune import tuning as experiment
-from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, PREFILL, REQUEST, SEARCH, TTFT, phases_of
+from lab.features.tune.result import CONFIRM, DECODE, REQUEST, SEARCH, phases_of
 from lab.features.tune.search import Choice, Search, Timing
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
@@ -142,15 +141,12 @@ def no_flash(settings: Settings) -> tuple[float, float]:
     return (1.4, 0.5) if settings.flash_attn == "off" else (1.0, 1.0)
 
 
-def test_a_session_finds_confirms_and_says_from_which_answer_on(tiny: str) -> None:
+def test_a_session_finds_and_confirms(tiny: str) -> None:
     found = tuning.tuned(session(tiny, no_flash))
     assert found is not None and found.is_recommended and found.gain is not None
     assert found.choice == (("flash_attn", "off"),)
     default_s, winner_s = 0.201 + 49 * 0.011, 0.281 + 49 * 0.006  # with 1 ms to choose a token
     assert found.gain.low < default_s / winner_s < found.gain.high
-    (crossing,) = [one for one in found.crossings.itertuples() if one.n_prompt == 200]
-    assert crossing.from_gen is not None and abs(crossing.from_gen - 17) <= 2  # 80 ms over 5 ms per token
-    assert len(found.crossings) == 4
 
 
 def test_only_fresh_blocks_give_the_gain_and_the_file_gives_the_same(tiny: str) -> None:
@@ -171,26 +167,6 @@ def test_only_fresh_blocks_give_the_gain_and_the_file_gives_the_same(tiny: str) 
 def test_nothing_is_recommended_where_nothing_is_faster(tiny: str) -> None:
     found = [tuning.tuned(session(tiny, lambda settings: (1.0, 1.0), seed)) for seed in range(4)]
     assert not any(one is not None and one.is_recommended for one in found)
-
-
-def test_the_confirmation_says_which_gains_it_could_have_seen() -> None:
-    """Six blocks with 3 % noise on planted gains: the named gain is found in 4 of 5 sessions, half of it seldom."""
-    chance = random.Random(1)
-
-    def confirmed(gain: float) -> tuple[bool, float]:
-        runs = [
-            (variant, block, seconds * math.exp(chance.gauss(0, 0.03 / math.sqrt(2))))
-            for block in range(6)
-            for variant, seconds in ((DEFAULT, gain), ("--flash-attn off", 1.0))
-        ]
-        frame = pd.DataFrame(runs, columns=["variant", "block", PREFILL])
-        found, _, _, visible = tuning.confirmed(frame, phases_of(TTFT, 1, False))
-        assert found and visible
-        return found.low > 1 + tuning.AT_LEAST, visible
-
-    visible = statistics.median(confirmed(1.0)[1] for _ in range(100))
-    assert sum(confirmed(visible)[0] for _ in range(300)) == pytest.approx(0.8 * 300, rel=0.1)
-    assert sum(confirmed(math.sqrt(visible))[0] for _ in range(200)) < 0.4 * 200
 
 
 def test_a_choice_that_crashes_is_dropped_and_named(tiny: str) -> None:

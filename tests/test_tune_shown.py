@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from lab.core import results
-from lab.core.payloads import Batch, Tuning
+from lab.core.payloads import Tuning
 from lab.core.record import FAILED, Record, Steps
 from lab.features.tune import result, tuning
 from lab.features.tune.result import of_sessions
 from lab.models import catalog
 from lab.show import canvas
 from lab.show.section import Context, Section
-from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
+from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
 
 DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"
 CHOICES: dict[str, dict[str, Any]] = {
@@ -72,13 +72,6 @@ def session(
     return made
 
 
-def sweep(variant: str, prefill_ms: float, decode_ms: float) -> Record:
-    """Both phases after 10 and 20 tokens."""
-    record = a_run(variant, 200, "lengths")
-    run = make_run(20, 3, every=10, prefill_ms=prefill_ms, decode_ms=decode_ms, block=200, variant=variant)
-    return dataclasses.replace(record, run=dataclasses.replace(run, tuning=record.run.tuning))
-
-
 def failed(variant: str) -> Record:
     return a_run(variant, 0, status=FAILED, error="llama.cpp is out of memory", steps=Steps(), token_ids=())
 
@@ -87,9 +80,9 @@ LOSSY = "--cache-type-k q8_0"
 
 
 def whole() -> list[Record]:
-    """A session with everything in it: a winner, a loser, a lossy choice, a failure, lengths."""
+    """A session with everything in it: a winner, a loser, a lossy choice, a failure."""
     times = {DEFAULT: 9.0, OFF: 4.5, ONE: 12.0, LOSSY: 8.0}
-    return [*session(times), sweep(DEFAULT, 1, 9), sweep(OFF, 3, 4.5), failed("--no-mmap")]
+    return [*session(times), failed("--no-mmap")]
 
 
 def saved(tmp_path: Path, records: Sequence[Record], name: str = "tune.jsonl") -> Path:
@@ -131,25 +124,6 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
     estimate, interval = winner[3].lines
     low, high = map(float, interval.split("-"))
     assert low < float(estimate) < high and float(estimate) == pytest.approx(0.553, abs=0.01)
-
-
-def test_after_each_prompt_it_is_said_for_which_answers_the_winner_is_faster() -> None:
-    part, _ = only(whole()).parts
-    # after 10 tokens: default 11 + (n - 1) x 10 ms, winner 31 + (n - 1) x 5.5 ms
-    assert [cell.text for cell in part.lines[0]] == ["10", "1.79", "6 or more tokens"]
-    # at first 20 ms later and 4.5 ms faster for each further token, then the other way round
-    for first_ms, each_ms, expected, words in (
-        (3.0, 4.5, (10, None), "fewer than 10"),
-        (0.5, 9.2, (None, 50), "more than 50"),
-        (0.5, 9.0, (None, None), ""),
-        (2.0, 9.5, (None, 0), ""),
-    ):
-        rows = result.crossings([sweep(DEFAULT, 1, 9), sweep(OFF, first_ms, each_ms)], 301)
-        at = rows.iloc[-1]
-        assert (at.from_gen, at.to_gen) == expected
-        made = result.sentences(dataclasses.replace(of_sessions(session())[0], crossings=rows))
-        assert made[2:] == ([f"It is slower for answers of {words} tokens."] if words else [])
-    assert only(session(gain=1.0)).parts == []  # nothing is recommended
 
 
 FASTEST = "--flash-attn off was the fastest in the search"
@@ -231,7 +205,6 @@ def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:
     assert "prefill" not in out  # no table of plain runs
     document = json.loads(run_lab("show", "--json", path)[1])
     assert document["rows"] == [] and [one["recommended"] for one in document["tunings"]] == [OFF]
-    assert document["tunings"][0]["crossings"][0]["from_gen"] == 6
     assert run_lab("plot", path)[1].split() == [str(tmp_path / f"tune-tune.{kind}") for kind in ("png", "svg")]
     assert run_lab("report", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
@@ -253,42 +226,8 @@ def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp
     assert code == 0 and "n_threads" in out and OFF not in out and out.count("against the base") == 1
 
 
-FASTER = "lab tune found faster settings for 20 + 301 tokens on this machine: --flash-attn off, 1.81 times as fast."
-
-
-def test_plain_runs_name_the_settings_that_are_known_to_be_faster(tmp_path: Path) -> None:
-    saved(tmp_path, session())
-    path = saved(tmp_path, [make_record(make_run(), session="plain")], "plain.jsonl")
-    assert FASTER in run_lab("show", path)[1]
-    assert json.loads(run_lab("show", "--json", path)[1])["faster_settings"] == [FASTER]
-    run_lab("report", path)
-    assert FASTER in (tmp_path / "plain.html").read_text()
-
-
 def _with(**changes: Any) -> Record:
     return make_record(make_run(), session="plain", settings=dataclasses.replace(SETTINGS, **changes))
-
-
-@pytest.mark.parametrize(
-    ("plain", "others"),
-    [
-        ([_with(flash_attn="off")], session()),
-        ([_with(), _with(flash_attn="off", n_threads=1)], session()),
-        ([_with()], session(gain=1.0)),
-        ([_with()], session(goal="ttft")),
-        ([_with(lib="another")], session()),
-        ([make_record(make_run(), model=dataclasses.replace(MODEL, name="other"))], session()),
-        ([make_record(make_run(), machine=dataclasses.replace(MACHINE, cpu="Other CPU"))], session()),
-        ([make_record(make_run(batch=Batch(2, False)))], session()),
-        ([], session()),
-    ],
-    ids=["in use", "in use by one", "no gain", "another goal", "build", "model", "machine", "experiment", "no runs"],
-)
-def test_faster_settings_are_named_only_where_they_are_known_to_be_faster(
-    plain: list[Record], others: list[Record]
-) -> None:
-    assert result.faster_settings(plain, others) == []
-    assert result.faster_settings([_with()], session()) == [FASTER]
 
 
 def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:

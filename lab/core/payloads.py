@@ -110,7 +110,7 @@ class Tuning:
     """
 
     goal: str  # request, ttft, tpot, throughput
-    stage: str  # search, confirm, lengths
+    stage: str  # search, confirm
     n_gen: int
 
 

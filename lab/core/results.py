@@ -58,10 +58,10 @@ class Contents:
         return [*self.records, *self.requests]
 
 
-def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = (), holding: bytes = b"") -> Contents:
+def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
     """The results in these folders, except the sessions of `measured`: they show how much sessions differ.
 
-    Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files, and those without `holding`.
+    Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files.
     """
     known, n_bytes, contents = {one.session for one in measured}, 0, list[Contents]()
     paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
@@ -70,8 +70,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
             n_bytes += path.stat().st_size
             if n_bytes > MOST_NEARBY:
                 break
-            if holding in path.read_bytes():
-                contents.append(read([path]))
+            contents.append(read([path]))
     return Contents(
         records=tuple(one for each in contents for one in each.records if one.session not in known),
         ceilings=tuple(one for each in contents for one in each.ceilings),

@@ -86,7 +86,6 @@ def html(
     is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
     context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
     kinds = known.sections([*timed, *special, *alone, *of_loads], context)
-    faster = tuned.faster_settings(timed, [*of_engine, *others])
     failed = [f"failed: {line}" for line in [*text_results.failures(rest), *through_server.failures(alone)]]
     setups = _setups(good)
     lead = list[str]()
@@ -109,7 +108,7 @@ def html(
     return page.render(
         title=_title(kinds, [timed, answered] if is_all else [], good),
         dates=" to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date",
-        lead=[*lead, *faster],
+        lead=lead,
         distrust=known.distrust(rest),
         contents=[] if lead else chapters,
         gist=_gist,

@@ -70,22 +70,12 @@ def note(sentence: str) -> None:
     click.echo(printable(f"Note: {sentence}"), err=True)
 
 
-def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord], holding: bytes = b"") -> Contents:
-    """Other sessions that lie where the results are, in files that contain `holding`: they show how sessions differ."""
+def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord]) -> Contents:
+    """Other sessions that lie where the results are: they show how sessions differ."""
     from lab.core import results as files
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return files.nearby(folders, measured, holding)
-
-
-def faster_settings(results: tuple[str, ...], records: Sequence[Record]) -> list[str]:
-    """A sentence on settings that a session of lab tune, in these results or beside them, found to be faster."""
-    from lab.features.tune import result as tuned
-
-    if all(record.run.is_apart for record in records):
-        return []
-    beside = nearby(results, records, holding=b'"tuning":{').records
-    return tuned.faster_settings(records, [*records, *beside])
+    return files.nearby(folders, measured)
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -279,11 +269,9 @@ def carry_out(
         records, problem = collect(
             lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
-    faster = faster_settings((str(path),), records)
     still_wide = text_results.still_wide(records, plan)
-    more: dict[str, Any] = {"still_wide": still_wide, **({"faster_settings": faster} if faster else {})}
     has_failed = bool(text_results.failures(records))
-    output.end(records, path, problem, has_failed, sentences=[*still_wide, *faster], **more)
+    output.end(records, path, problem, has_failed, sentences=still_wide, still_wide=still_wide)
 
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
@@ -359,12 +347,11 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         return _show_placement(records, as_json)
     measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
     made = known.sections(measured, context(measured, results, ceilings=reading.ceilings, details=details))
-    faster = faster_settings(results, records)
     if as_json:
-        console.print_json({**known.as_json(measured, made), **({"faster_settings": faster} if faster else {})})
+        console.print_json(known.as_json(measured, made))
     else:
         out = console.console(details=hint(details))
-        known.print_results(measured, out, made, faster)
+        known.print_results(measured, out, made)
         for line in next_steps(records, plot_folder(results, None), shell.lab("explain", *results)):
             out.print(line)
 

@@ -67,7 +67,6 @@ def predict(
     """
     from lab.core.request import parse_slo
     from lab.features.predict import prediction
-    from lab.features.quant.figures import known_lines
     from lab.show import console
     from lab.show.section import print_sections
 
@@ -101,7 +100,5 @@ def predict(
         console.print_json({"rows": document})
         return
     print_sections(prediction.sections(rows, limits, is_ranking, shows_all), console.console())
-    for line in known_lines(Path(results), [row.model for row in rows]):
-        click.echo(line)
     if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
         note("This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure")

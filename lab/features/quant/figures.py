@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, results, shown, stats
+from lab.core import cost, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.payloads import Divergence, Quality
-from lab.core.record import QUANT, Ceilings, Model, Record
+from lab.core.record import QUANT, Ceilings, Record
 from lab.errors import LabError
 from lab.features.compare import comparison
 from lab.features.limits import probing, step_kernels
@@ -94,25 +93,6 @@ def quant_table(records: Sequence[Record]) -> pd.DataFrame:
     if not tables:
         raise LabError("These records hold no quality.", "Measure it: lab quant")
     return pd.concat(tables, ignore_index=True)
-
-
-def known_quality(records: Sequence[Record], model: Model) -> pd.DataFrame:
-    """What sessions of `lab quant` found for a model's file: a row for each session and pair of cache types.
-
-    Columns: `reference`, `type_k`, `type_v`, and `kl`, `same`, `perplexity_ratio` with their ends. Empty if no session
-    has the file among its candidates. The figures do not depend on the machine.
-    """
-    import pandas as pd
-
-    rows = []
-    for record, quality in candidates(records):
-        other = record.model
-        is_same = (model.name, model.quantization) == (other.name, other.quantization)
-        if model.sha256 == other.sha256 if model.sha256 and other.sha256 else is_same:
-            of = {"reference": quality.reference.partition(": ")[2]}
-            of |= {"type_k": record.settings.type_k, "type_v": record.settings.type_v}
-            rows.append(of | of_chunks(quality.chunks))
-    return pd.DataFrame(rows)
 
 
 def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found:
@@ -385,20 +365,6 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
-
-
-def known_lines(folder: Path, models: Sequence[Model]) -> list[str]:
-    """What sessions of `lab quant` in a folder found for these files, in sentences."""
-    records, lines = results.nearby([folder], holding=b'"quality":{').traces, dict[str, None]()
-    measured = {record.model.name for record in records}
-    for model in (one for one in models if one.name in measured):
-        for row in known_quality(records, model).itertuples():
-            cache = "" if row.type_k == "f16" else f" with a {row.type_k} cache"
-            lines[
-                f"Quality of {model.name} {model.quantization}{cache} by lab quant, the same on every device: "
-                f"divergence {digits(row.kl)} from {row.reference}, the same most likely token at {percent(row.same)}."
-            ] = None
-    return list(lines)
 
 
 def draw(found: Found, subject: str, figure: Figure) -> None:

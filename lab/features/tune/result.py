@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from lab.errors import LabError
 from lab.features.exchange import other_tools
 from lab.features.tune.search import Choice, Phase, Search, Timing
 from lab.models import catalog, obtain
-from lab.runner import as_options, machine
+from lab.runner import as_options
 from lab.show import canvas, console, text_setup
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.disturbances import disturbances
@@ -38,15 +37,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-AT_LEAST, FOUND_IN, FEWEST_CONFIRMED = 0.01, 0.8, 4
-"""Smaller gains are not recommended, as in `lab ab`; the share of sessions in which a gain that counts as visible is
-found; blocks that a recommendation needs."""
+AT_LEAST, FEWEST_CONFIRMED = 0.01, 4
+"""Smaller gains are not recommended, as in `lab ab`; blocks that a recommendation needs."""
 
 LOSSY = ("cache_type_k", "cache_type_v", "model")
 """Settings that change what the model writes."""
 
 DEFAULT = "default"
-SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
+SEARCH, CONFIRM = "search", "confirm"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 PREFILL, DECODE = "prefill", "decode"
 SIDES = ["default", "winner"]
@@ -78,14 +76,12 @@ class Tuned:
     """The result of a session of `lab tune`, made of its runs.
 
     `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
-    too few. It `is_recommended` if the whole interval is above AT_LEAST. `visible` is the gain that these blocks would
-    show in 4 of 5 sessions. `default` and `winner` are records of the two; no winner: the default won the search, or
-    nothing was confirmed. `won` is the winner's settings as options.
+    too few. It `is_recommended` if the whole interval is above AT_LEAST. `default` and `winner` are records of the
+    two; no winner: the default won the search, or nothing was confirmed. `won` is the winner's settings as options.
 
     `runs` has a row for each run, with its seconds until the first token (prefill) and per further one (decode).
     `tried` has a row for each choice of the search: the default, the winner, then the fastest first; its figures are
-    NaN if it failed. `medians` has the seconds of the default and the winner in the confirmation by phase. `crossings`
-    has a row for each prompt length: the gain there, and from and up to which answer length the winner is faster.
+    NaN if it failed. `medians` has the seconds of the default and the winner in the confirmation by phase.
     """
 
     goal: str
@@ -99,11 +95,9 @@ class Tuned:
     gain: Ratio | None
     is_recommended: bool
     n_confirmed: int
-    visible: float | None
     runs: pd.DataFrame
     tried: pd.DataFrame
     medians: pd.DataFrame
-    crossings: pd.DataFrame
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -200,11 +194,11 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     of_confirmation = [one for one, stage in known if stage == CONFIRM and one.run.is_timed]
     winner = next((one for one in of_confirmation if one.run.variant != DEFAULT), None)
     won = winner.run.variant if winner else None
-    gain, n_confirmed, medians, visible = confirmed(runs[runs.stage == CONFIRM], of)
+    gain, n_confirmed, medians = confirmed(runs[runs.stage == CONFIRM], of)
     is_recommended = gain is not None and gain.low > 1 + AT_LEAST
 
-    alike = runs[runs.stage == SEARCH].groupby("variant", sort=False)
-    tried = alike.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
+    tried = runs[runs.stage == SEARCH].groupby("variant", sort=False)
+    tried = tried.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
     tried = tried.rename_axis("settings").reset_index()
     ratio, deviation = search.expected(list(tried.choice))
     middle = pd.Series(ratio).where(tried.n_runs > 0)
@@ -213,16 +207,24 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
     tried["time_ratio_high"] = np.exp(middle + half)
     tried["changes_output"] = tried.choice.map(is_lossy)
-    tried["place"] = [0 if name == DEFAULT else 1 if name == won else 2 for name in tried.settings]
-    tried["verdict"] = [
-        "failed" if not row.time_ratio > 0
-        else "the base" if row.settings == DEFAULT
-        else ("recommended" if is_recommended else "gain not confirmed") if row.settings == won
-        else "slower" if row.time_ratio_low > 1
-        else "faster in the search" if row.time_ratio_high < 1
-        else "no clear difference"
-        for row in tried.itertuples()
-    ]  # fmt: skip
+    tried["verdict"] = np.select(
+        [
+            ~(tried.time_ratio > 0),
+            tried.settings == DEFAULT,
+            tried.settings == won,
+            tried.time_ratio_low > 1,
+            tried.time_ratio_high < 1,
+        ],
+        [
+            "failed",
+            "the base",
+            "recommended" if is_recommended else "gain not confirmed",
+            "slower",
+            "faster in the search",
+        ],
+        "no clear difference",
+    )
+    tried["place"] = np.select([tried.settings == DEFAULT, tried.settings == won], [0, 1], 2)
     return Tuned(
         goal=asked.goal,
         n_prompt=default.run.n_prompt,
@@ -235,20 +237,17 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
         gain=gain,
         is_recommended=is_recommended,
         n_confirmed=n_confirmed,
-        visible=visible,
         runs=runs,
         tried=tried.sort_values(["place", "time_s"], ignore_index=True).drop(columns="place"),
         medians=medians,
-        crossings=crossings([*(one for one, stage in known if stage == LENGTHS), *of_confirmation], asked.n_gen),
     )
 
 
-def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame, float | None]:
-    """The gain of the confirmation with its interval, the number of its blocks, medians by phase, the visible gain.
+def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame]:
+    """The gain of the confirmation with its interval, the number of its blocks, and medians by phase.
 
     The gain is the default's time over the winner's by block: Student's t on logarithms of the blocks' ratios. A block
-    may have several runs of both, as in the order ABBA. The visible gain is the smallest one whose interval such blocks
-    put above AT_LEAST in 4 of 5 sessions; a smaller gain is found only where noise makes it look larger.
+    may have several runs of both, as in the order ABBA.
     """
     import numpy as np
     import pandas as pd
@@ -260,44 +259,10 @@ def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, in
     by_side = {name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names}  # geometric, of each block
     totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
     medians = pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna()
-    ratios, n = np.log((totals.default / totals.winner).astype(float)), len(totals)
-    interval = stats.log_interval(np.exp(ratios).tolist()) if n >= FEWEST_CONFIRMED else None
-    if interval is None:
-        return None, n, medians, None
-    from scipy.special import stdtrit
-
-    error = float(ratios.std()) / math.sqrt(n)
-    shares = (1 + stats.CONFIDENCE) / 2, FOUND_IN
-    visible = (1 + AT_LEAST) * math.exp(error * sum(float(stdtrit(n - 1, share)) for share in shares))
-    return Ratio(math.exp(ratios.mean()), interval.low, interval.high), n, medians, visible
-
-
-def crossings(records: Iterable[Record], n_gen: int) -> pd.DataFrame:
-    """For each prompt length the gain for answers of `n_gen` tokens, and the answer lengths n for which the winner is
-    faster: from_gen <= n <= to_gen, without an end where that is None. `to_gen` is 0 if there are none."""
-    import pandas as pd
-
-    found = [
-        {"n_prompt": one.n_prompt, "is_default": record.run.variant == DEFAULT, **own.seconds}
-        for record in records
-        for one in phases.by_length(record.run)
-        if (own := timing(dataclasses.replace(record, run=one), ()))
-    ]
-    rows, names = [], [PREFILL, DECODE]
-    for n_prompt, own in pd.DataFrame(found, columns=["n_prompt", "is_default", *names]).groupby("n_prompt"):
-        if own.is_default.nunique() < 2 or own[DECODE].isna().any():
-            continue
-        (own_first, own_each), (first, each) = own.groupby("is_default")[names].median().to_numpy().tolist()
-        gain = (first + (n_gen - 1) * each) / (own_first + (n_gen - 1) * own_each)
-        more_first, more_each, start, end = own_first - first, own_each - each, None, None
-        if more_first > 0 > more_each:
-            start = math.ceil(1 - more_first / more_each)
-        elif more_first < 0 < more_each:
-            end = math.floor(1 - more_first / more_each)
-        elif more_first > 0 or more_each > 0:
-            end = 0
-        rows.append((int(n_prompt), gain, start, end))
-    return pd.DataFrame(rows, columns=["n_prompt", "gain", "from_gen", "to_gen"], dtype=object)
+    ratios = (totals.default / totals.winner).astype(float)
+    interval = stats.log_interval(ratios.tolist()) if len(totals) >= FEWEST_CONFIRMED else None
+    gain = Ratio(float(np.exp(np.log(ratios).mean())), interval.low, interval.high) if interval else None
+    return gain, len(totals), medians
 
 
 def without(records: Iterable[Record]) -> list[Record]:
@@ -310,61 +275,47 @@ def compared(records: Sequence[Record]) -> list[Record]:
     return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
 
 
-# In words
-
-
 def _name(variant: str | None, choice: Choice, lossy: str = " (changes the model's output)") -> str:
     return f"{variant}{lossy if is_lossy(choice) else ''}"
 
 
-def _faster(gain: Ratio) -> str:
-    return f"{digits(gain.estimate)} times as fast (95 % interval {digits(gain.low)} to {digits(gain.high)}"
-
-
 def sentences(one: Tuned) -> list[str]:
-    """First the answer: what is recommended, or why nothing is. Then times, and how far the answer reaches."""
+    """First the answer: what is recommended, or why nothing is. Then the times."""
+
+    def faster(gain: Ratio) -> str:
+        return f"{digits(gain.estimate)} times as fast (95 % interval {digits(gain.low)} to {digits(gain.high)}"
+
     if one.gain is None:
         others = one.tried[(one.tried.settings != DEFAULT) & one.tried.time_ratio.notna()]
         if others.empty:
             return ["No other setting was measured, so nothing is recommended."]
-        best = next((row for row in others.itertuples() if row.settings == one.won), next(others.itertuples()))
+        best = next(others.itertuples())  # the winner, else the fastest
         ratio = Ratio(1 / best.time_ratio, 1 / best.time_ratio_high, 1 / best.time_ratio_low)
         if one.won is None and (ratio.low <= 1 or ratio.estimate < 1 + AT_LEAST):
             return ["Keep the default: nothing that was tried is faster beyond noise."]
-        blocks = plural(one.n_confirmed, "new block")
-        why = (
-            f"only {blocks} of at least {FEWEST_CONFIRMED} confirmed it" if one.n_confirmed else "nothing confirmed it"
-        )
+        few = f"only {plural(one.n_confirmed, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it"
         return [
-            f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but {why}.",
-            f"In the search it was {_faster(ratio)}). That is too optimistic, "
+            f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but "
+            f"{few if one.n_confirmed else 'nothing confirmed it'}.",
+            f"In the search it was {faster(ratio)}). That is too optimistic, "
             "because the search chose the settings with the shortest times.",
             "Run lab tune again with a larger --budget.",
         ]
     name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
-    if one.is_recommended:
-        made = [f"{name} is {_faster(one.gain)}, from {blocks} measured after the choice) for {one.aim}."]
-        words = {PREFILL: "first token after", DECODE: "each further token"}
-        times = [
-            f"{words[phase]} {seconds(winner)} instead of {seconds(default)}"
-            for phase, default, winner in one.medians[["default", "winner"]].itertuples()
-        ]
-        made.append(f"Medians of these blocks: {', '.join(times)}.")
-        for at in one.crossings.itertuples() if one.goal not in (TTFT, TPOT) else ():
-            if at.n_prompt == one.n_prompt and (at.from_gen or at.to_gen):
-                end = f"fewer than {at.from_gen:,}" if at.from_gen else f"more than {at.to_gen:,}"
-                made.append(f"It is slower for answers of {end} tokens.")
-    else:
-        made = [
+    if not one.is_recommended:
+        return [
             f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
-            f"above {percent(AT_LEAST)}. There it is {_faster(one.gain)})."
+            f"above {percent(AT_LEAST)}. There it is {faster(one.gain)})."
         ]
-    if one.visible is not None and one.gain.estimate < one.visible:
-        made.append(
-            f"Such blocks find a gain of {digits(one.visible)} times in 4 of 5 sessions; smaller ones are found "
-            "less often, and then look larger than they are."
-        )
-    return made
+    words = {PREFILL: "first token after", DECODE: "each further token"}
+    times = [
+        f"{words[phase]} {seconds(winner)} instead of {seconds(default)}"
+        for phase, default, winner in one.medians[SIDES].itertuples()
+    ]
+    return [
+        f"{name} is {faster(one.gain)}, from {blocks} measured after the choice) for {one.aim}.",
+        f"Medians of these blocks: {', '.join(times)}.",
+    ]
 
 
 def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
@@ -384,32 +335,6 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
     return {line.tool: line.text + (missing[line.tool] if line.missing else "") for line in lines}
 
 
-def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list[str]:
-    """At most one sentence: settings that `lab tune` recommends, and that none of these plain runs uses.
-
-    `others` may hold sessions of `lab tune`. The newest one of each workload counts, of the same model on the same
-    devices, for the goal `request` and one user.
-    """
-
-    def where(record: Record) -> tuple[str | None, ...]:
-        here = machine.label(record.machine, record.settings)
-        return record.machine.cpu, here, record.settings.lib, text_setup.model_label(record)
-
-    known = [one for one in of_sessions(others) if one.goal == REQUEST and one.n_users == 1]
-    known.sort(key=lambda one: one.default.session)
-    newest = {(one.n_prompt, one.n_gen, where(one.default)): one for one in known}
-    plain = [record for record in without(records) if record.run.is_timed and record.run.lever is None]
-    for one in reversed(newest.values()):
-        alike = [choice_of(record, one.default) for record in plain if where(record) == where(one.default)]
-        if one.gain and one.is_recommended and alike and not any(set(one.choice) <= set(choice) for choice in alike):
-            name, gain = _name(one.won, one.choice), digits(one.gain.estimate)
-            return [f"lab tune found faster settings for {one.aim} on this machine: {name}, {gain} times as fast."]
-    return []
-
-
-# As sections
-
-
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """Searches for the fastest settings, a part for each session."""
     parts = [section(one, context) for one in of_sessions(records)]
@@ -422,43 +347,27 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
 
 def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008  (frozen)
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
-    is_whole, lines, parts, warnings = context.details or context.is_page, sentences(one), list[Section](), list[str]()
+    is_whole, lines, warnings = context.details or context.is_page, sentences(one), list[str]()
     minimized, rows = GOALS.get(one.goal, one.goal), list(one.tried.itertuples())
     known = one.runs.dropna(subset=["block"])
-    is_confirmed, disturbed = (known.stage == CONFIRM).any(), known.disturbed.astype(bool)
+    disturbed, of_confirmation = known.disturbed.astype(bool), known.stage == CONFIRM
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
-    if disturbed.any() and disturbed[known.stage == CONFIRM if is_confirmed else known.index].mean() >= 0.5:
-        what = "runs that confirm the gain" if is_confirmed else "runs"
+    if disturbed.any() and disturbed[of_confirmation if of_confirmation.any() else known.index].mean() >= 0.5:
+        what = "runs that confirm the gain" if of_confirmation.any() else "runs"
         warnings.append(
             f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."
         )
     if failed := [f"{row.settings} ({row.error})" for row in rows if row.error]:
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
-    if is_whole and one.is_recommended and len(one.crossings) and one.goal not in (TTFT, TPOT):
-
-        def answers(row: Any) -> str:
-            if row.from_gen or row.to_gen:
-                return f"{row.from_gen:,} or more tokens" if row.from_gen else f"up to {row.to_gen:,} tokens"
-            return "any length" if row.to_gen is None else "no length"
-
-        lengths: Columns = [
-            ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-            (f"times as fast\nfor {one.n_gen:,} generated", lambda row: digits(row.gain)),
-            ("faster for answers of", answers),
-        ]
-        title, subtitle = "When the recommended settings are faster", "by medians, without an interval"
-        shown = tabled(lengths, list(one.crossings.itertuples()), keep_all=True)
-        parts.append(Section(title, subtitle, **shown))
-    if is_whole and (commands := command_lines(one, is_here=not context.is_page)):
-        parts.append(Section("The recommended settings in other programs", facts=commands))
+    commands = command_lines(one, is_here=not context.is_page) if is_whole else {}
     if one.is_recommended and not is_whole:
         model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
         asked = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen), *model, *shell.split(one.won or "")]
         lines.append(f"With these settings: {shell.lab('measure', *asked)}")
-    notes = [
+    note = (
         f"Time: the {minimized} that the search expects from all its runs. "
         "Ratio: that time over the default's, with its 95 % interval below."
-    ]
+    )
     columns: Columns = [
         ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
         ("runs", lambda row: str(row.n_runs)),
@@ -476,8 +385,8 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         most_rows=MOST_ROWS,
         warnings=warnings,
         sentences=lines if context.is_page else lines[1:],
-        notes=notes if is_whole else [],
-        parts=parts,
+        notes=[note] if is_whole else [],
+        parts=[Section("The recommended settings in other programs", facts=commands)] if commands else [],
         pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
         data=lambda: {"tunings": [_as_row(one)]},
     )
@@ -501,9 +410,10 @@ def plot_tuned(found: Tuned) -> Figure:
 
 def _ratio(row: Any) -> list[str]:
     """The ratio and its interval; only 1.00 of the default, nothing of a failed choice."""
-    if row.settings == DEFAULT or not row.time_ratio > 0:
-        return [digits(1.0)] if row.time_ratio > 0 else []
-    return [digits(row.time_ratio), f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"]
+    if not row.time_ratio > 0:
+        return []
+    ends = [f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"] if row.settings != DEFAULT else []
+    return [digits(row.time_ratio if ends else 1.0), *ends]
 
 
 def _as_row(one: Tuned) -> dict[str, Any]:
@@ -522,56 +432,53 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "winner": one.won,
         "changes_output": is_lossy(one.choice),
         **dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True)),
-        "gain_visible": one.visible,
         "n_blocks_confirmed": one.n_confirmed,
         **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
         "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
-        "crossings": one.crossings.to_dict("records"),
         "sentences": sentences(one),
         "command_lines": command_lines(one, is_here=True),
     }
 
 
 def _draw(one: Tuned, figure: Figure) -> Figure:
-    """The search as diamonds and points, the confirmation as squares.
+    """The search as diamonds, the confirmation as a square, with 95 % intervals.
 
     A point is a run: its time over that of the default's runs in its block, hollow if disturbed.
     """
     import numpy as np
 
-    drawn, names = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN], []
-    for row in drawn:
-        lines = _name(row.settings, row.choice, "\nchanges the model's output").split("\n")
-        names.append("\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in lines))
+    drawn = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN]
+    lines = [_name(row.settings, row.choice, "\nchanges the model's output").split("\n") for row in drawn]
+    names = ["\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in own) for own in lines]
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
     ax, places = figure.subplots(), {row.settings: at for at, row in enumerate(drawn)}
-    for at, row in enumerate(drawn):
-        estimate, *interval = _ratio(row)
-        text = " ".join([estimate, *(f"({ends})" for ends in interval)])
-        ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-
     of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
     runs = one.runs.assign(log=np.log(sum(phase.n * one.runs[phase.name].astype(float) for phase in of)))
     base = runs[runs.variant == DEFAULT].groupby(["stage", "block"]).log.mean().rename("base")
     runs = runs.join(base, on=["stage", "block"]).dropna(subset=["log", "base"])
-    searched = {row.settings: (row.time_ratio, row.time_ratio_low, row.time_ratio_high) for row in drawn}
-    searched.pop(DEFAULT, None)
+
+    searched = {row.settings: (row.time_ratio, row.time_ratio_low, row.time_ratio_high) for row in drawn[1:]}
     gain = one.gain if one.won in places else None
     won = {one.won: (1 / gain.estimate, 1 / gain.high, 1 / gain.low)} if gain else {}
-    for stage, name, ends, up, more, (dark, light, marker) in (
-        (SEARCH, "search", searched, 0, 0.25, (COLOURS[0], COLOURS[5], "D")),
-        (CONFIRM, "confirmation", won, 0.3, 0, (COLOURS[1], COLOURS[4], "s")),
+    for stage, name, ends, up, more, dark, light, marker in (
+        (SEARCH, "search", searched, 0, 0.25, COLOURS[0], COLOURS[5], "D"),
+        (CONFIRM, "confirmation", won, 0.3, 0, COLOURS[1], COLOURS[4], "s"),
     ):
         if not ends:
             continue
         own = runs[(runs.stage == stage) & runs.variant.isin(list(ends))]
         heights = [places[variant] - up + more for variant in own.variant]
-        canvas.points(ax, np.exp(own.log - own.base), heights, own.disturbed,
-                      marker="o", color=light, ms=4.5, alpha=0.8, label=f"run of the {name}")  # fmt: skip
+        style: dict[str, Any] = {"marker": "o", "color": light, "ms": 4.5, "alpha": 0.8}
+        canvas.points(ax, np.exp(own.log - own.base), heights, own.disturbed, label=f"run of the {name}", **style)
         middle, low, high = np.array(list(ends.values())).T
         reach = np.maximum(0, [middle - low, high - middle])
-        ax.errorbar(middle, [places[variant] - up for variant in ends], xerr=reach, marker=marker, color=dark,
-                    label=f"{name}, 95 % interval", ms=6, capsize=3, ls="", zorder=3)  # fmt: skip
+        style = {"marker": marker, "color": dark, "ms": 6, "capsize": 3, "ls": "", "zorder": 3}
+        label = f"{name}, 95 % interval"
+        ax.errorbar(middle, [places[variant] - up for variant in ends], xerr=reach, label=label, **style)
+    for row, at in zip(drawn, places.values(), strict=True):
+        estimate, *interval = _ratio(row)
+        text = " ".join([estimate, *(f"({ends})" for ends in interval)])
+        ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(drawn)), names, fontsize=8)
     ax.set_ylim(len(drawn) - 0.4, -0.6)

@@ -7,6 +7,7 @@ for the confirmation. Settings that the user gave stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -33,7 +34,7 @@ from lab.features.compare import side_by_side
 from lab.features.experiment import Keywords, for_plan
 from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
-from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, LENGTHS, REQUEST, SEARCH, Tuned
+from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, REQUEST, SEARCH, Tuned
 from lab.features.tune.search import Choice, Phase, Search
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
@@ -110,9 +111,7 @@ def plan(
         if "threads" in dict(choice) and "threads_batch" not in dict(choice) and not asked.get("threads_batch"):
             changed["threads_batch"] = base.settings.n_threads_batch  # see `variant`
         n_gen = min(gen, N_SEARCH_GEN) if stage == SEARCH else gen
-        if stage == LENGTHS:
-            made = make_plan(worker, [prompt_len], 8, 1, every=max(1, prompt_len // 4), **changed)
-        elif users > 1:
+        if users > 1:
             made = batching.plan(worker, str(users), prompt_len, max(2, n_gen), 1, **changed)
         else:
             made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
@@ -125,15 +124,17 @@ def plan(
 
     def is_possible(name: str, value: Any) -> bool:
         """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
-        try:
+        with contextlib.suppress(LabError):
             made = make(worker, ((name, value),), SEARCH)
-        except LabError:
-            return False
-        return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
+            return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
+        return False
 
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
-    space = {name: values for name, values in sorted(_space(base, allow_lossy).items()) if name not in given}
-    space = {name: [value for value in values if is_possible(name, value)] for name, values in space.items()}
+    space = {
+        name: [value for value in values if is_possible(name, value)]
+        for name, values in sorted(_space(base, allow_lossy).items())
+        if name not in given
+    }
     made = (
         tuple(zip(names, values, strict=True))
         for n_changed in range(1, len(space) + 1)  # those with the fewest changes first
@@ -254,62 +255,50 @@ class Session:
         return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
 
     def confirmed(self) -> Iterator[Record]:
-        """The search; the winner and the default in as many blocks as the budget allows, if enough; a sweep of both."""
+        """The search; then the winner and the default in as many blocks as the budget allows, if enough."""
         yield from self.searched()
-        winner, base, budget_s = self.search.best(), self.plan.default, self.plan.budget_s
-        if not winner:
-            return
-        n_affordable = int((self.left_s + OVER_BUDGET / 2 * budget_s) / self.block_s(winner))
-        if n_affordable < FEWEST_CONFIRMED:
-            return
-        both: dict[str, Choice] = {DEFAULT: (), variant(winner, base): winner}
-        records: list[Record] = []
-        for _ in range(min(MOST_CONFIRMED, n_affordable)):
+        winner, budget_s = self.search.best(), self.plan.budget_s
+        both: dict[str, Choice] = {DEFAULT: (), variant(winner, self.plan.default): winner}
+        n_blocks = int((self.left_s + OVER_BUDGET / 2 * budget_s) / self.block_s(winner)) if winner else 0
+        for _ in range(min(MOST_CONFIRMED, n_blocks) if n_blocks >= FEWEST_CONFIRMED else 0):
             if self.left_s + OVER_BUDGET * budget_s < self.block_s(winner):
                 break  # the machine has become slower
             for record in self.block(both, CONFIRM):
-                records.append(record)
                 yield record
                 if record.run.error:
                     return
             self.n_blocks += 1
-        found, case = result.tuned(records), base.cases[0]
-        is_sweepable = not case.lever and case.n_prompt >= 8 and case.n_gen >= 2
-        if found and found.is_recommended and is_sweepable and self.left_s >= 2 * self.block_s(winner):
-            yield from self.block(both, LENGTHS)  # the lengths for which the winner is faster
 
     def searched(self) -> Iterator[Record]:
         """Blocks of the search, until the best choice is known or the budget of the search is spent."""
-        why, n_tried = "the best combination was measured again and stayed the best", 0
+        budget_s, n_tried = self.plan.budget_s, 0
 
         def can_try(n_runs: int) -> bool:
             """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
-            fewest_s = FEWEST_CONFIRMED * self.block_s(())
-            if self.plan.budget_s < fewest_s:  # nothing can be confirmed
-                fewest_s = 0.0
-            keep_s = fewest_s if n_tried < FEWEST_TRIED else max(fewest_s, FOR_CONFIRMATION * self.plan.budget_s)
+            keep_s = FEWEST_CONFIRMED * self.block_s(())
+            if budget_s < keep_s:
+                keep_s = 0.0  # nothing can be confirmed
+            if n_tried >= FEWEST_TRIED:
+                keep_s = max(keep_s, FOR_CONFIRMATION * budget_s)
             return self.left_s - keep_s >= n_runs * self.run_s
 
         while wanted := self.search.next_block():
             if self.n_blocks and not can_try(2):
-                why = "its part of the budget is spent"
-                break
+                return
             for n, choice in enumerate(wanted):
                 if n and not can_try(1):
                     break
                 yield from self._one(choice)
                 n_tried += bool(choice)
                 needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
-                if self.n_blocks == n == 0 and needed_s > self.plan.budget_s:
+                if self.n_blocks == n == 0 and needed_s > budget_s:
                     words = (
-                        f"The budget of {progress.duration(self.plan.budget_s)} is too small to confirm a gain: a run "
-                        f"of the default takes about {progress.duration(self.whole_s[()])}. Give at least "
+                        f"The budget of {progress.duration(budget_s)} is too small to confirm a gain: a run of the "
+                        f"default takes about {progress.duration(self.whole_s[()])}. Give at least "
                         f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
                     )
                     self.watch(progress.Status(words, note=words))
             self.n_blocks += 1
-        words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
-        self.watch(progress.Status(words, note=words))
 
     def _one(self, choice: Choice) -> Iterator[Record]:
         """One run of one choice in an engine of its own."""
@@ -390,9 +379,8 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
     recommended. Settings that you give stay fixed.
 
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
-    adds the recommended settings for other programs, and the lengths for which they are faster.
+    adds the recommended settings for other programs.
     """
-    from lab.features.quant.figures import known_lines
     from lab.show import console, text_setup
 
     if save is not None:
@@ -403,16 +391,18 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
             made = plan(worker, **asked, watch=None if dry_run else transferring)
         introduce([made.default], err, err)
         if dry_run:
-            pairs = dict.fromkeys(pair for choice in made.choices for pair in choice)
-            values = {name: [value for other, value in pairs if other == name] for name, _ in sorted(pairs, key=str)}
+            space: dict[str, list[Any]] = {}
+            for name, value in sorted({pair for choice in made.choices for pair in choice}, key=str):
+                space.setdefault(name, []).append(value)
             if output.as_json:
-                console.print_json({"budget_s": made.budget_s, "choices": len(made.choices), **values})
+                console.print_json({"budget_s": made.budget_s, "choices": len(made.choices), **space})
                 return
-            click.echo(f"{plural(len(made.choices), 'choice')} besides the default, of these settings:")
-            for name, of_name in values.items():
-                words = [as_options.option(name, value) for value in of_name]
+            click.echo(
+                f"{plural(len(made.choices), 'choice')} in {progress.duration(made.budget_s)}, of these settings:"
+            )
+            for name, values in space.items():
+                words = [as_options.option(name, value) for value in values]
                 click.echo(f"  {words[0][0]:18} {', '.join(value for _, *rest in words for value in rest)}".rstrip())
-            click.echo(f"The budget is {progress.duration(made.budget_s)}.")
             return
         path = new_results_file(made.default, output.folder)
 
@@ -426,9 +416,6 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
             lambda watch: Session(made, worker, path, watch).confirmed(), path, err, where=so_far
         )
     output.end(records, path, problem)
-    if asked["allow_lossy"] and not output.as_json:
-        for line in known_lines(output.folder, [made.default.model]):
-            click.echo(line)
     if save is None:
         return
     found = result.tuned([record for record in records if isinstance(record, Record)])
