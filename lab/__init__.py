@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from lab.features.tune.result import plot_tuned as plot_tuned
     from lab.features.tune.result import show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
-    from lab.features.turns.conversation import turns as turns
+    from lab.features.turns import turns as turns
     from lab.features.why.reasons import why as why
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines

@@ -18,6 +18,7 @@ from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching
 from lab.features import stall as stalls
+from lab.features import turns
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import (
@@ -33,7 +34,6 @@ from lab.features.claims.judging import (
 )
 from lab.features.compare import comparison
 from lab.features.speculate import speculation
-from lab.features.turns import conversation
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run
 from lab.show import disturbances
@@ -188,7 +188,7 @@ def work() -> Iterator[Work]:
     for breaks, keep, only in (("", "memory", ()), ("system@5", "memory", ()), ("system@5", "none", (3, 5))):
         lever_of_turns = Turns(32, (128,) * 5, (16,) * 5, breaks, keep, only=only)
         case = Case(752, 16, lever=lever_of_turns, sequences=(768,))
-        yield "turns", None, case, conversation.write, USUAL, "Q4_0"
+        yield "turns", None, case, turns.write, USUAL, "Q4_0"
 
 
 BY_NUMBER = {claim.number: claim for claim in CLAIMS}

@@ -9,13 +9,12 @@ import pytest
 
 import lab
 from lab.core.asked_settings import defaults
-from lab.features import batch, stall
+from lab.features import batch, stall, turns
 from lab.features.experiment import Experiment
 from lab.features.speculate import speculation
-from lab.features.turns import conversation
 from lab.main import lab as cli
 
-EXPERIMENTS = [one.EXPERIMENT for one in (batch, conversation, stall, speculation)]
+EXPERIMENTS = [one.EXPERIMENT for one in (batch, turns, stall, speculation)]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)

@@ -18,11 +18,10 @@ from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Events, RequestRecord, Turn, Usage
 from lab.errors import LabError
 from lab.features import known
+from lab.features import turns as conversations
 from lab.features.experiment import first_difference
 from lab.features.predict import learning
 from lab.features.predict.learning import StepPrediction
-from lab.features.turns import conversation as conversations
-from lab.features.turns import served as served_turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -122,17 +121,6 @@ def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
     assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, lambda n: distinct(0, n))] == [0, 34, 0]
 
 
-def test_the_first_other_token_is_told() -> None:
-    cold, warm = record_of(broken(keep="none")), record_of()
-    assert conversations._conclude((), [warm, cold], None) == [
-        "In 2 answers the cached turns chose the tokens of the uncached ones."
-    ]
-    changed = list(warm.run.token_ids)
-    changed[6] = -1
-    other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
-    assert "first token 2 of answer 2" in conversations._conclude((), [other, cold], None)[0]
-
-
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
     rates = tuple(
         Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))
@@ -211,11 +199,10 @@ def test_a_second_conversation_in_a_slot_of_its_own_breaks_nothing() -> None:
     assert [(row.n_cached, row.ttft_s, row.turn_s) for row in two] == [
         (row.n_cached, pytest.approx(row.ttft_s), pytest.approx(row.turn_s)) for row in alone
     ]
-    assert [row.second_again for row in two] == [0, 0, 0]
     n_bytes = 2 * 2 * 2 * 16 * 2 * 256  # layers, heads, key and value, elements of two bytes, positions
     assert two[0].slot_bytes == n_bytes
     words = " ".join(conversations.sentences(rows))
-    assert "slot costs 0.1 MB of memory; no token of it was read twice." in words
+    assert "slot costs 0.1 MB of memory." in words
     assert "A slot of its own for the second conversation would save" not in words  # no case without breaks
 
 
@@ -261,7 +248,7 @@ SERVED = [turn(1, 100, 200), turn(2, 130, 60), turn(3, 165, 190)]  # 2 ms a toke
 
 
 def test_without_the_servers_figures_cached_tokens_are_estimated_and_marked() -> None:
-    t = served_turns.figures(SERVED)
+    t = conversations.served(SERVED)
     assert t.n_cached.tolist() == [0, 100, 70] and not t.is_known.any()
     assert t.n_again.tolist() == [0, 10, 75]  # 130 - 100 - 10 new in turn 2; its message of 20 in turn 3
     words = " ".join(conversations.sentences(conversations.finished(t)))
@@ -278,10 +265,10 @@ def test_the_law_of_uncached_prompts_finds_cached_tokens_at_depth() -> None:
     prompts, cached = (300, 900, 1500), (0, 290, 880)
     cold = [turn(i, n, ms(0, n), is_cold=True) for i, n in ((2, 900), (3, 1500))]
     both = list(enumerate(zip(prompts, cached, strict=True), 1))
-    t = served_turns.figures([*(turn(i, n, ms(n_cached, n)) for i, (n, n_cached) in both), *cold])
+    t = conversations.served([*(turn(i, n, ms(n_cached, n)) for i, (n, n_cached) in both), *cold])
     assert t.turn.tolist() == [1, 2, 3] and t.n_cached.tolist() == pytest.approx(cached, abs=2)
     assert t.without_s.tolist() == pytest.approx([(ms(0, n) + 100) / 1e3 for n in prompts], rel=0.01)
-    known_of = served_turns.figures([*(turn(i, n, ms(n_cached, n), 7) for i, (n, n_cached) in both), *cold])
+    known_of = conversations.served([*(turn(i, n, ms(n_cached, n), 7) for i, (n, n_cached) in both), *cold])
     assert known_of.n_cached.tolist() == [7, 7, 7] and known_of.is_known.all()
 
 
@@ -311,17 +298,17 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(fake_worker
     plan = conversations.plan(fake_worker, replay=str(path))  # type: ignore[arg-type]
     lever = plan.cases[0].lever
     assert isinstance(lever, Turns) and (lever.system, lever.messages, lever.answers) == (30, (15, 6), (8, 2))
-    assert conversations.options_of(lever) == {"replay": "session.jsonl", "break": None}
+    assert conversations.again([lever]) == {"replay": "session.jsonl", "break": None, "keep": "memory"}
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"", "has 0 turns"),
-        (b"\xff\xfe", "line 1, is not a message"),
-        (b'{"role": "user", "content": 5}', "line 1, is not a message"),
-        (b'{"role": "judge", "content": "x"}', "line 1, is not a message"),
-        (b"[" * 100_000, "line 1, is not a message"),
+        (b"\xff\xfe", "message 1, is not a message"),
+        (b'{"role": "user", "content": 5}', "message 1, is not a message"),
+        (b'{"role": "judge", "content": "x"}', "message 1, is not a message"),
+        (b"[" * 100_000, "message 1, is not a message"),
         (b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}\n' * 201, "has 201 turns"),
         (b" " * (17 << 20), "larger than 16 MB"),
     ],

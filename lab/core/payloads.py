@@ -7,6 +7,7 @@ default of that setting for its runs; None if they have one sequence.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
@@ -77,6 +78,16 @@ class Turns:
     asked: str = ""  # --turn, if its lengths were drawn
     only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
     replay: str = ""  # the file whose messages gave the lengths
+
+    @property
+    def n_slots(self) -> int:
+        """Conversations that were measured in turns, each in a sequence of its own."""
+        return 2 if self.keep == "slot" else 1
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The turns that were measured, from 1."""
+        return self.only or range(1, len(self.messages) + 1)
 
     @property
     def words(self) -> str:

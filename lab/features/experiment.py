@@ -186,12 +186,12 @@ class Experiment:
             for label, rows in setups:
                 chosen = tuple(own[i] for i in dict.fromkeys(rows.run))
                 prediction = prediction_for(chosen[0], context.ceilings, [*context.runs, *context.others])
-                parts.append(_section(kind, label, chosen, prediction, context.is_page))
+                parts.append(section(kind, label, chosen, prediction, context.is_page))
         parts = [part for part in parts if part.rows]
         return [Section(self.chapter, name=parts[0].name, question=parts[0].question, parts=parts)] if parts else []
 
 
-def _section(
+def section(
     kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None, is_page: bool
 ) -> Section:
     """A table with its sentences and the basis of its predictions. The first sentence is the answer."""
@@ -311,7 +311,7 @@ def need_every_position(model: Model) -> None:
         )
 
 
-def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:
     """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
     pairs = enumerate(zip(ids, others, strict=False))
     return next((i for i, (own, other) in pairs if own != other), None)

@@ -43,7 +43,7 @@ COMMANDS = {
     "quant": ("Compare and choose", "quant.comparing", "Show what quantizations cost in quality and gain in speed."),
     "tune": ("Compare and choose", "tune.tuning", "Find the fastest settings for your requests, and prove it."),
     "batch": ("Serve many", "batch", "Measure what decoding several answers together gains."),
-    "turns": ("Serve many", "turns.conversation", "Measure what each turn of a conversation processes again."),
+    "turns": ("Serve many", "turns", "Measure what each turn of a conversation processes again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
     "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
     "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, slots."),
@@ -60,8 +60,7 @@ COMMANDS = {
 KINDS = (
     "measure.text_results",
     "batch",
-    "turns.conversation",
-    "turns.served",
+    "turns",
     "stall",
     "speculate.speculation",
     "tune.result",

@@ -26,11 +26,10 @@ import lab
 from lab.core import results
 from lab.core.payloads import Turns
 from lab.core.record import Record
+from lab.features import turns as conversation
 from lab.features.limits import probing
 from lab.features.predict import learning
 from lab.features.serve.servers import connect
-from lab.features.turns import conversation
-from lab.features.turns import served as turns_served
 from lab.models import catalog
 from lab.runner import prompts
 from tests.servers import wheel_server
@@ -104,14 +103,14 @@ def served() -> bool:
         wheel_server(catalog.embedded_path(), "--threads", "1", "--parallel", "1", "--ctx-size", "2048") as started,
         connect(started.url) as server,
     ):
-        records = list(turns_served.execute(lever, server, text, server.new_file(Path(folder)), print))
-    known = turns_served.figures(records)
+        records = list(conversation.execute(lever, server, text, server.new_file(Path(folder)), print))
+    known = conversation.served(records)
     hidden = []
     for record in records:
         usage = record.request.usage and dataclasses.replace(record.request.usage, cached_tokens=None)
         blind = dataclasses.replace(record.request, usage=usage, timings=None)
         hidden.append(dataclasses.replace(record, request=blind))
-    estimated = turns_served.figures(hidden)
+    estimated = conversation.served(hidden)
     off = (estimated.n_cached - known.n_cached).astype(float) / known.n_prompt.astype(float)
     for row, other, share in zip(known.itertuples(), estimated.itertuples(), off, strict=True):
         print(f"turn {row.turn} {row.breaks}: {row.n_prompt} tokens, {row.n_cached} cached, {other.n_cached} estimated")

@@ -19,10 +19,10 @@ from lab.core.payloads import in_chunks
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import batch as batching
+from lab.features import turns
 from lab.features.compare import comparison
 from lab.features.limits import explanation, step_kernels
 from lab.features.predict import learning
-from lab.features.turns import conversation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -286,10 +286,10 @@ def last_turn(evidence: Evidence, what: str) -> Figures:
     made = []
     for record in evidence.of("turns").record:
         lever = record.run.turns
-        turns = conversation.figures(record.run.steps.frame(), lever)
-        if len(turns):
-            case = "none" if lever.keep == conversation.NONE else "changed" if lever.breaks else "cached"
-            token_s, last = turns.ttft_s / turns.n_computed, turns.iloc[-1]
+        of_turns = turns.figures(record.run.steps.frame(), lever)
+        if len(of_turns):
+            case = "none" if lever.keep == turns.NONE else "changed" if lever.breaks else "cached"
+            token_s, last = of_turns.ttft_s / of_turns.n_computed, of_turns.iloc[-1]
             tokens = (token_s / token_s.iloc[0]).iloc[-1]
             made.append((record.run.repeat, case, last.ttft_s, last.decode_s, tokens))
     columns = ["repeat", "case", "ttft", "decode", "tokens"]

@@ -28,6 +28,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features import stall as stalls
+from lab.features import turns
 from lab.features.claims import judging
 from lab.features.claims.figures import LONGEST
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
@@ -36,7 +37,6 @@ from lab.features.experiment import numbers
 from lab.features.limits import probing
 from lab.features.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
-from lab.features.turns import conversation
 from lab.models import catalog, obtain
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
@@ -188,7 +188,7 @@ def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) ->
     if part == "stall":
         return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **own)}
     if part == "turns":
-        return {"": conversation.plan(worker, **CONVERSATION, repeat=N_REPEAT, **own)}
+        return {"": turns.plan(worker, **CONVERSATION, repeat=N_REPEAT, **own)}
     text = own.get("prompt", prompts.TEXT)
     texts = own | {"prompt": "code,table,story" if text == prompts.TEXT else text}
     return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}

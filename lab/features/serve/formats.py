@@ -123,15 +123,20 @@ def temperature(options: tuple[str, ...]) -> float | None:
     return None if MAX_COMPLETION in options else 0.0
 
 
-def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
-    """The fields of a prompt for this interface."""
-    return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
+def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
+    """The fields of a prompt for this interface; of a conversation: its system prompt, message, answer, message, ..."""
+    said = ["", prompt] if isinstance(prompt, str) else prompt
+    if api != CHAT:
+        return {"prompt": "".join(said)}
+    roles = ("system", *("user", "assistant") * len(said))
+    chat = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    return {"messages": chat if said[0] else chat[1:]}
 
 
 def body(
-    api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], is_streamed: bool = True
+    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], is_streamed: bool = True
 ) -> dict[str, Any]:
-    """The JSON object to send."""
+    """The JSON object to send. `prompt`: as in `prompt_fields`."""
     fields: dict[str, Any] = {
         "model": model,
         **prompt_fields(api, prompt),
@@ -148,7 +153,9 @@ def body(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], nonce: str | None = None) -> Ask:
+def ask_for(
+    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], nonce: str | None = None
+) -> Ask:
     """A streamed request of a plan. `nonce`: as in Ask."""
     return Ask(asked=asked, body=json.dumps(body(api, model, prompt, asked, options)), nonce=nonce)
 

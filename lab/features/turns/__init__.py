@@ -1,1 +1,0 @@
-"""A conversation, turn by turn: what a cache serves, and what is read again."""
