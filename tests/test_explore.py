@@ -212,16 +212,14 @@ def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_
     assert "RPC server is not predicted" in browser.find_element("id", "explore-note").text
 
 
-def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:
+def test_devices_with_ceilings_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:
     records, best = here()
     device, model, settings = datasheet.find_device("rtx-4090"), records[0].model, records[0].settings
-    shares = {DECODE: (0.5, 0.8), PREFILL: (0.1, 0.3)}
     opened(browser, tmp_path / "page.html", html())
     learned = learning.learn(records, best)
     cases = (
         (laws.of_place(model, settings, best, learned), datasheet.Own(settings, best, learned)),
         (laws.of_place(model, settings, best, None), datasheet.Own(settings, best)),
-        (laws.of_datasheet(model, settings, device, shares), datasheet.Own(settings, shares=shares)),
     )
     for law, own in cases:
         row = prediction.on_device(model, settings, device, own, 1000, 200)

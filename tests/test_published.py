@@ -107,13 +107,10 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
     for name in ("smollm2-135m", "llama-3.2-1b", "llama-3.3-70b"):
         model = synthetic.model_of(catalog.find(name), "Q4_0")
         for device in datasheet.devices().values():
-            limits = datasheet.limits(model, settings, device, 512, 128)
-            assert limits is not None
-            least = {PREFILL: limits[0], DECODE: limits[1]}
             found = datasheet.times(model, settings, device, 512, 128)
-            assert set(found) == {phase for phase, limit in least.items() if limit is not None}
-            for phase, (expected, fast, slow) in found.items():
-                assert 0.999 * (least[phase] or 0) <= fast <= expected <= slow, (device.name, phase)
+            assert set(found) == ({PREFILL, DECODE} if device.peak_tflops else {DECODE})
+            for phase, (least, expected, fast, slow) in found.items():
+                assert least <= fast <= expected <= slow, (device.name, phase)
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
@@ -130,22 +127,18 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     model, device = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
-    plain, packed = (datasheet.times(model, own, device, 8000, 100)[DECODE][0] for own in (SETTINGS, small))
+    plain, packed = (datasheet.times(model, own, device, 8000, 100)[DECODE][1] for own in (SETTINGS, small))
     assert packed < 0.85 * plain
 
 
-def test_a_published_row_faster_than_the_weights_can_be_read_is_cited_with_its_doubt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in datasheet.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
-    doubted = [dataclasses.replace(row, marks=("above-bandwidth",)) for row in rows]
     left_out = [dataclasses.replace(row, marks=("does-not-fit",)) for row in rows]
     device, model = datasheet.find_device("rtx-3060"), synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
-    for given, words in ((rows, "Measured by"), (doubted, "faster than this device can read"), (left_out, "")):
+    for given, words in ((rows, "Measured by"), (left_out, "")):
         monkeypatch.setattr(datasheet, "rows", lambda given=given: tuple(given))
         cited = datasheet.measured(device, model)
         assert words in cited and bool(cited) == bool(words)
-        assert ("faster than" in cited) == (given is doubted)
 
 
 DEVICES = "rtx-4090", "rtx-3090", "rtx-5090", "m2-ultra", "m4-max", "rx-7900-xtx"
@@ -211,5 +204,5 @@ def test_long_prompts_take_what_others_measured(
     device: str, name: str, kind: str, n_prompt: int, seconds: float
 ) -> None:
     model, settings = synthetic.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
-    expected, fast, slow = datasheet.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
+    _, expected, fast, slow = datasheet.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
     assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5

@@ -87,27 +87,9 @@ def test_this_machine_is_predicted_from_its_ceilings_and_runs_for_several_users(
     assert one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0] and many.users == 8 and many.name == HERE
 
 
-def test_prices_are_read_and_each_fault_has_its_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "prices.csv"
-    file.write_text("device, price, from\nRTX 4090, 1599, a shop\nthis machine, 0,\n")
-    assert prediction.read_prices(file) == {"rtx-4090": 1599, HERE: 0}
-    for text, words in (
-        ("name,euro\nrtx-4090,1\n", "needs the columns device and price"),
-        ("", "needs the columns device and price"),
-        ("device,price\nrtx-4090,much\n", "Line 2 of .* the price 'much' is not a number"),
-        ("device,price\nrtx-4090,\n", "the price '' is not a number"),
-        ("device,price\nrtx-4999,3\n", "no device named 'rtx-4999'"),
-    ):
-        file.write_text(text)
-        with pytest.raises(LabError, match=words):
-            prediction.read_prices(file)
-    with pytest.raises(LabError, match="cannot be read"):
-        prediction.read_prices(tmp_path / "none.csv")
-
-
 def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     rows = [
-        row("sure", chance=0.99, price=500.0),
+        row("sure", chance=0.99),
         row("maybe", chance=0.5),
         row("never", chance=0.01),
         row("unknown", (math.nan, math.nan)),
@@ -116,7 +98,7 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     ]
     shown = prediction.ranking(rows, Slo(ttft_s=1.0))
     table = dict(zip(shown.headings, zip(*shown.cells, strict=True), strict=True))
-    assert table["keeps\nlimits"][:3] == ("yes", "50 %", "no") and table["price"][:2] == ("500", "-")
+    assert table["keeps\nlimits"][:3] == ("yes", "50 %", "no")
     assert table["note"][4] == "needs 9 GB of 8" and len(shown.cells) == 6
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in shown.sentences
     assert shown.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
@@ -146,8 +128,6 @@ def test_the_command_ranks_kinds_and_explains_names() -> None:
     [
         (("-m", "lama"), "lama"),
         (("-d", "rtx-4091"), "Did you mean"),
-        (("--memory", "much"), "not a size"),
-        (("--memory", "1GB"), "No device here has 1GB or less"),
         (("--slo", "fast"), "cannot be read"),
         (("-n", "1"), "leaves nothing to decode"),
         (("--users", "0"), "Give 1 or more"),

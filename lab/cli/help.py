@@ -17,7 +17,7 @@ MOST_UNGROUPED = 7
 
 GROUPS = {
     "What to measure": (),  # and every option that is in no group
-    "Filters and costs": ("all", "memory", "at-least", "prices"),
+    "Filters": ("all", "at-least"),
     "Number of runs": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
         *("sessions", "pause", "budget"),

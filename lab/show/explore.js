@@ -85,40 +85,35 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
   return arithmetic > traffic ? "arithmetic" : "memory traffic";
 }
 
-// A phase from a datasheet (prediction.elsewhere, datasheet.py); null where it is not predicted. A cached part is not
+// A phase from a datasheet (datasheet.times); null where it is not predicted. A cached part is not
 // computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (prediction.for_users).
 function datasheetPhase(law, shape, phase, length, cached, users) {
   const bandwidth = law.gbps * 1e9, over = flops => law.peak ? flops / law.peak / 1e12 : 0;
-  const isShare = law.shares && law.shares[phase], known = law[phase], isPrompt = phase === PREFILL;
-  if (!isShare && !known || isPrompt && !law.peak) return null;
+  const known = law[phase], isPrompt = phase === PREFILL;
+  if (!known || isPrompt && !law.peak) return null;
   // Seconds at the datasheet's rates, in the order of published.PARTS.
   const ofToken = (work, flops) => [over(flops), work.weights / bandwidth, 0, work.cache / bandwidth, 1e-6 * shape.layers];
   const least = parts => Math.max(parts[0] + parts[2], parts[1] + (isPrompt ? 0 : parts[3]));
   const sum = (all, each) => all.reduce((total, value, i) => total + value * each[i], 0);
   const time = parts => Math.max(least(parts), sum(known.parts, parts));
-  let parts, limit, by = "memory traffic", slower = 1, bound;
+  let parts, by = "memory traffic", slower = 1, bound;
   if (isPrompt) {
     const count = length - cached, n = Math.ceil(count / shape.ubatch), whole = cost(shape, count, cached, 1);
     const weights = n * cost(shape, Math.min(count, shape.ubatch), 0, 1).weights / bandwidth;
     const cache = whole.seen / data.published.tile / bandwidth;
     parts = [over(whole.flops - whole.attention), weights, over(whole.attention), cache, 1e-6 * n * shape.layers];
-    const arithmetic = over(whole.flops), reading = n * cost(shape, 1, 0, 1).weights / bandwidth;
-    bound = limit = Math.max(arithmetic, reading);
-    if (arithmetic > reading) by = "arithmetic";
+    bound = least(parts);
+    if (over(whole.flops) > weights) by = "arithmetic";
   } else {
     const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users);
     parts = ofToken(token, 0);
-    bound = limit = token.bytes / bandwidth;
+    bound = token.bytes / bandwidth;
     if (users > 1) {
-      const [one, many] = [token, all].map(work => ofToken(work, work.flops)).map(isShare ? least : time);
+      const [one, many] = [token, all].map(work => ofToken(work, work.flops)).map(time);
       slower = many / one;
       bound = Math.max(all.bytes / bandwidth, over(all.flops));
       if (over(all.flops) > all.bytes / bandwidth) by = "arithmetic";
     }
-  }
-  if (isShare) {
-    const [slow, fast] = law.shares[phase];
-    return {limit: bound, expected: null, low: Math.max(bound, slower * limit / fast), high: slower * limit / slow, beyond: true, by};
   }
   const one = time(parts), expected = Math.max(bound, slower * one);
   if (cached) return {limit: bound, expected, low: null, high: null, beyond: true, by};
@@ -292,8 +287,7 @@ function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
   if (law.why) notes.push(law.why);
   else if (own.why && device !== data.devices[0]) notes.push(`${data.devices[0].name} is not predicted. ${own.why}.`);
   if (law.gbps && !law.last) {
-    notes.push(law.shares ? "Predicted from the datasheet and the share of it that runs on such a device reached."
-      : "Predicted from the datasheet. Nothing was measured on this device.");
+    notes.push("Predicted from the datasheet. Nothing was measured on this device.");
     if (!prefill) notes.push("The datasheet has no peak of arithmetic, so prefill is not predicted.");
   } else if (law.last && !law.fit) notes.push("Predicted from ceilings alone: a run would narrow the range (lab measure).");
   else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from lab.cli.help import Command
 from lab.cli.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
 from lab.errors import LabError
 from lab.features.running import RESULTS, note
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
@@ -30,9 +27,7 @@ if TYPE_CHECKING:
         help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas; here: this machine.",
     ),
     click.option("--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."),
-    click.option("--memory", metavar="GB", help="Only devices with at most this much memory, such as 24GB."),
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
-    click.option("--prices", metavar="FILE", help="CSV file with the columns device and price."),
     *(option for option in SETTINGS if option is not DEVICE),
     click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings and runs to learn from."),
     as_json_option(),
@@ -42,9 +37,7 @@ def predict(
     gen: int,
     prompt_len: str | None,
     shows_all: bool,
-    memory: str | None,
     slo: str | None,
-    prices: str | None,
     results: str,
     as_json: bool,
     **asked: Any,
@@ -62,8 +55,8 @@ def predict(
 
     For each device that --device names it prints the theoretical limit, a range to expect, and the basis of that range
     for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
-    models, quantizations or settings. For another device it is learned from what others published; its runs or ceilings
-    in --results replace that.
+    models, quantizations or settings. For another device it is learned from what others published; its ceilings and
+    runs in --results replace that.
     """
     from lab.core.request import parse_slo
     from lab.features.predict import prediction
@@ -79,18 +72,9 @@ def predict(
         asked.pop("model"),
         device,
         slo=limits,
-        prices=prediction.read_prices(prices) if prices else None,
         results=results,
         **asked,
     )
-    if memory is not None:
-        try:
-            most = 1e9 * float(memory.lower().removesuffix("gb"))
-        except ValueError:
-            raise LabError(f"--memory {memory!r} is not a size.", "Write it in GB: --memory 24GB") from None
-        rows = [row for row in rows if row.memory_bytes is not None and row.memory_bytes <= most]
-        if not rows:
-            raise LabError(f"No device here has {memory} or less.", "Give more, or leave --memory out.")
     if as_json:
         document = []
         for row in rows:  # the model by name; what does not fit has no times

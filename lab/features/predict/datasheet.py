@@ -6,9 +6,8 @@ one figure times factors of the backend, the runtime, the architecture, the devi
 fits them; a factor with few rows is close to 1. The range is what such predictions were off by for devices that were
 left out, and wider where a factor is not known.
 
-Measurements on such a device replace that. Runs with ceilings are used like those of this machine (learning.py). Runs
-alone give the share of the datasheet's bandwidth and peak that they reached. Ceilings alone give the least time of a
-step's kernels.
+Measurements on such a device replace that. Runs with ceilings are used like those of this machine (learning.py).
+Ceilings alone give the least time of a step's kernels.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ import csv
 import dataclasses
 import math
 import operator
-import statistics
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lab.core import cost, memory, phases
+from lab.core import cost, memory
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.record import Device as Described
@@ -32,10 +30,8 @@ from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.limits.probing import Where
 from lab.features.predict import learning
-from lab.features.predict.learning import DEVIATIONS, INSIDE, MODEL, PRIOR, SESSION
 from lab.models.catalog import data_file
 from lab.models.devices import Device, called, devices, find_device, from_entry, kinds, names_of, recognise
-from lab.show import wording
 
 
 @dataclass(frozen=True)
@@ -320,18 +316,20 @@ def case_for(
 
 def times(
     model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int
-) -> dict[str, tuple[float, float, float]]:
-    """For each phase the expected seconds, and both ends of the range; a phase without a peak is left out."""
+) -> dict[str, tuple[float, float, float, float]]:
+    """For each phase the limit, the expected seconds, and both ends of the range; a phase without a peak is left out.
+
+    LabError for a model that cannot be counted.
+    """
     found = {}
     for phase, n in ((PREFILL, n_prompt), (DECODE, n_prompt + max(0, n_gen - 2) // 2)):
-        case = case_for(model, settings, device, phase, n)
-        expected, known = None, learned()[phase]
-        if case is not None:
-            expected, least = known.expected_s(case), case.work.least_s(device, phase)
-        if case is None or expected is None or least is None:
-            continue
-        fast, slow = known.range(case)
-        found[phase] = expected, max(least, fast * expected), slow * expected
+        case, known = case_for(model, settings, device, phase, n), learned()[phase]
+        if case is None:
+            raise step_kernels.not_known(model)
+        least, expected = case.work.least_s(device, phase), known.expected_s(case)
+        if least is not None and expected is not None:
+            fast, slow = known.range(case)
+            found[phase] = least, expected, max(least, fast * expected), slow * expected
     return found
 
 
@@ -352,35 +350,23 @@ def basis(device: Device | None = None) -> str:
 
 
 def measured(device: Device, model: Model) -> str:
-    """Sentences with what others measured on this device with this model, first in its quantization; "" for nothing."""
-    cited: dict[bool, list[str]] = {True: [], False: []}
-    own = [row for row in rows() if (row.device, row.model) == (device.name, model.name) and {*row.marks} <= {TOO_FAST}]
-    groups = grouped(
+    """A sentence with what others measured on this device with this model and quantization; "" for nothing."""
+    asked = device.name, model.name, model.quantization
+    own = [row for row in rows() if (row.device, row.model, row.quantization) == asked and not row.marks]
+    cited = list[str]()
+    for alike in grouped(
         own,
-        lambda row: (
-            *(row.quantization, row.phase, row.n_prompt if row.phase == PREFILL else None),
-            *(row.source, row.backend, row.runtime, row.date, bool(row.marks)),
-        ),
-    )
-    for (quantization, phase, n_prompt, source, backend, runtime, date, is_doubted), alike in groups.items():
-        rates = sorted({round(row.tps, 1) for row in alike})
+        lambda row: (row.phase, row.phase == PREFILL and row.n_prompt, row.source, row.backend, row.runtime, row.date),
+    ).values():
+        first, rates = alike[0], sorted({round(row.tps, 1) for row in alike})
         figures = f"{rates[0]:,g}" + (f" to {rates[-1]:,g}" if len(rates) > 1 else "")
-        of = "" if phase == DECODE else f" of {n_prompt:,} tokens" if n_prompt else " of unknown length"
-        times = " to ".join(dict.fromkeys(wording.seconds(n_prompt / rates[i]) for i in (-1, 0))) if n_prompt else ""
-        doubt = "; faster than this device can read its weights" if is_doubted else ""
-        where = ", ".join(filter(None, [source, f"{backend} in {runtime}", date]))
-        words = f"{quantization} {phase}{of} {figures} tokens/s{times and f', {times}'} ({where}{doubt})"
-        cited[quantization == model.quantization].append(words)
-    start, other = f"Measured by others on {device.about}, {model.name}", "n other quantizations than"
-    sentences = [f"{start}: {'; '.join(cited[True])}."] if cited[True] else []
-    if cited[False]:
-        first = "I" if sentences else f"{start}, i"
-        sentences.append(f"{first}{other} {model.quantization}: {'; '.join(cited[False])}.")
-    return " ".join(sentences)
+        of = ""
+        if first.phase == PREFILL:
+            of = f" of {first.n_prompt:,} tokens" if first.n_prompt else " of unknown length"
+        where = ", ".join(filter(None, [first.source, f"{first.backend} in {first.runtime}", first.date]))
+        cited.append(f"{first.quantization} {first.phase}{of} {figures} tokens/s ({where})")
+    return f"Measured by others on {device.about}, {model.name}: {'; '.join(cited)}." if cited else ""
 
-
-TOO_FAST = "above-bandwidth"
-"""The mark of a row that is cited with a doubt; other marked rows are not cited."""
 
 __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", "names_of", "recognise"]
 """Of lab/models/devices.py, for those who need the datasheets too."""
@@ -388,29 +374,25 @@ __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", 
 KERNEL_SHARE = 0.78
 """The smallest share of a step's time that kernels at their ceilings took on the measured CPUs."""
 
-Shares = dict[str, tuple[float, float]]
-
 
 @dataclass(frozen=True)
 class Own:
     """The measurements of a device; `settings` are those to predict with."""
 
     settings: Settings
-    ceilings: Ceilings | None = None
+    ceilings: Ceilings
     learned: learning.Learned | None = None
-    shares: Shares | None = None
-    n_runs: int = 0
 
     @property
     def rests_on(self) -> str:
         """What was measured, in words."""
-        return "its ceilings and runs" if self.learned else "its runs" if self.shares else "its ceilings"
+        return "its ceilings and runs" if self.learned else "its ceilings"
 
 
 def find(
     device: Device, records: Sequence[Record], known: Sequence[Ceilings], model: Model, settings: Settings
 ) -> Own | None:
-    """The measurements of a device that are usable for a model; None if there are none.
+    """The ceilings of a device that are usable for a model, and its runs; None without such ceilings.
 
     Only runs with all layers on one device count. The places of the latest runs come first.
     """
@@ -432,54 +414,10 @@ def find(
         except LabError:  # kernels of the model were not probed
             continue
         try:
-            learned = learning.learn(own, ceilings, "all")
-        except LabError:
-            if not own:
-                return Own(chosen, ceilings)
-            continue
-        return Own(chosen, ceilings, learned, n_runs=learned.n_runs)
-    shares = _shares(device, own, model)
-    return Own(chosen, shares=shares, n_runs=len(own)) if shares else None
-
-
-def limits(
-    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int
-) -> tuple[float | None, float] | None:
-    """Seconds of prefill (None without a peak) and of a token from the datasheet alone; None for an unknown model."""
-    step = cost.step(model, n_prompt, 0, 1, settings.type_k, settings.type_v)
-    token = cost.step(model, 1, n_prompt + max(0, n_gen - 2) // 2, 1, settings.type_k, settings.type_v)
-    if step is None or token is None:
-        return None
-    weights_s = token.weight_bytes * -(-n_prompt // settings.n_ubatch) / device.gbps / 1e9
-    peak = device.peak_tflops
-    prefill_s = None if peak is None else max(step.flops / peak / 1e12, weights_s)
-    return prefill_s, token.n_bytes / device.gbps / 1e9
-
-
-def _shares(device: Device, own: Sequence[Record], model: Model) -> Shares | None:
-    """The shares of the datasheet's figures that runs reached, widened by the spread between sessions and models.
-
-    A phase without runs has the assumed shares. None without runs.
-    """
-    by_phase: dict[str, dict[object, list[float]]] = {PREFILL: {}, DECODE: {}}
-    for record in own:
-        for run in phases.by_length(record.run):
-            least = limits(record.model, record.settings, device, run.n_prompt, run.n_gen) or (None, None)
-            measured = phases.prefill_ns(run), phases.decode_compute_mean_ns(run)
-            key = record.session, record.model.name, record.model.quantization, run.n_prompt
-            for phase, least_s, ns in zip((PREFILL, DECODE), least, measured, strict=True):
-                if least_s and ns and 0 < 1e9 * least_s <= ns:
-                    by_phase[phase].setdefault(key, []).append(1e9 * least_s / ns)
-    if not by_phase[DECODE]:
-        return None
-    ways = [INSIDE, SESSION] + ([] if any(record.model.name == model.name for record in own) else [MODEL])
-    shares: Shares = {}
-    for phase, groups in by_phase.items():
-        medians = [statistics.median(group) for group in groups.values()]
-        if medians:
-            wide = math.exp(DEVIATIONS * math.sqrt(sum(PRIOR[way][phase] ** 2 for way in ways)))
-            shares[phase] = min(medians) / wide, min(1.0, max(medians) * wide)
-    return shares
+            return Own(chosen, ceilings, learning.learn(own, ceilings, "all"))
+        except LabError:  # there are too few runs
+            return Own(chosen, ceilings)
+    return None
 
 
 def is_on(record: Record, device: Device) -> bool:

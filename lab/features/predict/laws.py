@@ -204,20 +204,16 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
 
 
 def of_datasheet(
-    model: Model,
-    settings: Settings,
-    device: datasheet.Device,
-    shares: datasheet.Shares | None,
-    works: Mapping[str, datasheet.Work | None] | None = None,
+    model: Model, settings: Settings, device: datasheet.Device, works: Mapping[str, datasheet.Work | None]
 ) -> Numbers:
-    """The law of `prediction.elsewhere`; a phase that is not predicted is None.
+    """The law of `datasheet.times`; a phase that is not predicted is None.
 
     Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
-    and what nobody published; or the shares that runs on such a device reached. `works`: of each phase, if known.
+    and what nobody published. `works`: of each phase.
     """
     law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
     for phase in (PREFILL, DECODE):
-        case = datasheet.case_for(model, settings, device, phase, 1, works[phase] if works else None)
+        case = datasheet.case_for(model, settings, device, phase, 1, works[phase])
         found = datasheet.learned()[phase]
         if case is None or case.work.least_s(device, phase) is None:
             law[phase] = None
@@ -227,7 +223,7 @@ def of_datasheet(
             "ends": found.ends(case),
             "unknown": found.unknown(case),
         }
-    return law | {"shares": shares} if shares else law
+    return law
 
 
 def _is_possible(record: Record) -> bool:
@@ -283,12 +279,12 @@ def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceiling
     def place(device: datasheet.Device) -> Place:
         def law(model: Model) -> Numbers:
             own = datasheet.find(device, runs, known, model, settings)
-            if own is None or own.ceilings is None:
+            if own is None:
                 key = f"{model.name} {model.quantization}"
                 if key not in works:
                     how = 1, settings.n_ubatch, (settings.type_k, settings.type_v)
                     works[key] = {phase: datasheet.work_of(model, phase, *how) for phase in (PREFILL, DECODE)}
-                return of_datasheet(model, settings, device, own.shares if own else None, works[key])
+                return of_datasheet(model, settings, device, works[key])
             return of_place(model, own.settings, own.ceilings, own.learned)
 
         is_own = any(datasheet.is_on(record, device) for record in runs)

@@ -12,11 +12,9 @@ law of published rates).
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -103,20 +101,9 @@ def basis_of(device: Device, own: Own | None) -> str:
         )
     if own.learned is not None:
         return basis_here(own.learned).replace("on this machine", "on such a device")
-    if own.shares is None:
-        day = own.ceilings.measured_at[:10] if own.ceilings else ""
-        return (
-            f"From ceilings of such a device in the results ({day}): from the time of its kernels up to "
-            f"{digits(1 / KERNEL_SHARE)}x that, the range measured on CPUs. Runs would narrow it: lab measure"
-        )
-    figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
-    parts = [
-        f"{100 * low:.0f} to {100 * high:.0f} % of {figures[phase]} in {phase}"
-        for phase, (low, high) in own.shares.items()
-    ]
     return (
-        f"From {plural(own.n_runs, 'run')} on such a device in the results: {' and '.join(parts)} of its datasheet "
-        f"({device.source}), widened by the spread between sessions. Its ceilings would narrow it: lab ceilings"
+        f"From ceilings of such a device in the results ({own.ceilings.measured_at[:10]}): from its kernels' time "
+        f"up to {digits(1 / KERNEL_SHARE)}x that, the range measured on CPUs. Runs would narrow it: lab measure"
     )
 
 
@@ -154,7 +141,6 @@ class Prediction:
     basis: str = ""
     is_measured: bool = False
     chance: float | None = None
-    price: float | None = None
 
     @property
     def label(self) -> str:
@@ -186,7 +172,6 @@ def predict(
     *,
     users: int = 1,
     slo: Slo | None = None,
-    prices: Mapping[str, float] | None = None,
     results: str | Path = "results",
     **settings: Any,
 ) -> list[Prediction]:
@@ -228,10 +213,7 @@ def predict(
         middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
         return lengths.index(row.n_prompt), bool(row.misfit), math.inf if middle != middle else middle
 
-    return [
-        dataclasses.replace(row, chance=chance(row, slo) if slo else None, price=(prices or {}).get(row.name))
-        for row in sorted(rows, key=order)
-    ]
+    return [dataclasses.replace(row, chance=chance(row, slo) if slo else None) for row in sorted(rows, key=order)]
 
 
 def parts(text: str) -> list[str]:
@@ -306,29 +288,24 @@ def for_users(
     one_step, step = cost.step(model, 1, past, 1, *kinds), cost.step(model, 1, past, users, *kinds, others)
     if one_step is None or step is None:
         raise step_kernels.not_known(model)
-    if own and own.ceilings:
+    if own:
         fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
         steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
         one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
         limit_s = _least_s(model, own.settings, own.ceilings, step)
     else:
-        assert device is not None
+        case = device and datasheet.case_for(model, settings, device, DECODE, past)
+        assert device and case
+        known, layers = datasheet.learned()[DECODE], model.n_layer or 0
         works = [
             datasheet.Work(
                 each.flops if device.peak_tflops else 0.0,
-                each.weight_bytes,
-                0.0,
-                each.n_bytes - each.weight_bytes,
-                model.n_layer or 0,
+                *(each.weight_bytes, 0.0, each.n_bytes - each.weight_bytes, layers),
             )
             for each in (one_step, step)
         ]
-        one, many = (work.least_s(device, DECODE) for work in works)
-        limit_s = many or math.nan
-        case = datasheet.case_for(model, settings, device, DECODE, past)
-        if row.tpot_expected_s is not None and case is not None:  # not from shares of the limit, which runs gave
-            known = datasheet.learned()[DECODE]
-            one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
+        one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
+        limit_s = works[1].least_s(device, DECODE) or math.nan
     slower = many / one if one and many else math.nan
     return dataclasses.replace(
         row,
@@ -351,25 +328,6 @@ def chance(row: Prediction, slo: Slo) -> float:
 
     limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
     return 0.0 if row.misfit else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
-
-
-def read_prices(path: str | Path) -> dict[str, float]:
-    """Prices of devices from a CSV file with the columns device and price. LabError for a file that is none."""
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, skipinitialspace=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise LabError(f"The prices in {path} cannot be read: {problem}.", "Give a CSV file.") from None
-    if not {"device", "price"} <= set(rows[0] if rows else ()):
-        raise LabError(f"{path} needs the columns device and price.", "The first line: device,price")
-    prices = {}
-    for number, row in enumerate(rows, 2):
-        name, text = (row["device"] or "").strip(), row["price"] or ""
-        if not re.fullmatch(r"\s*\d+(\.\d*)?\s*", text):
-            what = f"Line {number} of {path}: the price {text!r} is not a number."
-            raise LabError(what, "Write it as 1599 or 1599.00, or leave the line out.")
-        prices[name if name == HERE else datasheet.find_device(name).name] = float(text)
-    return prices
 
 
 def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
@@ -457,26 +415,15 @@ def here(
 def on_device(
     model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
 ) -> Prediction:
-    """A run on a device of the datasheets: from its ceilings, from shares of its datasheet that its runs reached, else
-    as published runs on such devices do.
-    """
-    if own is not None and own.ceilings is not None:
+    """A run on a device of the datasheets: from its ceilings, else as published runs on such devices do."""
+    if own is not None:
         row = here(model, own.settings, own.ceilings, own.learned, n_prompt, n_gen)
         return dataclasses.replace(row, rests_on=own.rests_on)
-    least = datasheet.limits(model, settings, device, n_prompt, n_gen)
-    if least is None:
-        raise step_kernels.not_known(model)
-    shares = own.shares or {} if own else {}
-    learned: dict[str, tuple[float | None, float, float]] = {PREFILL: (None, math.nan, math.nan)}
-    learned |= datasheet.times(model, settings, device, n_prompt, n_gen)
-    for phase, limit in zip((PREFILL, DECODE), least, strict=True):
-        if limit and phase in shares:
-            slow, fast = shares[phase]
-            learned[phase] = None, limit / fast, limit / slow
-    (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
-    times = least[0], (prefill_s[0], prefill_s[1]), least[1], (tpot_s[0], tpot_s[1]), prefill, tpot
-    doubts = (shown.ASSUMED,) if shares else ()
-    return Prediction(model, n_prompt, n_gen, *times, doubts=doubts, rests_on=own.rests_on if own else None)
+    found = datasheet.times(model, settings, device, n_prompt, n_gen)
+    prefill_limit, prefill, *prefill_s = found.get(PREFILL, (None, None, math.nan, math.nan))
+    tpot_limit, tpot, *tpot_s = found[DECODE]
+    ends = (prefill_s[0], prefill_s[1]), (tpot_s[0], tpot_s[1])
+    return Prediction(model, n_prompt, n_gen, prefill_limit, ends[0], tpot_limit, ends[1], prefill, tpot)
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
@@ -522,7 +469,7 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         ("decode\ntokens/s", lambda row: _figure(row, *row.tps, doubts=row.doubts)),
         ("E2E\ns", lambda row: _figure(row, *row.e2e_s, doubts=row.doubts)),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
-        *ASKED,
+        KEEPS,
         ("note", _note),
     )
     known = [row for row in rows if row.is_known]
@@ -572,7 +519,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("prefill s\nlimit", lambda row: _figure(row, row.prefill_limit_s)),
         ("TPOT ms\nlimit", lambda row: _figure(row, 1e3 * row.tpot_limit_s)),
         ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
-        *(column for column in ASKED if any(column[1](row) != UNKNOWN for row in rows)),
+        *([KEEPS] if slo else []),
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
     users = f", {first.users} users at once" if first.users > 1 else ""
@@ -612,11 +559,7 @@ def _note(row: Prediction) -> str:
     return "; ".join(filter(None, [unknown, row.rests_on and f"from {row.rests_on}"]))
 
 
-ASKED: Columns = (
-    ("keeps\nlimits", _keeps),
-    ("price", lambda row: UNKNOWN if row.price is None else f"{row.price:,.0f}"),
-)
-"""The columns of what was asked for; empty without limits and prices."""
+KEEPS = "keeps\nlimits", _keeps
 
 
 def _times(row: Prediction) -> str:
