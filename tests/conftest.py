@@ -40,8 +40,7 @@ from lab.core.script import SPECULATE, Script, Shape
 from lab.core.shape import Matrix
 from lab.engine import loop
 from lab.models import catalog, synthetic
-from lab.process.rpc import Answer
-from lab.process.wire import Backend, Build, Outcome, Progress, Vocabulary
+from lab.process.wire import Build, Outcome, Progress, Vocabulary
 from lab.process.worker import WorkerDied
 from lab.runner import noise_watch
 from lab.runner.warm_engine import N_SENTINEL
@@ -228,8 +227,7 @@ class FakeWorker:
     """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants them."""
 
     def __init__(self) -> None:
-        self.backend = Backend()
-        self.servers: tuple[Answer, ...] = ()
+        self.lib: str | None = None
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
         self.tensors_of_file: tuple[Tensor, ...] = ()
@@ -255,8 +253,8 @@ class FakeWorker:
     def restart(self) -> None:
         self.starts += 1
 
-    def use(self, backend: Backend) -> None:
-        self.backend = backend
+    def use(self, lib: str | None) -> None:
+        self.lib = lib
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:

@@ -17,7 +17,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.features.compare.side_by_side import plan as plan_trial
-from lab.process.wire import Backend, Outcome, Probe, Progress, Vocabulary
+from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, warm_engine
 from lab.runner.cases import Plan
@@ -195,7 +195,7 @@ def engine() -> Iterator[Worker]:
 def test_the_cause_of_a_planted_fault_is_named(
     fault: str, words: str, option: str | None, engine: Worker, mini: Path, tmp_path: Path, patience: None
 ) -> None:
-    engine.use(Backend(str(faults.plant(fault, tmp_path))))
+    engine.use(str(faults.plant(fault, tmp_path)))
     plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
     with pytest.raises(WorkerDied) as death:
         warm_engine.small_job(engine, plan, plan.settings, 8)
@@ -208,7 +208,7 @@ def test_the_cause_of_a_planted_fault_is_named(
 
 @needs_linux
 def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker, tmp_path: Path) -> None:
-    engine.use(Backend(str(faults.plant("start", tmp_path))))
+    engine.use(str(faults.plant("start", tmp_path)))
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint

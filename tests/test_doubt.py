@@ -18,7 +18,7 @@ from lab.features.limits import explanation, probing, step_kernels
 from lab.features.limits.explanation import Advice
 from lab.features.limits.probing import Where
 from lab.features.measure import text_results
-from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Probe
 from lab.show import disturbances, table
 from tests.bench import doubt
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
@@ -138,7 +138,7 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
 
 def test_a_session_that_was_interrupted_says_what_it_lacks_until_that_is_measured(tmp_path: Path) -> None:
     class Interrupted:
-        pid, backend = os.getpid(), Backend()
+        pid = os.getpid()
 
         def __init__(self, n: int) -> None:
             self.left = n

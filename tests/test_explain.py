@@ -18,7 +18,7 @@ from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.limits.probing import Where
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
@@ -227,7 +227,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
 class Counting:
     """Stands in for the engine: every probe is a little faster than the last."""
 
-    pid, backend = os.getpid(), Backend()
+    pid = os.getpid()
 
     def __init__(self) -> None:
         self.asked: list[Probe] = []

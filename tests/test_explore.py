@@ -194,22 +194,22 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
 def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_of_the_first(
     browser: Any, tmp_path: Path
 ) -> None:
-    pair = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 10**10) for i in range(2))
+    pair = tuple(Device(f"CUDA{i}", "Some GPU", "gpu", 10**10) for i in range(2))
     record = next(one for one in here()[0] if one.run.is_timed)
     n_layer = record.model.n_layer or 0
-    placement = Placement((*["RPC0"] * n_layer, "RPC1"), ())
+    placement = Placement((*["CUDA0"] * n_layer, "CUDA1"), ())
     record = dataclasses.replace(
         record,
         machine=dataclasses.replace(record.machine, devices=(*record.machine.devices, *pair)),
-        settings=dataclasses.replace(record.settings, n_gpu_layers=n_layer + 1, rpc=("10.0.0.0:1", "10.0.0.1:1")),
+        settings=dataclasses.replace(record.settings, n_gpu_layers=n_layer + 1),
         run=dataclasses.replace(record.run, placement=placement),
     )
     runs = [record]
-    assert {probing.place_of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
+    assert {probing.place_of_record(one).devices for one in runs} == {("CUDA0", "CUDA1")}
     found = opened(browser, tmp_path / "page.html", with_ceilings(runs))
     assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]
     assert browser.execute_script("return data.laws[+inputs.device.value][0].peak") > 0  # it starts with a prediction
-    assert "RPC server is not predicted" in browser.find_element("id", "explore-note").text
+    assert "Some GPU is not predicted" in browser.find_element("id", "explore-note").text
 
 
 def test_devices_with_ceilings_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:

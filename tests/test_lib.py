@@ -16,7 +16,7 @@ from lab.engine import devices, llama
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.process.spawning import LIB_VARIABLE
-from lab.process.wire import Backend, Libraries
+from lab.process.wire import Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds
 from tests.conftest import FakeWorker, run_lab
@@ -67,7 +67,7 @@ def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> Non
 def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
     with Worker() as worker:
         own = worker.libraries()
-        worker.use(Backend(str(build)))
+        worker.use(str(build))
         theirs = worker.libraries()
     assert (own.version, own.layout) == (theirs.version, theirs.layout)
     if os.name != "nt":
@@ -105,7 +105,7 @@ def test_the_command_says_it_in_a_sentence(libllama: Callable[[bytes], Path]) ->
 def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callable[[bytes], Path]) -> None:
     class Crashing(FakeWorker):
         def libraries(self) -> Libraries:
-            if self.backend.lib is None:
+            if self.lib is None:
                 return FITTING
             raise WorkerDied("The engine's process ended: SIGILL (llama.cpp was built for another CPU).")
 
@@ -144,7 +144,7 @@ def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
     variants = [("", {}), (f"--lib '{build}' -ngl 0", {"lib": str(build), "n_gpu_layers": 0})]
     plans = side_by_side.plan(fake_worker, variants, 1, prompt_len=[20], gen=4)  # type: ignore[arg-type]
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
-    assert [plan.backend.lib for plan in plans.values()] == [None, str(build.resolve())]
+    assert [plan.lib for plan in plans.values()] == [None, str(build.resolve())]
     assert [plan.settings.lib for plan in plans.values()] == [None, builds.name_of(str(build))]
 
 

@@ -1,19 +1,15 @@
-"""Where a model is to run: options, plans and refusals without a device, and with real servers what llama.cpp made of
-them."""
+"""Where a model is to run: options, plans and refusals on made-up devices."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from lab.core.memory import CPU, Tensor
-from lab.core.record import Device, Placement, Settings
+from lab.core.record import Device
 from lab.errors import LabError
-from lab.features.lend.server import RpcServer
 from lab.features.measure.measuring import parse_variant
-from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner.as_options import options
 from lab.runner.cases import Plan
@@ -24,7 +20,7 @@ from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
 MB = 10**6
 DEVICES = (
     Device("CUDA0", "A GPU", "gpu", 8 * MB),
-    Device("RPC0", "RPC server 10.0.0.1:50052", "gpu", 4 * MB),
+    Device("CUDA1", "A smaller GPU", "gpu", 4 * MB),
     Device(CPU, "Test CPU", "cpu", None),
 )
 LAYERS = 8
@@ -48,7 +44,7 @@ def worker(fake_worker: FakeWorker) -> FakeWorker:
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=DEVICES)
     fake_worker.model = dataclasses.replace(MODEL, n_layer=LAYERS, n_bytes=10 * MB, n_ff=16)
     fake_worker.tensors_of_file = TENSORS
-    fake_worker.free = {"CUDA0": 6 * MB, "RPC0": 4 * MB}
+    fake_worker.free = {"CUDA0": 6 * MB, "CUDA1": 4 * MB}
     return fake_worker
 
 
@@ -57,8 +53,8 @@ def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
 
 
 ASKED: list[tuple[str, str, object]] = [
-    ("--device cuda0,RPC0", "devices", ("CUDA0", "RPC0")),
-    ("-dev RPC0", "devices", ("RPC0",)),
+    ("--device cuda0,CUDA1", "devices", ("CUDA0", "CUDA1")),
+    ("-dev CUDA1", "devices", ("CUDA1",)),
     ("--split-mode layer", "split_mode", "layer"),
     ("-sm none", "split_mode", "none"),
     ("--tensor-split 3,1", "tensor_split", (3.0, 1.0)),
@@ -67,7 +63,7 @@ ASKED: list[tuple[str, str, object]] = [
     ("-sm none -mg 0", "main_gpu", 0),
     ("--n-cpu-moe 2", "n_cpu_moe", 2),
     ("-ncmoe 3", "n_cpu_moe", 3),
-    ("--override-tensor ffn_.*=CPU,attn=RPC0", "override_tensor", ("ffn_.*=CPU", "attn=RPC0")),
+    ("--override-tensor ffn_.*=CPU,attn=CUDA1", "override_tensor", ("ffn_.*=CPU", "attn=CUDA1")),
     ("-ot ffn=CUDA0", "override_tensor", ("ffn=CUDA0",)),
     ("--no-kv-offload", "kv_offload", False),
     ("-nkvo", "kv_offload", False),
@@ -79,11 +75,10 @@ ASKED: list[tuple[str, str, object]] = [
     ("--no-repack", "repack", False),
     ("-nr", "repack", False),
     ("--repack", "repack", True),
-    ("--rpc 10.0.0.1:50052", "rpc", ("10.0.0.1:50052",)),
     ("--prefill-wait end", "prefill_wait", "end"),
     ("--n-gpu-layers 3", "n_gpu_layers", 3),
     ("-ngl 0", "n_gpu_layers", 0),
-    ("-ngl 0 -dev RPC0", "n_gpu_layers", 0),
+    ("-ngl 0 -dev CUDA1", "n_gpu_layers", 0),
     ("--device none", "n_gpu_layers", 0),
 ]
 
@@ -106,7 +101,7 @@ def test_options_reach_the_settings_and_their_command_again(
     ("asked", "says"),
     [
         ({"device": "CUDA7"}, "no such device"),
-        ({"device": "RPC0,rpc0"}, "twice"),
+        ({"device": "CUDA1,cuda1"}, "twice"),
         ({"tensor_split": "3,x"}, "--tensor-split"),
         ({"tensor_split": "0,0"}, "--tensor-split"),
         ({"tensor_split": "1,-1"}, "--tensor-split"),
@@ -126,7 +121,6 @@ def test_options_reach_the_settings_and_their_command_again(
         ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
         ({"n_gpu_layers": -1}, "--n-gpu-layers -1"),
         ({"n_gpu_layers": 1.5}, "--n-gpu-layers 1.5"),
-        ({"rpc": "nowhere"}, "--rpc"),
     ],
 )
 def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str) -> None:
@@ -140,30 +134,30 @@ def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any],
 def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file)
     rows = text_setup.places(made) or []
-    assert [row["device"] for row in rows] == ["RPC0", "CUDA0", CPU]  # llama.cpp's order
-    assert [row["layers"] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7, 8], []]  # 4 of 10 MB free, so 4 of 9 layers
-    assert [row["weights_bytes"] for row in rows] == [4 * MB, 5 * MB, MB]
-    assert [row["has_bytes"] for row in rows][:2] == [4 * MB, 6 * MB]
+    assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
+    assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]  # 6 of 10 MB free, so 6 of 9 layers
+    assert [row["weights_bytes"] for row in rows] == [6 * MB, 3 * MB, MB]
+    assert [row["has_bytes"] for row in rows][:2] == [6 * MB, 4 * MB]
     assert text_setup.places(plan(worker, model_file, n_gpu_layers=0)) is None
 
 
 def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file, tensor_split="1,1")
     (problem,) = made.refused.values()
-    assert "RPC0 (RPC server 10.0.0.1:50052) needs 0.0 GB for 5 layers and has 0.0 GB: at most 3 fit" in problem
-    assert problem.endswith("--n-gpu-layers 6")
-    assert not plan(worker, model_file, tensor_split="1,1", n_gpu_layers=6).refused
+    assert "CUDA1 (A smaller GPU) needs 0.0 GB for 4 layers and has 0.0 GB: at most 3 fit" in problem
+    assert problem.endswith("--n-gpu-layers 7")
+    assert not plan(worker, model_file, tensor_split="1,1", n_gpu_layers=7).refused
 
 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
-    assert made.settings.n_gpu_layers == 6 and not made.refused
-    assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
-    assert made.settings.prefill_wait == "end"  # servers do not say when a step is done
-    worker.free = {"CUDA0": 60 * MB, "RPC0": 40 * MB}
+    assert made.settings.n_gpu_layers == 7 and not made.refused
+    assert text_setup.notes(made) == ["--n-gpu-layers auto: 7 of 9 layers go to devices (the output counts as one)."]
+    assert made.settings.prefill_wait is None  # no pipeline
+    worker.free = {"CUDA0": 60 * MB, "CUDA1": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")
     assert (made.settings.n_gpu_layers, made.settings.prefill_wait) == (9, "end")
-    worker.free = {"CUDA0": 1, "RPC0": 1}
+    worker.free = {"CUDA0": 1, "CUDA1": 1}
     assert plan(worker, model_file, n_gpu_layers="auto").settings.n_gpu_layers == 0
     worker.build = dataclasses.replace(worker.build, devices=DEVICES[-1:])
     made = plan(worker, model_file, n_gpu_layers="auto")
@@ -172,7 +166,7 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
 
 def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, tmp_path: Path) -> None:
     gb = 10**9
-    pool = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 16 * gb) for i in range(4))
+    pool = tuple(Device(f"CUDA{i}", f"GPU {i}", "gpu", 16 * gb) for i in range(4))
     worker.build = dataclasses.replace(worker.build, devices=(*pool, DEVICES[-1]))
     worker.free = {device.name: 16 * gb for device in pool}
     made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
@@ -183,10 +177,7 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
     assert all(10 * gb < row["needs_bytes"] < 12 * gb for row in rows[:4])
     worker.free = {device.name: 8 * gb for device in pool}
     small = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
-    assert "RPC0 (RPC server 10.0.0.0:50052) needs" in next(iter(small.refused.values()))
-
-
-# Variants
+    assert "CUDA0 (GPU 0) needs" in next(iter(small.refused.values()))
 
 
 # What was recorded
@@ -208,47 +199,3 @@ def test_weights_are_repacked_or_not(mini: Path) -> None:
     assert (
         plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + 2**15
     )  # the log has hundredths of a MiB
-
-
-# With servers
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[str, str]]:
-    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
-        yield one.endpoint, other.endpoint
-
-
-@pytest.fixture(scope="module")
-def engine(servers: tuple[str, str]) -> Iterator[Worker]:
-    with Worker() as worker:
-        worker.use(Backend(None, servers))
-        yield worker
-
-
-def opened(engine: Worker, servers: tuple[str, str], words: str) -> tuple[Settings, Placement]:
-    asked = parse_variant(words)
-    made = make_plan(engine, "10", 5, 1, rpc=",".join(servers), threads=1, **asked)
-    engine.load(made.file.path, made.settings)
-    engine.new_context(made.settings)
-    return made.settings, engine.placement()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--device none", "." * 31),
-        ("-dev RPC1", "1" * 31),
-        ("-dev RPC1,RPC0 -ts 3,1", "1" * 24 + "0" * 7),
-        ("-sm none -mg 1", "1" * 31),
-        ("-sm none -ngl 4", "." * 27 + "0" * 4),
-        ("-ts 3,1", "0" * 24 + "1" * 7),
-        ("-ngl 4", "." * 27 + "0011"),
-        ("-ngl auto", "0" * 16 + "1" * 15),
-    ],
-)
-def test_llama_cpp_puts_layers_where_options_say(
-    engine: Worker, servers: tuple[str, str], words: str, expected: str
-) -> None:
-    names = {CPU: ".", "RPC0": "0", "RPC1": "1"}
-    assert "".join(names[name] for name in opened(engine, servers, words)[1].layers) == expected

@@ -94,7 +94,7 @@ def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
 
 
 def test_llama_bench_has_its_own_way_to_write_values() -> None:
-    devices = dataclasses.replace(ALL, devices=("CUDA0", "CUDA1"), rpc=("a:1", "b:2"))
+    devices = dataclasses.replace(ALL, devices=("CUDA0", "CUDA1"))
     words = shlex.split(made(devices)["llama-bench"])
     given = dict(zip(words[1::2], words[2::2], strict=True))
     assert given == {
@@ -118,7 +118,6 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
         "--no-op-offload": "1",
         "--load-mode": "none",
         "--repack": "0",
-        "--rpc": "a:1,b:2",
     }
     assert given.keys() - {"--model", "--n-prompt", "--n-gen"} == {row[BENCH] for row in OPTIONS.values()} - {None}
     assert missing(ALL)["llama-bench"] == ("--threads-batch 5",)

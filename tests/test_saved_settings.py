@@ -119,7 +119,7 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
     values |= {name: 1 for name, setting in table().items() if setting.most}
     values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"], "tensor_split": [3, 1.5]}
-    values |= {"override_tensor": "a=CPU", "rpc": ["a:1", "b:2"], "lib": "/a/b", "split_mode": "none", "mmap": False}
+    values |= {"override_tensor": "a=CPU", "lib": "/a/b", "split_mode": "none", "mmap": False}
     save("all", values, "")
     given = contexts("measure", "--settings", "all")
     written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}

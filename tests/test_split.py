@@ -1,8 +1,7 @@
-"""Layers on several devices: whose ceilings count for what. Exact on made-up devices, and once on a real server."""
+"""Layers on several devices: whose ceilings count for what. Exact on made-up devices."""
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,24 +9,21 @@ import pytest
 from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
-from lab.errors import LabError
-from lab.features.lend.server import RpcServer
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.predict import learning
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
-from lab.process.worker import Worker
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
 
 GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
-SERVER = Device("RPC0", "RPC server 10.0.0.7:50052", "gpu", 4 * 10**9)
-BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SERVER))
+SMALL = Device("CUDA1", "Small GPU", "gpu", 4 * 10**9)
+BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SMALL))
 N_LAYER = BIG.n_layer or 0
 LAYER_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
 HEAD_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part == EMBEDDING)
-READS = {"CPU": 10.0, "CUDA0": 100.0, "RPC0": 20.0}
-MULTIPLIES = {"CPU": 100.0, "CUDA0": 1000.0, "RPC0": 200.0}
-ATTENDS = {"CPU": 5.0, "CUDA0": 50.0, "RPC0": 10.0}
+READS = {"CPU": 10.0, "CUDA0": 100.0, "CUDA1": 20.0}
+MULTIPLIES = {"CPU": 100.0, "CUDA0": 1000.0, "CUDA1": 200.0}
+ATTENDS = {"CPU": 5.0, "CUDA0": 50.0, "CUDA1": 10.0}
 LATENCY_S, LINK_GBPS = 1e-4, 2.0
 
 
@@ -132,14 +128,12 @@ def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
     assert moved.parts["CPU attention"] > 0  # its cache stays
     weights_s = 4 * LAYER_BYTES / LINK_GBPS / 1e9 + LATENCY_S
     assert moved.parts[explanation.BETWEEN] == pytest.approx(kept.parts[explanation.BETWEEN] + weights_s, rel=1e-3)
-    on_server = explained(record_of(placed(("CPU", 4), ("RPC0", 13)), settings, 0.01), "prefill")
-    assert on_server.parts["CPU layers"] > 0
 
 
 def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     """Each step goes on while the next is begun; shares are of busy devices, and the bars add up all the same."""
-    settings = dataclasses.replace(WIDE, n_gpu_layers=17, prefill_wait="end", rpc=("10.0.0.7:50052",))
-    placement = placed(("RPC0", 8), ("CUDA0", 9))
+    settings = dataclasses.replace(WIDE, n_gpu_layers=17, prefill_wait="end")
+    placement = placed(("CUDA1", 8), ("CUDA0", 9))
     record = record_of(placement, settings, 0.05, 4 * 512)
     row = explained(record, "prefill")
     ceilings = probing.need(KNOWN, probing.place_of_record(record), "this")
@@ -148,15 +142,15 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
     assert None not in parts
     first, *others = [part for part in parts if part]
     assert row.overlaps
-    slowest = [part.by_device["RPC0"].total_s for part in others]
+    slowest = [part.by_device["CUDA1"].total_s for part in others]
     assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < sum(row.parts.values())
     assert "at the same time" in explanation.where_it_went(row)
     assert not explained(record, "decode").overlaps
-    waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None, rpc=None))
+    waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None))
     assert explained(waited, "prefill").least_s == pytest.approx(sum(row.parts.values()))
     seconds = explanation.bar_parts(row)
     assert sum(seconds.values()) == pytest.approx(max(row.measured_s, row.least_s))
-    assert [*seconds] == ["RPC0", "CUDA0", explanation.BETWEEN, explanation.ALL_ELSE]
+    assert [*seconds] == ["CUDA1", "CUDA0", explanation.BETWEEN, explanation.ALL_ELSE]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +159,9 @@ def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
         ({"n_gpu_layers": 0}, {None: 17}),
         ({"n_gpu_layers": 5, "devices": ("CUDA0",)}, {None: 12, "CUDA0": 5}),
         ({"n_gpu_layers": 99, "devices": ("CUDA0",)}, {"CUDA0": 17}),
-        ({"n_gpu_layers": -1, "devices": ("CUDA0", "RPC0"), "tensor_split": (3.0, 1.0)}, {"CUDA0": 13, "RPC0": 4}),
-        ({"n_gpu_layers": 17}, {"RPC0": 6, "CUDA0": 11}),  # servers first, by memory: 4 of 12 GB
-        ({"n_gpu_layers": 17, "split_mode": "none", "main_gpu": 1}, {"CUDA0": 17}),
+        ({"n_gpu_layers": -1, "devices": ("CUDA0", "CUDA1"), "tensor_split": (3.0, 1.0)}, {"CUDA0": 13, "CUDA1": 4}),
+        ({"n_gpu_layers": 17}, {"CUDA0": 12, "CUDA1": 5}),  # by memory: 8 of 12 GB
+        ({"n_gpu_layers": 17, "split_mode": "none", "main_gpu": 1}, {"CUDA1": 17}),
     ],
 )
 def test_without_a_placement_layers_lie_by_llama_cpps_rule(
@@ -190,9 +184,6 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
         seconds[name, unified] = parts.total.attention_s
     assert seconds["CUDA0", True] == pytest.approx(3 * seconds["CUDA0", False])
     assert seconds[None, True] == pytest.approx(seconds[None, False])  # flash attention of the CPU skips what is masked
-
-
-# Which ceilings are those of a device
 
 
 # What single prefill steps do not tell
@@ -220,35 +211,3 @@ def test_sums_teach_where_single_steps_do_not() -> None:
     assert points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
     rows = [next(explanation.explain([record], KNOWN[0]).itertuples()) for record in (even, once)]
     assert rows[0].measured_s == pytest.approx(rows[1].measured_s) and rows[0].least_s == rows[1].least_s
-
-
-# Runs on several devices teach about these
-
-
-# A real server on this machine
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RpcServer]:
-    with RpcServer("127.0.0.1", 0, n_threads=1) as started:
-        yield started
-
-
-def probe(op: str, device: str | None, n_tokens: int = 1, rows: int = 512, n_head_kv: int | None = None) -> Probe:
-    kind, columns = ("F16", 64) if op == ATTENTION else ("Q8_0", 512)
-    return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 8 * 2**20, 1, device, 0.05)
-
-
-def test_kernels_are_probed_on_a_server_and_waited_for(server: RpcServer) -> None:
-    """ggml waits for a server only until all is sent, which would look hundreds of times as fast as this machine."""
-    with Worker() as worker:
-        worker.use(Backend(None, (server.endpoint,)))
-        for one in (probe(MUL_MAT, "RPC0"), probe(MUL_MAT, "RPC0", 32), probe(ATTENTION, "RPC0", 1, 4, 2)):
-            there, here = worker.probe(one), worker.probe(dataclasses.replace(one, device=None))
-            assert there.buffer.startswith("RPC0[") and there.n_bytes == here.n_bytes and there.flops == here.flops
-            assert probing.gbps(there) < 20 * probing.gbps(here)
-        for op in (UPLOAD, DOWNLOAD):
-            few, many = (worker.probe(Probe(op, "F32", 1, n // 4, None, 1, n, 1, "RPC0", 0.02)) for n in (2**14, 2**24))
-            assert min(many.times_ns) > min(few.times_ns) and few.n_bytes == 2**14
-        with pytest.raises(LabError, match="has no device RPC7"):
-            worker.probe(probe(MUL_MAT, "RPC7"))

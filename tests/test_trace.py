@@ -13,7 +13,6 @@ from lab.core.payloads import Phase, TokenTrace
 from lab.core.record import Ceilings, Rate, Record
 from lab.engine import kernels
 from lab.errors import LabError
-from lab.features.lend.server import RpcServer
 from lab.features.trace import child, nodes, token_trace, trace_views
 from lab.features.trace.nodes import Node, Operand, StepTrace
 from lab.process.wire import Probe
@@ -233,15 +232,3 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp
         status, _, err = run_lab(command, path)
         assert status == 1 and "only results of lab trace" in err
     assert json.loads(run_lab("show", path, "--json")[1])["traces"][0]["phases"][1]["n_past"] == 6
-
-
-def test_operations_on_an_rpc_server_and_the_copies_to_it_are_traced(mini: Path, tmp_path: Path) -> None:
-    with RpcServer("127.0.0.1", 0, n_threads=1) as server:
-        asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--prompt", "random", "-o", tmp_path
-        status, out, _ = run_lab(*asked, "--rpc", server.endpoint, "-ngl", 2, "--json", "--no-plot")
-    assert status == 0
-    for phase in json.loads(out)["traces"][0]["phases"]:
-        devices = {part["operation"]: part["device"] for part in phase["parts"]}
-        assert devices["last matrix"] == devices[token_trace.COPIES] == "RPC0" and devices["embedding"] == "CPU"
-        assert set(phase["stops_s"]) == {"CPU", "RPC0"}
-        assert all(part["n_bytes"] for part in phase["parts"] if part["operation"] == token_trace.COPIES)

@@ -29,7 +29,7 @@ GROUPS = {
     ),
     "Devices": (
         *("device", "n-gpu-layers", "split-mode", "tensor-split", "main-gpu", "n-cpu-moe", "override-tensor"),
-        *("kv-offload", "op-offload", "rpc"),
+        *("kv-offload", "op-offload"),
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (

@@ -96,7 +96,7 @@ SAVED_SETTINGS = click.option(
 )
 
 _OPTIONS = {name: setting_option(name) for name in table()}
-PROMPT, SEED, DEVICE, RPC, LIB = (_OPTIONS[name] for name in ("prompt", "seed", "device", "rpc", "lib"))
+PROMPT, SEED, DEVICE, LIB = (_OPTIONS[name] for name in ("prompt", "seed", "device", "lib"))
 ENGINE = [
     SAVED_SETTINGS,
     *(option for name, option in _OPTIONS.items() if name not in ("prompt", "kv_unified", "seed")),

@@ -68,7 +68,6 @@ class AskedSettings:
     op_offload: bool | None = None
     mmap: bool | None = None
     repack: bool | None = None
-    rpc: str | Sequence[str] | None = None
     lib: str | None = None
     prefill_wait: str | None = None
     kv_unified: str | bool = "off"
@@ -125,7 +124,6 @@ class SettingsKeywords(TypedDict, total=False):
     op_offload: bool | None
     mmap: bool | None
     repack: bool | None
-    rpc: str | Sequence[str] | None
     lib: str | None
     prefill_wait: str | None
     kv_unified: str | bool

@@ -115,11 +115,11 @@ def parse_line(line: bytes) -> Line:
         )
     cls, name = head.kind
     parsed: Line = _decode(cls, line, name)
-    if cls is Record and b'"prefix"' in line and json.loads(line)["run"].get("prefix") is not None:
-        raise ValueError(  # read without that field, it would be a plain run
-            "it is a run of lab prefix, which this version of the lab no longer has: measure again with lab turns, or "
-            "read it with the version that wrote it"
-        )
+    if cls is Record and (b'"prefix"' in line or b'"rpc"' in line):
+        whole = json.loads(line)  # read without these fields, it would be a plain run
+        for gone, value in (("lab prefix", whole["run"].get("prefix")), ("RPC", whole["settings"].get("rpc"))):
+            if value is not None:
+                raise ValueError(f"it is a run of {gone}, which this version of the lab no longer has")
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
     check(parsed, name)

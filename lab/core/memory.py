@@ -161,8 +161,8 @@ def compute_bytes(
     feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
     attention also the scores of all heads). The mask of the cache lives until the last layer. Every device has the
     step's inputs; in a pipeline it keeps N_COPIES of the values from the device before it. The number of live rows of
-    each width is fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py and placement.py
-    measure the error). None if the header lacks a field.
+    each width is fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py
+    measures the error). None if the header lacks a field.
     """
     layers, n_embd, head_dim, n_vocab = shape.heads(model), model.n_embd, model.head_dim, model.n_vocab
     n_used = (model.n_expert_used or 0) if model.n_expert else 0
@@ -299,16 +299,12 @@ def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
 def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     """The name of the device that holds a buffer of llama.cpp's log.
 
-    If ggml did not say, the buffer's name tells: RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped,
-    AMX and a GPU driver's CUDA_Host belong to the CPU.
+    If ggml did not say, the buffer's name tells: CPU_REPACK, CPU_Mapped, AMX and a GPU driver's CUDA_Host belong to
+    the CPU.
     """
     name = buffer.name
     if buffer.device:
         return buffer.device
-    if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", name):
-        endpoint = re.compile(rf"(?:^|\s){re.escape(match[2])}(?:[\s,]|$)")
-        behind = [device.name for device in devices if endpoint.search(device.description)]
-        return behind[int(match[1])] if int(match[1]) < len(behind) else name
     if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
         return CPU
     return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)

@@ -68,14 +68,8 @@ def n_prefill_steps(run: Run) -> int:
 
 
 def times_prefill_steps(settings: Settings) -> bool:
-    """Whether each prefill step is timed: its `ready_ns` is when it was done. Otherwise only the last one's is.
-
-    False if the run waited once for all steps. False with an RPC server: there llama.cpp waits for logits only, and for
-    steps without logits until they are sent (ggml_backend_rpc_synchronize).
-    """
-    on_servers = settings.devices is None or any(name.startswith("RPC") for name in settings.devices)
-    is_remote = bool(settings.rpc) and settings.n_gpu_layers != 0 and on_servers
-    return settings.prefill_wait != "end" and not is_remote
+    """Whether each prefill step is timed: its `ready_ns` is when it was done. Otherwise only the last one's is."""
+    return settings.prefill_wait != "end"
 
 
 def prefill_ns(run: Run) -> int | None:

@@ -152,7 +152,6 @@ class Settings:
     op_offload: bool | None = None
     mmap: bool | None = None
     repack: bool | None = None  # weights in the layouts of the CPU's fastest kernels (use_extra_bufts): CPU_REPACK, AMX
-    rpc: tuple[str, ...] | None = None  # RPC servers, HOST:PORT
     lib: str | None = None  # libraries of another build: the end of the folder's path, and a part of their checksum
     prefill_wait: str | None = None  # step: wait for each prefill step; end: wait once. None: step
 
@@ -161,7 +160,7 @@ class Settings:
 class Buffer:
     """Memory that llama.cpp allocated. `part` is model, KV, RS (of recurrent layers), compute or output.
 
-    `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0, or RPC0[HOST:PORT] (device 0 of that server).
+    `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0.
     `device` is the name of the buffer's device; None if ggml does not say.
     """
 

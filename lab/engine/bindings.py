@@ -80,7 +80,6 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_alloc_ctx_tensors_from_buft": (P, [P, P]),
     "ggml_backend_tensor_set": (None, [P, TEXT, SIZE, SIZE]),
     "ggml_backend_tensor_get": (None, [P, P, SIZE, SIZE]),
-    "ggml_backend_tensor_copy": (None, [P, P]),
     "ggml_backend_buft_alloc_buffer": (P, [P, SIZE]),
     "ggml_backend_buft_is_host": (B, [P]),
     "ggml_backend_buft_name": (TEXT, [P]),
@@ -100,9 +99,6 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_synchronize": (None, [P]),
     "ggml_backend_reg_get_proc_address": (P, [P, TEXT]),
     "ggml_backend_reg_name": (TEXT, [P]),
-    "ggml_backend_sched_new": (P, [ctypes.POINTER(P), ctypes.POINTER(P), INT, SIZE, B, B]),
-    "ggml_backend_sched_split_graph": (None, [P, P]),
-    "ggml_backend_sched_free": (None, [P]),
     "gguf_init_from_file": (P, [TEXT, GgufParams]),
     "gguf_free": (None, [P]),
     "gguf_find_key": (I64, [P, TEXT]),
@@ -126,8 +122,6 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
 _REGISTRY: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_count": (SIZE, []),
     "ggml_backend_dev_get": (P, [SIZE]),
-    "ggml_backend_reg_by_name": (P, [TEXT]),
-    "ggml_backend_register": (None, [P]),
 }
 """Functions of the library ggml, which registers all backends."""
 

@@ -45,7 +45,7 @@ class _Child:
     """A method for each other verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
-        self._build = devices.start(sys.argv[2:])
+        self._build = devices.start()
         self._progress = progress
         self._loaded: llama.Loaded
         self._context: llama.Context

@@ -1,27 +1,18 @@
-"""Load llama.cpp's libraries, keep their log, and describe their devices, including those of RPC servers.
+"""Load llama.cpp's libraries, keep their log, and describe their devices.
 
 The Python bindings contain copies of llama.cpp's structures. If a library of another version has different fields, no
 call fails, but values arrive in the wrong fields. `libraries` therefore reads the sizes and the defaults of every
 field, so that two builds can be compared.
-
-On a device of an RPC server, ggml's functions behave differently (ggml-rpc.cpp). Synchronizing waits only until a graph
-is sent, every operation counts as supported, and a graph without a number is sent in full each time. llama.cpp numbers
-its graphs, so that repeating a step takes one short message; the lab does the same.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import itertools
-import json
 import os
 import platform
-import socket
-from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from lab.core.record import Device
@@ -45,16 +36,8 @@ class _Symbol(ctypes.Structure):
     _fields_ = (("path", TEXT), ("base", P), ("name", TEXT), ("address", P))
 
 
-IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
-"""TCP keepalive: seconds before the first probe, seconds between probes, unanswered probes before an error."""
-
-
-def start(rpc: Sequence[str] = ()) -> Build:
-    """Load the libraries, keep their log in memory, connect to these RPC servers, and describe the build.
-
-    Probe the servers first (process/rpc.py): llama.cpp aborts this process if one does not answer. LabError for
-    libraries that cannot be loaded or lack a function.
-    """
+def start() -> Build:
+    """Load the libraries, keep their log, and describe the build. LabError if they do not load or lack a function."""
     try:
         lib, base = llama_cpp(), ggml()
     except (AttributeError, OSError, RuntimeError) as problem:  # a missing function, file or dependency
@@ -65,10 +48,6 @@ def start(rpc: Sequence[str] = ()) -> Build:
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
     commit = base.ggml_commit().decode()
-    for endpoint in rpc:
-        connect(endpoint)
-    if rpc:
-        enable_keepalive()
     return Build(
         llama_cpp_python=version("llama-cpp-python"),
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
@@ -137,29 +116,6 @@ def libraries() -> Libraries:
     return Libraries(ggml().ggml_version().decode(), tuple(paths), layout)
 
 
-def enable_keepalive() -> list[str]:
-    """Enable TCP keepalive (tcp(7)) on all connections over IPv4; returns the peers' addresses, HOST:PORT.
-
-    Without it llama.cpp waits forever for a machine that lost its power or network; with it the wait ends with an error
-    after half a minute. Empty on Windows, where sockets are not files.
-    """
-    wanted = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPALIVE": IDLE_S, "TCP_KEEPINTVL": BETWEEN_S, "TCP_KEEPCNT": N_UNANSWERED}
-    peers = []
-    for path in Path("/dev/fd").glob("*"):
-        with contextlib.suppress(OSError):  # not a socket, or not connected
-            connection = socket.socket(fileno=int(path.name))
-            try:
-                if connection.family == socket.AF_INET:
-                    peers.append("{}:{}".format(*connection.getpeername()))
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                    for name, value in wanted.items():
-                        if hasattr(socket, name):  # macOS has TCP_KEEPALIVE, Linux TCP_KEEPIDLE
-                            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            finally:
-                connection.detach()
-    return peers
-
-
 CPU = 0
 """The device type of the CPU (ggml-backend.h). BLAS (on macOS) has another type and is listed before the CPU."""
 
@@ -180,14 +136,14 @@ def name_of(device: Any) -> str:
 
 
 def known() -> tuple[Device, ...]:
-    """All devices, in ggml's order. The description of an RPC server's device contains the server's address."""
+    """All devices, in ggml's order."""
     listed = []
     for device in handles():
         kind = ggml().ggml_backend_dev_type(device)
         listed.append(
             Device(
                 name=name_of(device),
-                description=_remote.get(device.value) or ggml().ggml_backend_dev_description(device).decode().strip(),
+                description=ggml().ggml_backend_dev_description(device).decode().strip(),
                 type=dict(enumerate(("cpu", "gpu", "igpu", "accel"))).get(kind, f"type {kind}"),
                 memory_bytes=_memory(device)[1] or None,
             )
@@ -206,56 +162,6 @@ def _memory(device: Any) -> tuple[int, int]:
     free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
     ggml().ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
-
-
-def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml-rpc.h. LabError if the libraries were built without RPC."""
-    backend = ggml().ggml_backend_reg_by_name(b"RPC")
-    address = ggml().ggml_backend_reg_get_proc_address(backend, name.encode()) if backend else None
-    if not address:
-        raise LabError(
-            "This build of llama.cpp does not support RPC.",
-            'Install it with CMAKE_ARGS="-DGGML_RPC=ON" (INSTALL.md), or with the commands of the README.',
-        )
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-def start_rpc_server(endpoint: str, cache: str | None, n_threads: int, lent: Sequence[Device]) -> None:
-    """Serve until the process ends; returns only if llama.cpp cannot listen at the endpoint, and has printed why."""
-    text, size, pointers = ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
-    serve = rpc_function("ggml_backend_rpc_start_server", None, text, text, size, size, pointers)
-    chosen = (ctypes.c_void_p * len(lent))(*[device_of(device.name).value for device in lent])
-    serve(endpoint.encode(), None if cache is None else os.fsencode(cache), n_threads, len(lent), chosen)
-
-
-def print_rpc_version() -> None:
-    """Have llama.cpp print its protocol version (it does for an invalid address too), or print an error as JSON."""
-    try:
-        start_rpc_server("none", None, 1, [device for device in known() if device.type == "cpu"])
-    except LabError as problem:
-        print(json.dumps({"error": problem.what, "hint": problem.hint}), flush=True)
-
-
-_remote: dict[int | None, str] = {}
-"""Descriptions of devices behind RPC servers, by ggml's handle."""
-
-
-def connect(endpoint: str) -> None:
-    """Register an RPC server's devices in ggml, as add_rpc_devices of common/arg.cpp does.
-
-    One backend, never used and never freed, keeps the connection open: llama.cpp closes unused ones after each request,
-    and another client could take the server.
-    """
-    before = len(handles())
-    server = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(endpoint.encode())
-    if not server:
-        raise LabError(f"The RPC server at {endpoint} offers no device.", "Restart it: lab rpc-server")
-    ggml().ggml_backend_register(server)
-    new = handles()[before:]
-    for i, device in enumerate(new, 1):
-        of_several = f" (device {i} of {len(new)})" if len(new) > 1 else ""
-        _remote[device.value] = f"RPC server {endpoint}{of_several}"
-    ggml().ggml_backend_dev_init(new[0], None)
 
 
 def device_of(name: str | None) -> Any:

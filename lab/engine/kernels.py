@@ -33,7 +33,6 @@ NARROW, N_NARROW = 1.02, 4
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types of llama.cpp's KV cache."""
 
-N_READINGS = 20
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 I32 = 26
@@ -48,8 +47,6 @@ class _Bench:
         self.device = devices.device_of(probe.device)
         self.backend = P(lib.ggml_backend_dev_init(self.device, None))
         self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
-        registry = P(lib.ggml_backend_dev_backend_reg(self.device))
-        self.is_remote = bool(lib.ggml_backend_reg_name(registry).startswith(b"RPC"))
         self.probe, self.data, self.graphs = probe, self.context(), self.context()
         self.tensors: list[Any] = []
         self.buffer = ""  # the name of the weights' buffer type, once they are filled
@@ -84,10 +81,7 @@ class _Bench:
             self.allocate(self.data, kind)
             data = random_rows(self.probe.type, rows, columns)
             for tensor in self.tensors:
-                if tensor is not self.tensors[0] and self.is_remote:  # send the data once; the server copies it
-                    self.lib.ggml_backend_tensor_copy(self.tensors[0], tensor)
-                else:
-                    fill(tensor, data)
+                fill(tensor, data)
             self.buffer = str(self.lib.ggml_backend_buft_name(kind).decode())
         else:
             self.check(product)
@@ -121,9 +115,9 @@ class _Bench:
         return self.memory
 
     def check(self, product: Any) -> None:
-        """LabError if the device cannot compute an operation. For a remote device this asks the local CPU instead."""
-        probe, asked = self.probe, devices.device_of(None) if self.is_remote else self.device
-        if self.lib.ggml_backend_dev_supports_op(asked, product):
+        """LabError if the device cannot compute an operation."""
+        probe = self.probe
+        if self.lib.ggml_backend_dev_supports_op(self.device, product):
             return
         if probe.op in (MUL_MAT, MUL_MAT_ID):
             raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
@@ -155,8 +149,7 @@ def run(probe: Probe) -> Rate:
     """Time passes after one warm-up pass, for `probe.seconds` or until their best is sure. LabError if ggml cannot
     compute the probe.
 
-    On a device of an RPC server a pass ends when a value of its result arrives; the shortest time of such a read is
-    subtracted. The weights stay in memory until `release` or a probe with others.
+    The weights stay in memory until `release` or a probe with others.
     """
     _check(probe)
     first, own = (_kept[0].probe if _kept else probe), {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
@@ -201,16 +194,10 @@ def _check(probe: Probe) -> None:
 
 def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, except the first."""
-    lib, backend, result = bench.lib, bench.backend, P(bench.lib.ggml_graph_node(graph, -1))
+    lib, backend = bench.lib, bench.backend
     registry = P(lib.ggml_backend_dev_backend_reg(bench.device))
     if address := lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads"):
         ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, probe.n_threads)
-    if bench.is_remote:  # number the graph, as llama.cpp's scheduler does; its last backend must be the CPU
-        cpu = P(lib.ggml_backend_dev_init(devices.device_of(None), None))
-        scheduler = P(lib.ggml_backend_sched_new((P * 2)(backend, cpu), None, 2, 2 * MAX_NODES, False, False))
-        lib.ggml_backend_sched_split_graph(scheduler, graph)
-        lib.ggml_backend_sched_free(scheduler)
-        lib.ggml_backend_free(cpu)
 
     def compute() -> None:
         status = lib.ggml_backend_graph_compute(backend, graph)
@@ -218,32 +205,19 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
         if status:
             raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again.")
 
-    return _time(probe.seconds, compute, result if bench.is_remote else None)
+    return _time(probe.seconds, compute)
 
 
-def _time(seconds: float, work: Callable[[], object], awaited: Any) -> tuple[int, ...]:
-    """Call `work`, first without timing it, for `seconds` or until N_NARROW calls are as fast as the best.
-
-    On a server work ends when a value of the tensor `awaited` can be read; the shortest time of such a read without
-    pending work is subtracted. Returns nanoseconds of each timed call.
-    """
-
-    def wait() -> None:
-        if awaited:
-            ggml().ggml_backend_tensor_get(awaited, ctypes.create_string_buffer(4), 0, 4)
-
-    def timed(call: Callable[[], object]) -> int:
-        start = time.perf_counter_ns()
-        call()
-        wait()
-        return time.perf_counter_ns() - start
-
-    timed(work)
-    off_ns = min(timed(lambda: None) for _ in range(N_READINGS)) if awaited else 0
+def _time(seconds: float, work: Callable[[], object]) -> tuple[int, ...]:
+    """Nanoseconds of each call of `work`, after a first one, for `seconds` or until N_NARROW calls are as fast as the
+    best."""
+    work()
     times: list[int] = []
     best, n_near, deadline = sys.maxsize, 0, time.monotonic() + seconds
     while not times or (time.monotonic() < deadline and n_near < N_NARROW):
-        times.append(max(1, timed(work) - off_ns))
+        start = time.perf_counter_ns()
+        work()
+        times.append(max(1, time.perf_counter_ns() - start))
         if times[-1] < best:
             best = times[-1]
             n_near = sum(ns <= NARROW * best for ns in times)
@@ -253,11 +227,7 @@ def _time(seconds: float, work: Callable[[], object], awaited: Any) -> tuple[int
 
 
 def _transfer(bench: _Bench, probe: Probe) -> Rate:
-    """Time copies between this machine's memory and a device's, with the functions of llama.cpp's scheduler.
-
-    A remote device does not acknowledge an upload. So an upload ends when a value has been read back, and the shortest
-    time of such a read is subtracted. An upload and a download together take one round trip.
-    """
+    """Time copies between this machine's memory and a device's, with the functions of llama.cpp's scheduler."""
     lib, n_bytes = bench.lib, 4 * probe.columns
     tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
     data, target = random_rows("F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
@@ -265,8 +235,7 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     fill(tensor, data)
     upload = functools.partial(lib.ggml_backend_tensor_set, tensor, data, 0, n_bytes)
     download = functools.partial(lib.ggml_backend_tensor_get, tensor, target, 0, n_bytes)
-    is_upload = probe.op == UPLOAD
-    times = _time(probe.seconds, upload if is_upload else download, tensor if is_upload and bench.is_remote else None)
+    times = _time(probe.seconds, upload if probe.op == UPLOAD else download)
     name = lib.ggml_backend_buft_name(bench.memory).decode()
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 

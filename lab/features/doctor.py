@@ -22,16 +22,15 @@ from typing import Any
 import click
 
 from lab.cli.help import EXIT_FAILED, Command
-from lab.cli.options import ENGINE, LIB, MODEL, RPC, as_json_option, with_options
+from lab.cli.options import ENGINE, LIB, MODEL, as_json_option, with_options
 from lab.core import phases, stats
-from lab.core.asked_settings import AskedSettings
 from lab.core.lists import grouped
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, machine, placing, prompts
+from lab.runner import builds, machine, prompts
 from lab.runner.cases import Case, Plan
 from lab.runner.machine import system_text
 from lab.runner.plan import make_plan
@@ -90,7 +89,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
     watch(Status("working on one core"))
     before = min(work_s(0.2) for _ in range(3))
     with Worker() as worker:
-        worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
+        worker.use(builds.folder_of(given.get("lib")))
         try:
             lacks = builds.unused(builds.of_worker(worker).system_info)
             names = ", ".join(sorted(lacks or ()))
@@ -98,7 +97,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
             figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
             found.append(of_reading("build", figure, (lacks, words, REBUILD.format("NATIVE"))))
             plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
-            worker.use(plan.backend)
+            worker.use(plan.lib)
             runs, threads = _threads(worker, plan, given, best, watch)
             prefill = statistics.median(1e9 * one.run.n_prompt / (phases.prefill_ns(one.run) or 1) for one in runs)
             decode = statistics.median(1e9 / (phases.tpot_ns(one.run) or 1) for one in runs)
@@ -272,15 +271,14 @@ def _others(records: Sequence[Record]) -> list[str]:
 
 
 @click.command("machine", cls=Command)
-@RPC
 @LIB
 @as_json_option(help="Everything that is known, as one JSON document.")
-def show_machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
+def show_machine(lib: str | None, as_json: bool) -> None:
     """Show this machine, the llama.cpp build and its devices.
 
     \b
       lab machine
-      lab machine --rpc 192.168.1.20:50052  # and of an RPC server
+      lab machine --lib FOLDER  # of another build
 
     If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs), measurements show joules per
     token.
@@ -289,22 +287,18 @@ def show_machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     from lab.show import console, text_setup
 
     with Worker() as worker:
-        worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
-        build, servers = builds.of_worker(worker), worker.servers
+        worker.use(builds.folder_of(lib))
+        build = builds.of_worker(worker)
     here = machine.describe(build, builds.name_of(lib))
     counters = noise_watch.describe_energy(noise_watch.energy_counters(noise_watch.GpuWatch([])))
     if as_json:
-        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
-        console.print_json({**dataclasses.asdict(here), "energy": counters, **of_servers})
+        console.print_json({**dataclasses.asdict(here), "energy": counters})
         return
     for line in text_setup.describe(here):
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
         click.echo(f"device   {device.name}: {machine.describe_device(device)} ({device.type}{memory})")
-    for one in servers:
-        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in one.memories)
-        click.echo(f"server   {one.endpoint}: {1e3 * one.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
     click.echo(f"energy   {counters}")
     click.echo(f"python   {here.python}")

@@ -53,7 +53,6 @@ COMMANDS = {
     "import": ("Files", "compare.command", "Import results of llama-bench."),
     "machine": ("Machines", "doctor", "Show this machine, the llama.cpp build and its devices."),
     "doctor": ("Machines", "doctor", "Find out why the lab fails or is slow."),
-    "rpc-server": ("Machines", "lend.server", "Lend this machine's devices to another machine."),
 }
 """Every command, in the order of the help."""
 

@@ -201,7 +201,6 @@ class Output:
                 settings, spec = plain[0].settings, catalog.spec_of(plain[0].model)
                 spec = "FILE" if plain[0].model.source == catalog.FILE else spec
                 own_engine += [] if spec == catalog.DEFAULT else ["-m", spec]
-                own_engine += ["--rpc", ",".join(settings.rpc)] if settings.rpc else []
                 own_engine += ["--lib", "FOLDER"] if settings.lib else []
             explain = f"{shell.lab('ceilings', *own_engine)} && {shell.lab('explain', path)}"
             for line in next_steps(runs, self.folder, explain):

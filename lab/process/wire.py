@@ -33,17 +33,6 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Backend:
-    """What the engine's process uses: the libraries of another build, and the devices of RPC servers."""
-
-    lib: str | None = None  # a folder; None: those of llama-cpp-python
-    rpc: tuple[str, ...] = ()  # HOST:PORT
-
-
-DEFAULT_BACKEND = Backend()
-
-
-@dataclass(frozen=True)
 class Libraries:
     """The loaded libraries: ggml's version, the files, and the `layout`, which must fit the Python bindings.
 

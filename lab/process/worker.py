@@ -14,9 +14,8 @@ import queue
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -27,13 +26,10 @@ from lab.core.memory import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.process import rpc
 from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
 from lab.process.wire import (
-    DEFAULT_BACKEND,
     FIRST_TOKEN,
     N_PREFILLED,
-    Backend,
     Build,
     Libraries,
     Outcome,
@@ -77,8 +73,7 @@ class Worker:
     """The parent's end. Use it in a `with` block: leaving it ends the child."""
 
     def __init__(self) -> None:
-        self.backend = DEFAULT_BACKEND
-        self.servers: tuple[rpc.Answer, ...] = ()  # the RPC servers' answers before this child started
+        self.lib: str | None = None
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
@@ -97,34 +92,20 @@ class Worker:
         self._spawn()
 
     def restart(self) -> None:
-        """Start a new child, without a model. LabError if an RPC server does not answer within PATIENCE_S."""
+        """Start a new child, without a model."""
         self._end_child()
-        self._spawn(rpc.PATIENCE_S)
+        self._spawn()
 
-    def use(self, backend: Backend) -> None:
-        """Use these libraries and servers from now on; if they are others than before, in a new child.
+    def use(self, lib: str | None) -> None:
+        """Use the libraries in this folder from now on (None: those of llama-cpp-python)."""
+        if lib != self.lib:
+            self.__dict__.pop("build", None)
+            self.lib = lib
+            self.restart()
 
-        LabError if an RPC server cannot be used; the worker then runs with the default backend.
-        """
-        if backend == self.backend:
-            return
-        self._end_child()
-        self.__dict__.pop("build", None)
-        self.backend = backend
-        try:
-            self._spawn()
-        except LabError:
-            self.backend = DEFAULT_BACKEND
-            self._spawn()
-            raise
-
-    def _spawn(self, patience_s: float = 0) -> None:
-        lib, servers = self.backend.lib, self.backend.rpc
-        self.servers = rpc.probe_all(servers, rpc.own_version(lib), patience_s) if servers else ()
-        self._verdict = ""
-        child_arguments = (str(self._progress_path), *self.backend.rpc)
+    def _spawn(self) -> None:
         with self._stderr_path.open("wb") as stderr:
-            self._process = start(_CHILD, *child_arguments, stderr=stderr, env=environment(self.backend.lib))
+            self._process = start(_CHILD, str(self._progress_path), stderr=stderr, env=environment(self.lib))
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -140,9 +121,8 @@ class Worker:
 
     @cached_property
     def build(self) -> Build:
-        """The llama.cpp build that the child runs on. WorkerDied if an RPC server does not answer it within START_S."""
-        with self.ended_after(rpc.START_S, "An RPC server stopped answering. ") if self.backend.rpc else nullcontext():
-            return from_json(Build, self._ask("build"))
+        """The llama.cpp build that the child runs on."""
+        return from_json(Build, self._ask("build"))
 
     def libraries(self) -> Libraries:
         """The libraries that the child has loaded."""
@@ -211,19 +191,10 @@ class Worker:
         n_tokens = scripts.n_chosen(script)
         self._progress[: FIRST_TOKEN + n_tokens] = memoryview(b"\xff" * (8 * (FIRST_TOKEN + n_tokens))).cast("q")
 
-        latest, since = Progress(0, ()), time.monotonic()
-
         def look() -> None:
-            nonlocal latest, since
             chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
             n = chosen.index(-1) if -1 in chosen else n_tokens
-            progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
-            if progress != latest:
-                latest, since = progress, time.monotonic()
-            elif self.backend.rpc and time.monotonic() - since > rpc.SILENCE_S:  # llama.cpp waits forever
-                self._verdict = rpc.HANGS
-                self._kill()
-            watch(progress)
+            watch(Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n])))
 
         outcome = from_json(Outcome, self._ask("run", look, script=list(script)))
         look()
@@ -238,14 +209,9 @@ class Worker:
         return from_json(answer, self._ask(function, **arguments))
 
     @contextmanager
-    def ended_after(self, seconds: float, verdict: str = "") -> Iterator[None]:
-        """Kill the child if the block takes longer; its request then raises WorkerDied with the `verdict`."""
-
-        def end() -> None:
-            self._verdict = verdict
-            self._kill()
-
-        timer = threading.Timer(seconds, end)
+    def ended_after(self, seconds: float) -> Iterator[None]:
+        """Kill the child if the block takes longer; its request then raises WorkerDied."""
+        timer = threading.Timer(seconds, self._kill)
         timer.start()
         try:
             yield
@@ -291,13 +257,10 @@ class Worker:
                     look()
         if reply is DIED:
             self._replies.put(DIED)  # for the next request
-            raise WorkerDied(self._cause_of_death(), status=self._process.wait())
+            lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            status = self._process.wait()
+            raise WorkerDied(cause_of_death("The engine's process", status, lines), status=status)
         answer = json.loads(reply)
         if "error" in answer:
             raise LabError(answer["error"], answer["hint"])
         return str(answer["value"])
-
-    def _cause_of_death(self) -> str:
-        lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        verdict = self._verdict or rpc.lost(self.backend.rpc, self.backend.lib)
-        return verdict + cause_of_death("The engine's process", self._process.wait(), lines)

@@ -24,7 +24,7 @@ from pathlib import Path
 from lab.core import shell
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
-from lab.process.wire import Backend, Build, Libraries
+from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine
 
@@ -103,7 +103,7 @@ def of_worker(worker: Worker) -> Build:
 
     This happens with an environment, a container image or a cache from another machine.
     """
-    hint = _BUILD if worker.backend.lib else f"Build it here: {BUILD_HERE}"
+    hint = _BUILD if worker.lib else f"Build it here: {BUILD_HERE}"
     try:
         build = worker.build
     except WorkerDied as death:
@@ -154,7 +154,7 @@ def _check(path: Path, _: str) -> None:
     """LabError if the libraries with this checksum do not fit the bindings."""
     with Worker() as worker:
         own = worker.libraries()
-        worker.use(Backend(str(path)))
+        worker.use(str(path))
         try:
             theirs = worker.libraries()
         except WorkerDied as problem:

@@ -72,39 +72,9 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The default devices for layers: RPC servers, then GPUs, or else integrated GPUs."""
+    """The default devices for layers: GPUs, or else integrated GPUs."""
     offload = accelerators(devices)
-    remote = tuple(device for device in offload if device.name.startswith("RPC"))
-    own = tuple(device for device in offload if device not in remote and device.type == "gpu")
-    return (*remote, *(own or (device for device in offload if device.type == "igpu")))
-
-
-def own_addresses() -> list[str]:
-    """The IPv4 addresses at which other machines can reach this one."""
-    import socket
-
-    import psutil
-
-    addresses = [address for of_card in psutil.net_if_addrs().values() for address in of_card]
-    numbers = [address.address for address in addresses if address.family == socket.AF_INET]
-    return [number for number in numbers if not number.startswith("127.")]
-
-
-def servers_here(endpoints: Sequence[str]) -> list[int]:
-    """The process ids on this machine that listen at these HOST:PORT, as far as the system says."""
-    import psutil
-
-    wanted = {tuple(endpoint.rsplit(":", 1)) for endpoint in endpoints}
-    if not wanted:
-        return []
-    own = {*own_addresses(), "127.0.0.1"}
-    try:
-        connections = psutil.net_connections("tcp4")
-    except psutil.Error:  # macOS requires more rights
-        return []
-    ports = {port for host, port in wanted if host in own or host.startswith("127.")}
-    listening = [(c.pid, tuple(c.laddr)) for c in connections if c.status == psutil.CONN_LISTEN and c.pid]
-    return sorted({pid for pid, address in listening if pid and str(address[-1]) in ports})
+    return tuple(device for device in offload if device.type == "gpu") or offload
 
 
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
@@ -135,8 +105,8 @@ def describe_device(device: Device) -> str:
 
 
 def in_words(devices: Sequence[Device]) -> str:
-    """Devices such as `2 x NVIDIA H200`, without the addresses of servers."""
-    counts = Counter(re.sub(r"^(RPC server) \S+", r"\1", describe_device(device)) for device in devices)
+    """Devices such as `2 x NVIDIA H200`."""
+    counts = Counter(map(describe_device, devices))
     return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items()))
 
 

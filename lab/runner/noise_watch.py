@@ -33,16 +33,15 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The CPU time of this process, of the engine's process (`pid`) and of its RPC `servers` is not noise.
+    The CPU time of this process and of the engine's process (`pid`) is not noise.
     """
 
-    def __init__(self, pid: int, servers: Sequence[int] = ()) -> None:
+    def __init__(self, pid: int) -> None:
         import psutil
 
         self._own = [psutil.Process()]
-        for own in (*servers, pid):
-            with suppress(psutil.Error):
-                self._own.append(psutil.Process(own))
+        with suppress(psutil.Error):
+            self._own.append(psutil.Process(pid))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
         self._energy = EnergyWatch(self._gpus)

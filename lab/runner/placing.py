@@ -1,26 +1,19 @@
-"""Where a model lies: devices, splits, servers and builds as settings of llama.cpp, and whether a plan fits there.
-
-Also finds devices that share one memory. An RPC server of a CPU reports the whole memory of its machine, so two servers
-on one machine report it twice. The protocol does not identify devices; the lab compares addresses and sizes.
-"""
+"""Where a model lies: devices, splits and builds as settings of llama.cpp, and whether a plan fits there."""
 
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lab.core import memory as sizes
-from lab.core.asked_settings import END, STEP, AskedSettings, parts
-from lab.core.lists import join_and, plural
+from lab.core.asked_settings import END, AskedSettings, parts
+from lab.core.lists import plural
 from lab.core.memory import CPU, Memory, Place
 from lab.core.record import Device, Model
 from lab.errors import LabError
-from lab.process import rpc
-from lab.process.wire import Backend
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
@@ -32,15 +25,6 @@ MOST_DEVICES = 16
 
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""
-
-SAME = 0.01
-"""Memory sizes that differ by at most this share count as the same memory."""
-
-
-def backend(asked: AskedSettings) -> Backend:
-    """The libraries and servers for the engine's process. LabError for libraries that do not fit."""
-    servers = rpc.parse(",".join(parts(asked.rpc))) if asked.rpc else ()
-    return Backend(builds.folder_of(asked.lib), servers)
 
 
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
@@ -85,12 +69,10 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         "tensor_split": shares,
         "n_cpu_moe": asked.n_cpu_moe or None,
         "override_tensor": parts(asked.override_tensor) or None,
-        "rpc": backend(asked).rpc or None,
         "lib": builds.name_of(asked.lib),
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
     waits_once = sizes.is_pipeline(model.n_layer, n_gpu_layers, len(used), *kinds)
-    waits_once = waits_once or bool(n_gpu_layers and any(map(endpoint_of, used)))
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
@@ -104,11 +86,6 @@ def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> l
         )
     if asked.n_cpu_moe and not model.n_expert:
         words.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
-    if asked.prefill_wait == STEP and any(map(endpoint_of, _asked_devices(asked, devices))):
-        words.append(
-            "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
-            "The time of the whole prompt is valid, those of its steps are not."
-        )
     return words
 
 
@@ -130,68 +107,16 @@ def _asked_devices(asked: AskedSettings, devices: Sequence[Device]) -> tuple[Dev
     return tuple(known[name.lower()] for name in names)
 
 
-def endpoint_of(device: Device) -> str | None:
-    """HOST:PORT of a device's RPC server; None for a device of this machine."""
-    match = re.match(r"RPC server ([\d.]+:\d+)", device.description)
-    return match[1] if match else None
-
-
-@dataclass(frozen=True)
-class Room:
-    """Devices that share one memory, and its free bytes; None if unknown."""
-
-    devices: tuple[str, ...]
-    n_bytes: int | None
-
-    def needed(self, where: Sequence[Place]) -> int:
-        """Bytes that this memory must hold."""
-        return sum(place.memory.total_bytes for place in where if place.device in self.devices)
-
-
-def rooms(plan: Plan) -> tuple[Room, ...]:
-    """The memories of the devices with layers and of the CPU, with their free bytes.
-
-    Devices of two servers on one host count as one memory if their sizes are equal within 1 %. At an address of this
-    machine they count as its memory if their size is that of its RAM. So two equal GPUs behind two servers of one host
-    wrongly count once; behind one server they count twice.
-    """
-    ram_bytes, here = plan.machine.ram_bytes, machine.own_addresses()
-    groups: list[tuple[int | None, str | None, set[str], list[str]]] = [(ram_bytes, None, set(), [])]
-    for device in (*machine.used(plan.machine, plan.settings), Device(CPU, "", "cpu", ram_bytes)):
-        endpoint, size = endpoint_of(device), device.memory_bytes
-        if device.type == "cpu":
-            groups[0][3].append(device.name)
-        elif endpoint is None or size is None:
-            groups.append((size, None, set(), [device.name]))
-        else:
-            address = endpoint.rpartition(":")[0]
-            host = None if ipaddress.IPv4Address(address).is_loopback or address in here else address
-            for n_bytes, its_host, endpoints, names in groups:
-                is_alike = abs(size - (n_bytes or 0)) <= SAME * max(size, n_bytes or 0)
-                if its_host == host and is_alike and endpoint not in endpoints:
-                    endpoints.add(endpoint)
-                    names.append(device.name)
-                    break
-            else:
-                groups.append((size, host, {endpoint}, [device.name]))
-    free = _free(plan) | {CPU: machine.memory_available()}
-    return tuple(
-        Room(tuple(names), min((free[name] for name in names if name in free), default=None))
-        for *_, names in groups
-        if names
-    )
-
-
-def _free(plan: Plan) -> dict[str, int]:
-    """Free bytes of each device, or its total bytes if only these are known."""
-    sizes = {device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes}
-    return {**sizes, **plan.free}
+def free(plan: Plan) -> dict[str, int]:
+    """Free bytes of each device, or its total bytes if only these are known, and of this machine's memory (CPU)."""
+    totals = {device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes}
+    return {**totals, **plan.free, CPU: machine.memory_available()}
 
 
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
     room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
-    shares = sizes.shares(_free(plan), names, room.tensor_split)
+    shares = sizes.shares(free(plan), names, room.tensor_split)
     own = sizes.places(plan.model, room, plan.tensors or (), names, shares)
     if plan.draft is None or own is None:
         return own
@@ -219,8 +144,9 @@ def memory_for(plan: Plan) -> int | None:
     if n_layers == 0:
         return machine.memory_available()
     is_all = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
-    sizes = [room.n_bytes for room in rooms(plan) if not is_all or room.devices != (CPU,)]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    names = [device.name for device in machine.used(plan.machine, plan.settings)] + ([] if is_all else [CPU])
+    has = free(plan)
+    return sum(has[name] for name in names) if has.keys() >= set(names) else None
 
 
 def checked(plan: Plan) -> Plan:
@@ -261,23 +187,19 @@ def _problem(plan: Plan, case: Case) -> str | None:
     if over is None:
         return None if room.n_ctx < MOST_TOKENS else f"{total}."
 
-    def n_layers(where: Sequence[Place]) -> int:
-        return sum(len(place.layers) for place in where if place.device in over.devices)
-
-    has, have = f"{over.needed(where) / 1e9:,.1f} GB for {plural(n_layers(where), 'layer')}", over.n_bytes or 0
     described = {device.name: f"{device.name} ({device.description})" for device in plan.machine.devices}
-    names = [name if name == CPU else described[name] for name in over.devices]
-    sentence = f"{names[0]} needs {has} and has {have / 1e9:,.1f} GB"
-    if len(names) > 1:
-        sentence = f"{join_and(names)} share one memory: they need {has} and have {have / 1e9:,.1f} GB"
+    needs = f"{over.memory.total_bytes / 1e9:,.1f} GB for {plural(len(over.layers), 'layer')}"
+    sentence = f"{described.get(over.device, CPU)} needs {needs} and has {free(plan)[over.device] / 1e9:,.1f} GB"
     for n in range((plan.model.n_layer or 0) + 1, 0, -1):
         smaller = _with_layers(plan, n)
         fewer = places(smaller, case)
         if n != plan.settings.n_gpu_layers and fewer and _over(smaller, fewer) is None:
-            return f"{context}: {sentence}: at most {n_layers(fewer)} fit: --n-gpu-layers {n}"
+            most = next(len(place.layers) for place in fewer if place.device == over.device)
+            return f"{context}: {sentence}: at most {most} fit: --n-gpu-layers {n}"
     return f"{context}: {sentence}: no number of layers fits."
 
 
-def _over(plan: Plan, where: Sequence[Place]) -> Room | None:
-    """The first memory that is too small."""
-    return next((room for room in rooms(plan) if room.n_bytes is not None and room.needed(where) > room.n_bytes), None)
+def _over(plan: Plan, where: Sequence[Place]) -> Place | None:
+    """The first device whose memory is too small."""
+    has = free(plan)
+    return next((place for place in where if place.memory.total_bytes > has.get(place.device, math.inf)), None)

@@ -86,7 +86,7 @@ def make_plan(
     with None for `watch` the plan uses its shape in the catalog and cannot be run.
     """
     asked = AskedSettings(**settings)
-    worker.use(placing.backend(asked))
+    worker.use(builds.folder_of(asked.lib))
     build = builds.of_worker(worker)  # before the child computes anything
     lengths = parse_lengths(prompt_len)
     check_number("gen", gen, MAX_TOKENS)
@@ -148,7 +148,7 @@ def make_plan(
         warnings=tuple(warnings),
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
-        backend=worker.backend,
+        lib=worker.lib,
         tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
         free=worker.free_memory() if n_offloaded else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,

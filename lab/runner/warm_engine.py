@@ -28,7 +28,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import MUL_MAT, Outcome, Probe, Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, noise_watch, prompts
+from lab.runner import noise_watch, prompts
 from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter
@@ -116,14 +116,13 @@ class WarmEngine:
         if self.model.sha256 is None:
             self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
-        self.worker.use(self.plan.backend)
+        self.worker.use(self.plan.lib)
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
         with self._explained(N_WARMUP_PROMPT):
             self._vocabulary = self.worker.load(
                 self.plan.file.path, self.plan.settings, draft.file.path if draft else None
             )
-        self._servers = machine.servers_here(self.settings.rpc or ())
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
             if source.text is not None:
@@ -212,7 +211,7 @@ class WarmEngine:
         sentinel_before = self._sentinel
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers)
+        noise = noise_watch.NoiseWatch(self.worker.pid)
 
         def look(progress: Progress) -> None:
             nonlocal shown
@@ -297,10 +296,9 @@ class WarmEngine:
 def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> WorkerDied:
     """Why the engine crashed with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
 
-    Returns `death` unchanged if it was not a crash, or with RPC servers, whose end also ends the engine. Leaves the
-    worker without a model.
+    Returns `death` unchanged if it was not a crash. Leaves the worker without a model.
     """
-    if not death.is_crash or worker.backend.rpc:
+    if not death.is_crash:
         return death
     until = time.monotonic() + SECONDS
 

@@ -93,16 +93,16 @@ def print_plan(plan: Plan, as_json: bool) -> None:
 def places(plan: Plan) -> list[dict[str, Any]] | None:
     """The placement for the largest case of a plan, device by device; None if everything stays on the CPU.
 
-    In bytes; None if unknown. Devices that share a memory have the same `has_bytes`; `shares` names them.
+    In bytes; None if unknown.
     """
     used = machine.used(plan.machine, plan.settings)
     if not used:
         return None
     case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
-    by_device, rooms = {place.device: place for place in placing.places(plan, case) or ()}, placing.rooms(plan)
+    by_device, free = {place.device: place for place in placing.places(plan, case) or ()}, placing.free(plan)
     descriptions, planned = {device.name: device.description for device in plan.machine.devices}, []
     for name in (*(device.name for device in used), CPU):
-        room, place = next(room for room in rooms if name in room.devices), by_device.get(name)
+        place = by_device.get(name)
         sizes: dict[str, Any] = dict.fromkeys(("weights_bytes", "kv_cache_bytes", "compute_bytes", "needs_bytes"))
         if place:
             sizes = dataclasses.asdict(place.memory) | {"needs_bytes": place.memory.total_bytes}
@@ -113,8 +113,7 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
                 "layers": list(place.layers) if place else None,
                 "output_layer": plan.model.n_layer,
                 **sizes,
-                "has_bytes": room.n_bytes,
-                "shares": [other for other in room.devices if other != name],
+                "has_bytes": free.get(name),
             }
         )
     return planned
@@ -146,8 +145,8 @@ def megabytes(n_bytes: float | None) -> str:
     return "unknown" if n_bytes is None else digits(n_bytes / 1e6)
 
 
-PLACING = tuple(name for name, setting in settings_table().items() if setting.is_placing and name != "rpc")
-"""Settings of placement. The machine's label names RPC servers."""
+PLACING = tuple(name for name, setting in settings_table().items() if setting.is_placing)
+"""Settings of placement."""
 
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 """For requests: the server, its address and what it reports. A table without requests lacks these columns."""

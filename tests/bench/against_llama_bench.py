@@ -1,9 +1,6 @@
 """The lab's rates over llama-bench's, on the same libraries, in interleaved rounds.
 
-    python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS] [N_SERVERS]
-
-With N_SERVERS both sides run all layers on so many RPC servers of one thread, which are started here, with ubatches of
-128 tokens; with several of them the lab waits for the whole prompt at once, as llama-bench always does.
+    python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS]
 
 Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process: the same file,
 threads and batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
@@ -13,25 +10,20 @@ what counts is the median of the rounds' ratios.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 from lab.core import script as scripts
 from lab.core.record import PREFILL, Settings, Steps
-from lab.features.lend.server import RpcServer
 from lab.models import catalog
-from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN, N_UBATCH = 512, 128, 512
-N_UBATCH_RPC = 128
 N_SAMPLES = 1
 PP, TG = f"pp{N_PROMPT}", f"tg{N_GEN}"
 
@@ -54,7 +46,6 @@ def timed(worker: Worker, prompt: list[int], n_gen: int, settings: Settings) -> 
 
 def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dict[str, float]:
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
-    worker.use(Backend(rpc=settings.rpc or ()))
     n_vocab = worker.load(model, settings).n_vocab
     worker.new_context(settings)
     prefills, decodes = [], []
@@ -65,15 +56,13 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dic
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(1, n_vocab, None, seed, sample)
         decodes.append(decode_tps(timed(worker, prompt, N_GEN + 1, settings)))
-    worker.use(DEFAULT_BACKEND)
-    worker.restart()  # a server has one client at a time, and the next one is llama-bench
+    worker.restart()  # the next one is llama-bench
     return {PP: statistics.median(prefills), TG: statistics.median(decodes)}
 
 
 def bench_round(model: Path, settings: Settings) -> dict[str, float]:
     """Prefill and decode rate of llama-bench, likewise."""
     options = ["-t", str(settings.n_threads), "-ub", str(settings.n_ubatch)]
-    options += ["-rpc", ",".join(settings.rpc), "-ngl", "99"] if settings.rpc else []
     rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", str(N_SAMPLES), *options)
     rates = {(row["n_prompt"], row["n_gen"]): statistics.median(row["samples_ts"]) for row in rows}
     return {PP: rates[N_PROMPT, 0], TG: rates[0, N_GEN]}
@@ -82,18 +71,11 @@ def bench_round(model: Path, settings: Settings) -> dict[str, float]:
 def main() -> None:
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 36
-    n_servers = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     llama_bench.program()
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(RpcServer("127.0.0.1", 0)) for _ in range(n_servers)]
-        worker = stack.enter_context(Worker())
-        where: dict[str, Any] = (
-            {"rpc": [server.endpoint for server in servers], "ubatch": N_UBATCH_RPC, "threads": 1} if servers else {}
-        )
-        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random", **where)
+    with Worker() as worker:
+        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random")
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
-        over = f" on {n_servers} RPC servers of 1 thread each" if servers else f", {settings.n_threads} threads"
-        print(f"{model.name}{over}, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench = ratio")
+        print(f"{model.name}, {settings.n_threads} threads, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench")
         llama_bench.in_turns(
             n_rounds,
             lambda number: lab_round(worker, model, settings, number),

@@ -21,22 +21,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.core import stats
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.lend.server import RpcServer
 from lab.features.tune import tuning
 from lab.features.tune.result import DECODE, PREFILL, REQUEST, SEARCH, phases_of, timing, tuned
 from lab.features.tune.search import ALONE, Choice, Search, Timing
 from lab.features.tune.tuning import TunePlan, variant
-from lab.models import synthetic
 from lab.process.worker import Worker
-from tests.bench import miniatures
-from tests.miniature import quantization
 
 N_PLANTED, N_EQUAL, ROUNDS, N_BLOCKS = 20, 20, 3, 6
 WITHIN = 0.02
@@ -48,14 +43,11 @@ SPACE: dict[str, list[Any]] = {
     "repack": [False],
     "mmap": [False],
 }
-IN_HALVES: dict[str, Any] = {"threads": 2, "repack": True, "op_offload": True, "kv_offload": True}
 CASES: dict[str, dict[str, Any]] = {
     "short chat": {"prompt_len": 64, "gen": 32},
     "long document": {"prompt_len": 384, "gen": 8, "threads": 2},
     "many users": {"prompt_len": 64, "gen": 24, "users": 4, "goal": "throughput", "repack": True},
     "long answer": {"prompt_len": 32, "gen": 128},
-    "mixture, short chat": {"prompt_len": 128, "gen": 16, **IN_HALVES},
-    "mixture, long document": {"prompt_len": 256, "gen": 4, "threads_batch": 2, **IN_HALVES},
 }
 """Workloads, with settings that stay fixed so that an exhaustive search takes minutes; mmap, which changes nothing
 here, always is."""
@@ -127,18 +119,6 @@ def bench_equal() -> None:
     print(f"recommended in {n_recommended} of {N_EQUAL} sessions; at most 1 wanted")
 
 
-@contextlib.contextmanager
-def model_of(case: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """The options of a case's model: the embedded one, or a mixture of which an RPC server has half the layers."""
-    if not case.startswith("mixture"):
-        yield {}
-        return
-    path = folder / "mixture.gguf"
-    synthetic.write(miniatures.shape_of("qwen3moe"), quantization("qwen3moe"), path)
-    with RpcServer("127.0.0.1", 0, ["CPU"], 1) as server:
-        yield {"model": str(path), "rpc": server.endpoint, "n_gpu_layers": 2, "prompt": "random"}
-
-
 def runs_of(plan: TunePlan, worker: Worker, choices: dict[str, Choice], folder: Path, block: int) -> list[Record]:
     """One block with a run of each choice, each in a fresh engine; choices that cannot run are left out."""
     run = tuning.Session(plan, worker, folder / "exhaustive.jsonl", lambda status: None)
@@ -157,9 +137,9 @@ def seconds(plan: TunePlan, record: Record) -> float:
 
 
 def bench_search(case: str) -> None:
-    with tempfile.TemporaryDirectory() as name, Worker() as worker, model_of(case, Path(name)) as of_model:
+    with tempfile.TemporaryDirectory() as name, Worker() as worker:
         folder = Path(name)
-        asked = {"mmap": True, **CASES[case], **of_model}
+        asked = {"mmap": True, **CASES[case]}
         plan = tuning.plan(worker, **asked)
         choices = {variant(choice, plan.default): choice for choice in [(), *plan.choices]}
         begun = time.monotonic()

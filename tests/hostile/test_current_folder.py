@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.features.lend.server import RpcServer
 from lab.features.serve import servers
 from lab.features.serve.access import Client, access
 from lab.models import catalog
-from lab.process import rpc
 from lab.process.worker import Worker
 
 PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", "sitecustomize", "asyncio", "psutil")
@@ -18,12 +16,6 @@ PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", 
 def engine() -> None:
     with Worker() as worker:
         assert worker.build.devices
-
-
-def server_of_devices() -> None:
-    with RpcServer("127.0.0.1", 0, n_threads=1) as server:
-        assert server.devices
-    assert rpc.own_version.__wrapped__()
 
 
 def own_llama_cpp_server() -> None:
@@ -35,7 +27,7 @@ def client() -> None:
         assert started.pid
 
 
-@pytest.mark.parametrize("start", [engine, server_of_devices, own_llama_cpp_server, client])
+@pytest.mark.parametrize("start", [engine, own_llama_cpp_server, client])
 def test_code_in_the_current_folder_does_not_run(
     start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def poisoned(value: Any) -> Any:
 def evil_record(source: str = HUB, **changes: Any) -> Record:
     record: Record = poisoned(timed(1.1)[0])
     model = dataclasses.replace(record.model, source=source, repo=EVIL, file=EVIL, revision=EVIL)
-    lists: dict[str, Any] = dict.fromkeys(("devices", "rpc", "override_tensor"), (EVIL, EVIL))
+    lists: dict[str, Any] = dict.fromkeys(("devices", "override_tensor"), (EVIL, EVIL))
     settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", split_mode=EVIL, **lists)
     run = dataclasses.replace(record.run, **changes)
     return dataclasses.replace(record, model=model, settings=settings, run=run)

@@ -38,7 +38,7 @@ from lab.features.limits import probing
 from lab.features.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
-from lab.process.wire import DEFAULT_BACKEND, Probe
+from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.runner import progress, prompts, session
 from lab.runner.cases import Case, Plan, failed_run
@@ -219,7 +219,7 @@ def execute(
         if planned.probes:
             announce(f"{CEILINGS}: the best rate of each kernel")
             try:
-                worker.use(base.backend)
+                worker.use(base.lib)
                 probing.obtain(worker, here, planned.probes, watch, announce, path.parent)
             except LabError as problem:
                 announce(f"The ceilings could not be measured: {problem}")
@@ -235,8 +235,8 @@ def execute(
                 watch(dataclasses.replace(status, part=words))
 
             try:
-                worker.use(DEFAULT_BACKEND)  # it would occupy memory and servers of the next engines
-                worker.restart()
+                worker.use(None)
+                worker.restart()  # frees its memory
                 if len(plans) > 1:
                     runs = side_by_side.execute(plans, N_REPEAT, path, show, new_worker, n_turns=1)
                 else:

@@ -23,7 +23,6 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.core.results import save
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, machine, progress
 from lab.runner.cases import Case, Plan, failed_run
@@ -126,8 +125,7 @@ def execute(
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
     failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
-    trial with a LabError; finished runs are kept. In a block, variants that share RPC servers, or all (`apart`), run
-    one after the other.
+    trial with a LabError; finished runs are kept. `apart`: in a block, the variants run one after the other.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -183,10 +181,9 @@ def _block(
     todo: list[tuple[int, Case]],
     apart: bool,
 ) -> Iterator[tuple[str, Run]]:
-    """Warm-ups, then runs in the order of `engines` and in reverse, or one variant after the other: `apart`, or where
-    they share RPC servers. A failed run ends the block."""
-    servers = [server for engine in engines.values() for server in engine.plan.backend.rpc]
-    apart, names, turns = apart or len(set(servers)) < len(servers), list(engines), range(n_turns)
+    """Warm-ups, then runs in the order of `engines` and in reverse, or one variant after the other (`apart`). A failed
+    run ends the block."""
+    names, turns = list(engines), range(n_turns)
     together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
     one_by_one = [(turn, name) for name in names for turn in (None, *turns)]
     name, number = names[0], numbers[0]
@@ -202,7 +199,5 @@ def _block(
             for number in numbers[:: 1 - 2 * turn]:
                 todo.pop()
                 yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
-            if apart and turn == turns[-1]:
-                engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
     except LabError as problem:
         yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)

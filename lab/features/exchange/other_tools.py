@@ -40,7 +40,6 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     "op_offload": ("--op-offload", "--no-op-offload", "op_offload", None),
     "mmap": ("--load-mode", "--load-mode", "use_mmap", "use_mmap"),
     "repack": ("--repack", "--repack", None, None),
-    "rpc": ("--rpc", "--rpc", None, None),
     "lib": (None, None, None, None),
     "kv_unified": ("--kv-unified", None, None, None),  # only with several users
 }
@@ -139,7 +138,7 @@ def _words(name: str, options: str, value: Any, column: int) -> list[str]:
             return [options if value else f"--no-{options[2:]}"]
         value = int(value != options.startswith("--no-"))
     if isinstance(value, tuple):
-        between = "," if column == LLAMA or name == "rpc" else ";" if name == "override_tensor" else "/"
+        between = "," if column == LLAMA else ";" if name == "override_tensor" else "/"
         value = between.join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
     return [options, str(value)]
 

@@ -45,7 +45,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     The command first says how many kernels it measures and how long that takes. It keeps results in --out, also after
     Ctrl-C, and uses them again while machine and build are the same.
 
-    Measures every device that the settings use (--device, --rpc, --n-gpu-layers), each in its own memory, the CPU
+    Measures every device that the settings use (--device, --n-gpu-layers), each in its own memory, the CPU
     if some layers stay there, and copies to and from each device.
     """
     from lab.features.limits import explanation, probing

@@ -472,12 +472,6 @@ def of_ceilings(ceilings: Ceilings) -> Section:
             copied.append(f"{direction} {probing.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
     if copied:
         sentences.append(f"Copies: {'; '.join(copied)}.")
-    if probing.is_remote(ceilings.machine, name):
-        most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
-        sentences.append(
-            f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "
-            "memory is slower than these figures."
-        )
     return Section(
         f"Ceilings of {probing.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
         answer=f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "

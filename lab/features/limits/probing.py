@@ -15,7 +15,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import platform
-import re
 import time
 import warnings
 from collections import Counter
@@ -46,9 +45,6 @@ from lab.show import disturbances
 
 CPU = "CPU"
 """What llama.cpp calls the device whose name is None here."""
-
-REMOTE = "RPC server "
-"""How the description of a server's device begins."""
 
 
 @dataclass(frozen=True)
@@ -114,38 +110,21 @@ def device_label(here: Machine, name: str | None) -> str:
     return machine.named(here, () if known is None else (known,))
 
 
-def is_remote(here: Machine, name: str | None) -> bool:
-    """Whether an RPC server has the device."""
-    known = device_of(here, name)
-    return known is not None and known.description.startswith(REMOTE)
-
-
 def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
     """The ceilings of the first device, then those of the others."""
     return ceilings, *(ceilings.others or ())
 
 
 def identity(here: Machine, name: str | None) -> tuple[object, ...]:
-    """What two names of devices of one kind share: ceilings of one hold for the other.
-
-    Of an RPC server that is its host, without the port, and how much memory its device has: the protocol does not tell
-    more.
-    """
+    """What two names of devices of one kind share: ceilings of one hold for the other."""
     known = device_of(here, name)
-    if known is None:
-        return (name,)
-    if is_remote(here, name):
-        return re.sub(rf"^({REMOTE}[^\s,]+):\d+", r"\1", known.description), known.memory_bytes
-    return (known.description,)
+    return (name if known is None else known.description,)
 
 
 def same_machine(one: Machine, other: Machine) -> bool:
-    """Whether two descriptions are of one machine and build, whatever servers it was connected to."""
+    """Whether two descriptions are of one machine and build."""
     fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
-    own, others = (
-        [device.description for device in machine.accelerators(here.devices) if not is_remote(here, device.name)]
-        for here in (one, other)
-    )
+    own, others = ([device.description for device in machine.accelerators(here.devices)] for here in (one, other))
     return own == others and all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
@@ -500,7 +479,7 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
             for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
                 if round_number >= ROUNDS:
                     n_all, left_s = n_all + len(own), left_s + expected_s(own) / ROUNDS
-                noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
+                noisy = noise_watch.NoiseWatch(worker.pid)
                 for probe, probe_s in zip(own, _each_s(own), strict=True):
                     elapsed_s = time.monotonic() - started
                     pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
@@ -533,7 +512,7 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
 
 
 def _timed(worker: Worker, probe: Probe) -> Rate:
-    """One probe. Where it ends the engine the error names it: no RPC server can be asked what it can compute."""
+    """One probe. Where it ends the engine the error names it."""
     try:
         return worker.probe(probe)
     except WorkerDied as problem:

@@ -128,7 +128,7 @@ def parts(
             f"The ceilings of {lacking[0]} have not been measured.",
             "Measure them with the settings of the runs: lab ceilings",
         )
-    gpu = next((name for name in by_device if name is not None and not probing.is_remote(ceilings.machine, name)), None)
+    gpu = next((name for name in by_device if name is not None), None)
     seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device))}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
     for product in work:
@@ -195,8 +195,7 @@ def _between_s(
             continue
         ends = [(by_device[name], op) for name, op in ((source, DOWNLOAD), (target, UPLOAD)) if name is not None]
         both = [copy_s(one, op, n_bytes) for one, op in ends]
-        is_direct = len(ends) == 2 and not any(probing.is_remote(one.machine, one.device) for one, _ in ends)
-        copies += [max(both, key=lambda seconds: seconds or math.inf)] if is_direct else both
+        copies.append(max(both, key=lambda seconds: seconds or math.inf))  # between two devices the copy is direct
     return None if None in copies else sum(seconds or 0.0 for seconds in copies)
 
 

@@ -397,7 +397,7 @@ def find(
     Only runs with all layers on one device count. The places of the latest runs come first.
     """
     own = [record for record in records if is_on(record, device)]
-    chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, rpc=None, prefill_wait=None)
+    chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, prefill_wait=None)
     if own:  # threads and other settings as in its runs
         kept = ("n_ubatch", "n_batch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "prefill_wait")
         chosen = dataclasses.replace(own[-1].settings, **{name: getattr(chosen, name) for name in kept})

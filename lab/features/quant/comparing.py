@@ -230,7 +230,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                     watch(Status("loading the models", elapsed_s=time.monotonic() - began))
                     workers = {key: stack.enter_context(new_worker()) for key in group}
                     for key, worker in workers.items():
-                        worker.use(made.plans[key].backend)
+                        worker.use(made.plans[key].lib)
                         vocabulary = worker.load(made.plans[key].file.path, settings[key])
                         own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
                         if pieces and own != pieces:

@@ -4,9 +4,7 @@ llama.cpp passes a callback on to ggml's scheduler (ggml-backend.cpp, ggml_backe
 asks before each operation whether somebody wants its result; if so, it computes up to it, waits for it, and calls
 again. Two stamps around each operation are its time and the cost of a stop. Operations that compute nothing (views)
 show this cost, but on one thread: that the CPU's threads start and end at each stop is timed apart, on a product so
-small that there is nothing to compute. The same steps run in turns on a second context without a callback. An RPC
-server does not say when an operation has ended, so there a stop reads a byte of the result: the server answers after it
-has computed.
+small that there is nothing to compute. The same steps run in turns on a second context without a callback.
 """
 
 from __future__ import annotations
@@ -46,13 +44,10 @@ class _Stops:
         self.nodes: list[Node] = []
         self.describes = True
         self.problem: LabError | None = None
-        self._byte = ctypes.create_string_buffer(1) if context.settings.rpc else None
         self._callback = llama_cpp().ggml_backend_sched_eval_callback(self._stop)  # must outlive the context
         self.context = llama.new_context(context.loaded, context.settings, self._callback)
 
     def _stop(self, address: int, asks: bool, _: Any) -> bool:
-        if self._byte and not asks:
-            ggml().ggml_backend_tensor_get(address, self._byte, 0, min(1, ggml().ggml_nbytes(address)))
         self.stamps.append(time.perf_counter_ns())
         if self.describes and asks and self.problem is None:
             try:

@@ -184,7 +184,7 @@ def phase(
     devices: Sequence[Device] = (),
 ) -> Phase:
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
-    held_by = [device_of(Buffer("", node.buffer, 0), devices) for node in steps.nodes]  # CUDA0, CPU, RPC0
+    held_by = [device_of(Buffer("", node.buffer, 0), devices) for node in steps.nodes]  # CUDA0, CPU
     placed = list(zip(steps.nodes, held_by, strict=True))
     views = grouped((one for one in placed if one[0].op in EMPTY), lambda one: one[1])
     stops_ns = {device: statistics.median(node.ns for node, _ in own) for device, own in views.items()}
@@ -345,8 +345,8 @@ def command(text: str | None, details: bool, **asked: Any) -> None:
 
     The engine stops after each operation. Views, which compute nothing, show what a stop costs; that is taken off. The
     same steps run in turns without stops, and the output says how far the sum is from them. Keep the machine quiet.
-    With several devices the copies between them are an operation of their own. On an RPC server a stop takes a round
-    trip. The picture shows all layers. The results file keeps all figures, for lab show and lab report.
+    With several devices the copies between them are an operation of their own. The picture shows all layers. The
+    results file keeps all figures, for lab show and lab report.
     """
     from lab.features import known
     from lab.show import console, text_setup

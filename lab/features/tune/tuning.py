@@ -37,7 +37,6 @@ from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, REQUEST, SEARCH, Tuned
 from lab.features.tune.search import Choice, Phase, Search
 from lab.models import catalog
-from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, machine, progress
 from lab.runner.cases import Plan
@@ -325,8 +324,6 @@ class Session:
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
         own = [name for name, plan in plans.items() if plan.file == self.plan.default.file]
         plans |= {name: dataclasses.replace(plans[name], model=self.model) for name in own}  # with its checksum
-        if self.worker.backend != DEFAULT_BACKEND:
-            self.worker.use(DEFAULT_BACKEND)  # an RPC server serves one client at a time
         if len(plans) > 1:
             side_by_side.check(plans)
         todo = [(0, case) for plan in plans.values() for case in plan.cases]

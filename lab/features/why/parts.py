@@ -260,7 +260,7 @@ def of_settings(sides: Mapping[str, Setup]) -> list[Part]:
     changed, unknown = dict[str, dict[str, Any]](), dict[str, None]()
     for key in (*of_group, *(name for name in table() if name not in of_group)):
         group = of_group.get(key, "other settings")
-        if key in ("prompt", "seed", "lib", "rpc") or fast.get(key) == slow.get(key):
+        if key in ("prompt", "seed", "lib") or fast.get(key) == slow.get(key):
             continue
         if key not in fast or key not in slow:
             unknown[group] = None

@@ -164,7 +164,7 @@ def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
 
 def start(fast: Setup, slow: Setup) -> dict[str, Any]:
     """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
-    chosen = {**slow.settings, **fast.settings, "lib": None, "rpc": None}
+    chosen = {**slow.settings, **fast.settings, "lib": None}
     kept = {name: value for name, value in chosen.items() if value != defaults().get(name)}
     return {**kept, "prompt_len": parts.length(fast if parts.position(fast) is not None else slow)}
 
@@ -450,5 +450,5 @@ def conclusion(found: Answer) -> tuple[str, str]:
     keys = [key for group, names in parts.GROUPS.items() if group in cause.name for key in names]
     values = {name: getattr(best.settings, name) for name in (settings_table()[key].record_name or key for key in keys)}
     model = best.model if cause.name in (parts.QUANTIZATION, parts.MODEL) else first.model
-    changed = replace(first, model=model, settings=replace(first.settings, lib=None, rpc=None, **values))
+    changed = replace(first, model=model, settings=replace(first.settings, lib=None, **values))
     return words, shell.lab("measure", *(word for option in as_options.options(changed) for word in option))
