@@ -429,7 +429,7 @@ def test_the_timeline_has_a_bar_a_request_and_marks_failures() -> None:
         [planted(2), planted(5.1)],
         [planted(2, n=1), planted(5.1, n=1)],
         spaced(30, OPEN),
-        spaced(3, dataclasses.replace(LOAD, arrivals="replay", concurrency=None)),
+        spaced(3, dataclasses.replace(LOAD, arrivals="unheard of", concurrency=None)),
     ],
 )
 def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
@@ -514,9 +514,7 @@ def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
     assert [(row.lever, row.n_prompt) for row in rows.itertuples()] == [("1 user, 10 + 5 tokens", 0)] * 3
 
 
-def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
-    replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
-    assert load_figures.again(recorded("s", spaced(3, replay))) is None
+def test_the_command_of_a_load_is_known() -> None:
     rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
     command = load_figures.again(recorded("s", spaced(3, rates)))
     assert command is not None

@@ -20,7 +20,7 @@ from lab.core.payloads import Turns
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 
-CLOSED, POISSON, CONSTANT, REPLAY = "closed", "poisson", "constant", "replay"
+CLOSED, POISSON, CONSTANT = "closed", "poisson", "constant"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def parse_slo(text: str) -> Slo:
 class Load:
     """The load of a request: one arm of a measurement, in one of its rounds."""
 
-    arrivals: str  # closed, poisson, constant, replay
+    arrivals: str  # closed, poisson, constant
     concurrency: int | None = None  # of a closed loop: users
     rate: float | None = None  # of an open loop: planned requests per second
     round: int  # each round measures every arm once
@@ -72,10 +72,8 @@ class Load:
         """Such as "8 users" or "2 requests/s"."""
         if self.arrivals == CLOSED:
             return plural(self.concurrency or 0, "user")
-        if self.arrivals == REPLAY:
-            return "replay"
         word = "request" if self.rate == 1 else "requests"
-        return f"{self.rate:g} {word}/s" + (", evenly" if self.arrivals == CONSTANT else "")
+        return f"{self.rate or 0:g} {word}/s" + (", evenly" if self.arrivals == CONSTANT else "")
 
 
 @dataclass(frozen=True, kw_only=True)

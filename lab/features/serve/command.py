@@ -98,12 +98,6 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
         help="With --rate: random times, as if users were independent (Poisson), or evenly spaced.",
     ),
     click.option(
-        "--replay",
-        metavar="FILE",
-        help="Lengths and times from a JSONL file: n_prompt, n_gen, at_s, or a Mooncake trace. With --concurrency or "
-        "--rate only the lengths.",
-    ),
-    click.option(
         "--prompt-len",
         "-p",
         default="256",
@@ -111,9 +105,9 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
         help="Tokens: 256, 8k, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
     ),
     click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, in the same forms."),
-    click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 for a replay]"),
-    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; the whole replay]"),
-    click.option("--rounds", type=int, help="How often to measure each load.  [default: 3; 1 for a replay]"),
+    click.option("--warmup", default=5.0, show_default=True, help="Seconds before the steady window."),
+    click.option("--duration", default=15.0, show_default=True, help="Seconds of the steady window."),
+    click.option("--rounds", default=3, show_default=True, help="How often to measure each load."),
     click.option("--slo", metavar="LIMITS", help="Limits that a good answer meets: ttft=1s,tpot=50ms,e2e=10s."),
     click.option(
         "--max-requests",
@@ -152,8 +146,6 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         err.print(f"Note: {sentence}", style="yellow")
 
     plan, text = loads.make_plan(**asked), prompt_text(prompt)
-    for sentence in plan.notes:
-        note(sentence)
     if dry_run:
         return _print_plan(plan, output.as_json)
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
@@ -203,25 +195,25 @@ def _progress(err: Console) -> Iterator[ShowStatus]:
 
 
 def _print_plan(plan: LoadPlan, as_json: bool) -> None:
-    """What would be sent."""
-    from lab.runner.progress import duration
+    """What would be sent, without the last requests of each window in the time."""
     from lab.show import console
 
     by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
     arms, load = list(dict.fromkeys(window.load.label for window in by_level)), plan.windows[0].load
-    rounds, order = len(plan.windows) // len(arms), [window.label for window in plan.windows]
+    known = {
+        "loads": arms,
+        "lengths": load.lengths,
+        "rounds": len(plan.windows) // len(arms),
+        "warmup_s": load.warmup_s,
+        "duration_s": load.duration_s,
+        "order": [window.label for window in plan.windows],
+        "max_requests": plan.n_most,
+        "seconds": plan.seconds,
+    }
     if as_json:
-        known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
-        known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds, "order": order}
         return console.print_json(known)
-    console.console().print(
-        f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}\n"
-        f"lengths  {load.lengths}\n"
-        f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count\n"
-        f"order    {'; '.join(order)}\n"
-        f"at most  {plural(plan.n_most, 'request')}\n"
-        f"takes    {duration(plan.seconds)}, and the time of the last requests of each window"
-    )
+    for name, value in known.items():
+        console.console().print(f"{name:13} {'; '.join(value) if isinstance(value, list) else value}")
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:

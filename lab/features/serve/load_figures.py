@@ -39,7 +39,6 @@ from lab.core.request import (
     CLOSED,
     CONSTANT,
     POISSON,
-    REPLAY,
     STALLED,
     TIMEOUT,
     Load,
@@ -161,7 +160,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
         silent_s = load.warmup_s + load.duration_s - reach_s
         if load.arrivals == CLOSED:
             is_cut_off = silent_s > PAUSE_S
-        else:  # only the last round can have been aborted; a replay has no rate
+        else:  # only the last round can have been aborted
             is_last = own.date_s.max() == last_s
             is_cut_off = is_last and silent_s * (load.rate or 0) > (MOST_GAPS if load.arrivals == POISSON else 1.5)
         length_s = load.duration_s if not is_cut_off else max(0.0, min(load.duration_s, reach_s - load.warmup_s))
@@ -342,9 +341,9 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The highest load (users or requests/s) at which 90 % of requests meet every limit, as they do at all lower loads.
 
     `at_least` and `below` are None if no arm shows them; `best` is the highest arm whose measured share reaches 90 %,
-    with all lower arms. None without limits, and for a replay.
+    with all lower arms. None without limits.
     """
-    measured = [one for one in arms if one["attainment"] == one["attainment"] and one["load_arrivals"] != REPLAY]
+    measured = [one for one in arms if one["attainment"] == one["attainment"]]
     if not measured:
         return None
     is_closed = measured[0]["load_arrivals"] == CLOSED
@@ -764,7 +763,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         if limit_s is not None:
             ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
         ax.set_ylabel(label)
-        ax.set_xticks(range(len(arms)), ["replay" if level is None else f"{level:,g}" for level in levels])
+        ax.set_xticks(range(len(arms)), [f"{level or 0:,g}" for level in levels])
         ax.set_xlim(-0.5, len(arms) - 0.5)
         ax.set_xlabel("users" if is_closed else "requests per second")
         n_inside = sum(level <= n_slots for level in levels) if is_closed and n_slots is not None else len(arms)
@@ -871,11 +870,10 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
 
 
 def again(records: Sequence[RequestRecord]) -> str | None:
-    """The command of loads; None for a replay: records lack its file."""
+    """The command of loads; None if the lengths are not those of an option."""
     known = [one.request.asked.load for one in records if one.request.asked.load]
     first, slo = known[0], known[0].slo
-    lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)
-    if lengths is None:
+    if (lengths := re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)) is None:
         return None
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
     given = {

@@ -1,25 +1,22 @@
 """`lab load`: plan a load, put it on a server window after window, and write each request soon after it has ended.
 
-An arm is a level of load: a number of users, a rate, or a replay. Each round measures every arm once, in random order,
-because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window. Between two
-windows the server is idle: all requests of the last one have ended.
+An arm is a level of load: a number of users, or a rate. Each round measures every arm once, in random order, because
+servers and machines drift. One arm in one round is a window: a warm-up, then the steady window. Between two windows the
+server is idle: all requests of the last one have ended.
 
-Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes a pool of at
-most MOST_VALUES equally likely values, its quantiles, so that a few prompts of exact length represent it. Requests draw
-from shuffled decks of the pool, so that after each deck all values came equally often.
+Prompts and answers have one length or a distribution of lengths. A distribution becomes a pool of at most MOST_VALUES
+equally likely values, its quantiles, so that a few prompts of exact length represent it. Requests draw from shuffled
+decks of the pool, so that after each deck all values came equally often.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 import re
-import statistics
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +27,7 @@ from typing import Any, NamedTuple, Unpack
 from lab.core.asked_settings import in_digits
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Request, RequestRecord, Slo, parse_slo
+from lab.core.request import CLOSED, CONSTANT, POISSON, Load, Request, RequestRecord, Slo, parse_slo
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.serve.formats import MOST_AT_ONCE, Reply, SendPlan
@@ -41,13 +38,7 @@ from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
 
 MOST_VALUES, MOST_TOKENS = 32, 10_000_000
-MOST_CALLS = 200_000  # requests read from a file
 MOST_DRAWN = 20_000  # lengths drawn for a window; then they repeat
-
-NAMES, MOONCAKE = ("n_prompt", "n_gen", "at_s"), ("input_length", "output_length", "timestamp")
-"""Field names in replay files: the lab's, and those of Mooncake's traces (FAST '25; timestamp in milliseconds).
-
-Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 
 DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
@@ -69,14 +60,6 @@ class Lengths(NamedTuple):
 
     asked: str
     values: tuple[int, ...]
-
-
-class Call(NamedTuple):
-    """A request of a replay file: tokens of the prompt and of the answer, and its time."""
-
-    n_prompt: int
-    n_gen: int
-    at_s: float | None
 
 
 def parse(option: str, text: str | int) -> Lengths:
@@ -115,54 +98,6 @@ def drawn(prompts: Lengths, answers: Lengths, n: int, seed: str) -> tuple[tuple[
     return tuple(itertools.islice(pairs, n))
 
 
-def read(path: Path) -> list[Call]:
-    """The requests of a replay file in the order of their times, which count from the first request, or LabError."""
-    calls: list[Call] = []
-    hint = 'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}'
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    calls += [_call(line)] if line.strip() else []
-                except ValueError as problem:
-                    raise LabError(f"{path.name} line {number}: {problem}.", hint) from None
-                if len(calls) > MOST_CALLS:
-                    raise LabError(f"{path.name} has over {MOST_CALLS:,} requests.", "Replay a part of it.")
-    except OSError as problem:
-        raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
-    if not calls:
-        raise LabError(f"The file {path} is empty.", hint)
-    times_s = [call.at_s for call in calls if call.at_s is not None]
-    if 0 < len(times_s) < len(calls):
-        raise LabError(f"Only some lines of {path} have a time.", "Give at_s in all lines, or in none.")
-    calls.sort(key=lambda call: call.at_s or 0.0)
-    return [call if call.at_s is None else call._replace(at_s=call.at_s - min(times_s)) for call in calls]
-
-
-def _call(line: bytes) -> Call:
-    """The request in a line. ValueError says what is wrong with it."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    if not isinstance(fields, dict):
-        raise ValueError("it is not a JSON object")
-    names = MOONCAKE if MOONCAKE[0] in fields else NAMES
-    n_prompt, n_gen, at = (fields.get(name) for name in names)
-    for name, n in zip(names, (n_prompt, n_gen), strict=False):
-        if type(n) is not int or not 1 <= n <= MOST_TOKENS:
-            raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
-    if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
-        raise ValueError(f"{names[2]} is not a time")
-    return Call(n_prompt, n_gen, None if at is None else at / (1000 if names is MOONCAKE else 1))  # type: ignore[arg-type]
-
-
-def _nearest(values: Sequence[int], n: int) -> int:
-    """The index of the value nearest to n."""
-    i = bisect_left(values, n)
-    return min((j for j in (i - 1, i) if 0 <= j < len(values)), key=lambda j: abs(values[j] - n))
-
-
 def spread_s(load: Load) -> float:
     """Users of a closed loop begin at random times within this: together they would stay together, in waves."""
     return load.warmup_s / 2 if load.arrivals == CLOSED and load.concurrency != 1 else 0.0
@@ -191,12 +126,10 @@ class LoadPlan:
 
     windows: tuple[Window, ...]  # in the order in which they are measured
     prompts: Lengths  # `values` are the lengths of the prompts to make
-    answers: Lengths | None  # None: as in `calls`
-    calls: tuple[Call, ...]  # of a file to replay
+    answers: Lengths
     max_requests: int
     timeout_s: float
     seed: int
-    notes: tuple[str, ...] = ()
 
     @property
     def n_most(self) -> int:
@@ -209,14 +142,8 @@ class LoadPlan:
         """Duration of all windows, without the ends of their last requests."""
         return sum(window.stop_s for window in self.windows)
 
-    @property
-    def longest_answer(self) -> int:
-        return max(self.answers.values if self.answers else (call.n_gen for call in self.calls))
-
     def order(self, window: Window, n: int) -> tuple[tuple[int, int], ...]:
         """For n requests of a window: the prompt's index, and the tokens to generate. Equal for all arms of a round."""
-        if self.answers is None:
-            return tuple((_nearest(self.prompts.values, call.n_prompt), call.n_gen) for call in self.calls[:n])
         return drawn(self.prompts, self.answers, min(n, MOST_DRAWN), f"{self.seed} {window.load.round}")
 
 
@@ -226,57 +153,35 @@ class LoadOptions(Reaching, total=False):
     concurrency: Numbers | None
     rate: Numbers | None
     arrivals: str
-    replay: str | Path | None
     prompt_len: str | int
     gen: str | int
-    warmup: float | None
-    duration: float | None
-    rounds: int | None
+    warmup: float
+    duration: float
+    rounds: int
     slo: str | Slo | None
     max_requests: int
     seed: int
 
 
 def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
-    """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
+    """The plan of a load: a closed loop for each of `concurrency`, or an open loop for each `rate`.
 
-    With `replay` the lengths come from a file, and the times too unless `concurrency` or `rate` is given. LabError for
-    invalid options, and if the load could need more than `max_requests`.
+    LabError for invalid options, and if the load could need more than `max_requests`.
     """
-    replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
+    slo, seed = asked.get("slo"), asked.get("seed", 1)
     prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
-    lengths, notes, calls = f"{prompts.asked} + {answers.asked} tokens", list[str](), list[Call]()
-    if replay is not None:  # the prompts get all its lengths, or quantiles of them if there are too many
-        calls, lengths = read(Path(replay)), f"as in {Path(replay).name}"
-        ordered = sorted(call.n_prompt for call in calls)
-        picked = sorted(set(ordered))
-        if len(picked) > MOST_VALUES:
-            picked = sorted({ordered[int((i + 0.5) * len(ordered) / MOST_VALUES)] for i in range(MOST_VALUES)})
-        off = [abs(picked[_nearest(picked, n)] - n) / n for n in ordered]
-        if max(off):
-            notes.append(
-                f"The prompts have {len(picked)} lengths, the nearest to the file's: median difference "
-                f"{statistics.median_high(off):.1%}, at most {max(off):.0%}. Answers have the file's lengths."
-            )
-        prompts = Lengths(lengths, tuple(picked))
-    warmup_s, duration_s, n_rounds = WARMUP_S, DURATION_S, ROUNDS
-    is_replay = replay is not None and asked.get("concurrency") is None and asked.get("rate") is None
-    if is_replay:
-        if (last_s := calls[-1].at_s) is None:
-            raise LabError(f"The requests in {replay} have no times.", "Add --concurrency or --rate for their lengths.")
-        warmup_s, duration_s, n_rounds = 0.0, max(1.0, last_s + 0.001), 1
-    rounds = int(_checked("--rounds", asked.get("rounds"), n_rounds, 1, MOST_ROUNDS))
-    most = int(_checked("--max-requests", asked.get("max_requests"), MAX_REQUESTS, 1, MOST_REQUESTS))
+    rounds = int(_checked("--rounds", asked.get("rounds", ROUNDS), 1, MOST_ROUNDS))
+    most = int(_checked("--max-requests", asked.get("max_requests", MAX_REQUESTS), 1, MOST_REQUESTS))
     base = Load(
-        arrivals=REPLAY if is_replay else CLOSED,
+        arrivals=CLOSED,
         round=0,
-        warmup_s=_checked("--warmup", asked.get("warmup"), warmup_s, 0, LONGEST_S),
-        duration_s=_checked("--duration", asked.get("duration"), duration_s, 0.1, LONGEST_S),
-        lengths=lengths,
+        warmup_s=_checked("--warmup", asked.get("warmup", WARMUP_S), 0, LONGEST_S),
+        duration_s=_checked("--duration", asked.get("duration", DURATION_S), 0.1, LONGEST_S),
+        lengths=f"{prompts.asked} + {answers.asked} tokens",
         seed=seed,
         slo=parse_slo(slo) if isinstance(slo, str) else slo,
     )
-    arms = [base] if is_replay else _arms(base, asked)
+    arms = _arms(base, asked)
     n_windows, users = len(arms) * rounds, max(arm.concurrency or 0 for arm in arms)
     if most // n_windows < users:
         raise LabError(
@@ -289,25 +194,23 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
         for arm in random.Random(f"{seed} {round_}").sample(arms, len(arms)):
             load, times_ns = dataclasses.replace(arm, round=round_), None
             if load.arrivals != CLOSED:
-                times_ns = tuple(round(1e9 * at_s) for at_s in itertools.islice(_times_s(load, calls), most + 1 - n))
+                times_ns = tuple(round(1e9 * at_s) for at_s in itertools.islice(_times_s(load), most + 1 - n))
                 n += len(times_ns)
             windows.append(Window(load, times_ns))
             if n > most:
                 needed = sum((one.rate or 0) * REST * (one.warmup_s + one.duration_s) for one in arms) * rounds
                 raise LabError(
-                    f"This load could need more than --max-requests {most:,}: about {needed or len(calls):,.0f} "
-                    "requests, including those after each window, until its last request ends.",
+                    f"This load could need more than --max-requests {most:,}: about {needed:,.0f} requests, including "
+                    "those after each window, until its last request ends.",
                     "Increase --max-requests, or use lower rates, a shorter --duration or fewer --rounds.",
                 )
-    timeout_s = _checked("--timeout", asked.get("timeout"), TIMEOUT_S, 0.1, LONGEST_S)
-    more: dict[str, Any] = {"max_requests": most, "timeout_s": timeout_s, "seed": seed, "notes": tuple(notes)}
+    timeout_s = _checked("--timeout", asked.get("timeout", TIMEOUT_S), 0.1, LONGEST_S)
     return LoadPlan(
-        windows=tuple(windows), prompts=prompts, answers=None if calls else answers, calls=tuple(calls), **more
+        windows=tuple(windows), prompts=prompts, answers=answers, max_requests=most, timeout_s=timeout_s, seed=seed
     )
 
 
-def _checked(option: str, asked: float | None, default: float, least: float, most: float) -> float:
-    value = default if asked is None else asked
+def _checked(option: str, value: float, least: float, most: float) -> float:
     if not least <= value <= most:  # also for NaN
         raise LabError(f"{option} {value:g} is not possible.", f"Give a number from {least:g} to {most:,g}.")
     return float(value)
@@ -331,24 +234,19 @@ def _arms(base: Load, asked: LoadOptions) -> list[Load]:
     if not 1 <= len(levels) <= MOST_ARMS:
         raise LabError(f"{option} {given} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
     if rates is not None:
-        levels = [_checked(option, level, 0, LEAST_RATE, MOST_RATE) for level in levels]
+        levels = [_checked(option, level, LEAST_RATE, MOST_RATE) for level in levels]
         return [dataclasses.replace(base, arrivals=arrivals, rate=level) for level in levels]
     if wrong := [n for n in levels if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
         raise LabError(f"{option} {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}.")
     return [dataclasses.replace(base, concurrency=int(n)) for n in levels]
 
 
-def _times_s(load: Load, calls: Sequence[Call]) -> Iterator[float]:
+def _times_s(load: Load) -> Iterator[float]:
     """The times of an open loop's requests."""
     end_s, rate = REST * (load.warmup_s + load.duration_s), load.rate or 0.0
     rng = random.Random(f"{load.seed} {load.rate} {load.round}")
-    times_s: Iterator[float]
-    if load.arrivals == REPLAY:
-        times_s = (call.at_s or 0.0 for call in calls)
-    elif load.arrivals == CONSTANT:
-        times_s = (i / rate for i in itertools.count())
-    else:
-        times_s = itertools.accumulate(rng.expovariate(rate) for _ in itertools.repeat(None))
+    poisson = itertools.accumulate(rng.expovariate(rate) for _ in itertools.repeat(None))
+    times_s = (i / rate for i in itertools.count()) if load.arrivals == CONSTANT else poisson
     return itertools.takewhile(lambda at_s: at_s < end_s, times_s)
 
 
@@ -365,15 +263,15 @@ def load(
 
         records = lab.load("http://127.0.0.1:8080/v1", concurrency=[1, 4, 16], duration=30)
 
-    A closed loop for each of `concurrency` (its users), or an open loop for each `rate` (requests per second), or
-    the requests of the file `replay`. Lengths are numbers or distributions: "100-1000", "normal:500,100",
-    "lognormal:300,0.8". Each round measures every load once: `warmup` seconds, then `duration` seconds that count.
-    `slo` are limits such as "ttft=1s,tpot=50ms". Sends at most `max_requests`, besides those that examine the server
-    and count prompts. Failed requests are records too, with a warning. The other arguments are those of `lab.measure`
-    with `url`. LabError if no server answers, or it stops answering.
+    A closed loop for each of `concurrency` (its users), or an open loop for each `rate` (requests per second). Lengths
+    are numbers or distributions: "100-1000", "normal:500,100", "lognormal:300,0.8". Each round measures every load
+    once: `warmup` seconds, then `duration` seconds that count. `slo` are limits such as "ttft=1s,tpot=50ms". Sends at
+    most `max_requests`, besides those that examine the server and count prompts. Failed requests are records too, with
+    a warning. The other arguments are those of `lab.measure` with `url`. LabError if no server answers, or it stops
+    answering.
     """
     plan = make_plan(**asked)
-    text, notes = prompt_text(prompt), list(plan.notes)
+    text, notes = prompt_text(prompt), list[str]()
     with progress.in_notebook() as watching:
         show = watch or watching
         how = reaching_of({**asked, "timeout": plan.timeout_s})
@@ -468,12 +366,12 @@ def execute(
 
     session = Session(server, path, report)
     with unless_empty(path):
-        asks, lengths, n_left = [], plan.prompts.values, plan.max_requests
+        asks, lengths, longest, n_left = [], plan.prompts.values, max(plan.answers.values), plan.max_requests
         for i, n in enumerate(lengths):
             report(f"sizing prompts, {i + 1} of {len(lengths)}")
             prompt = server.prompt(n, text, plan.seed, i)
-            asks.append(server.ask(prompt, server.asked(prompt, n, plan.longest_answer)))
-        if too_long := server.too_long(max(lengths), plan.longest_answer):
+            asks.append(server.ask(prompt, server.asked(prompt, n, longest)))
+        if too_long := server.too_long(max(lengths), longest):
             note(str(too_long).replace("\n", " "))
         for i, window in enumerate(plan.windows):
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
