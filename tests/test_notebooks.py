@@ -132,8 +132,8 @@ def beyond_the_interface(source: str) -> list[str]:
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) == lesson.__name__
-        if (node.value.id == "lab" and name not in lab._modules()) or (node.value.id == "lesson" and not of_lesson):
+        of_lesson = {"lab": lab._modules(), "lesson": {name for name, one in vars(lesson).items() if callable(one)}}
+        if name not in of_lesson.get(node.value.id, {name}):
             found.append(ast.unparse(node))
     return found
 

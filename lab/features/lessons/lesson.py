@@ -12,7 +12,7 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from numbers import Real
@@ -29,14 +29,11 @@ from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.features import known, page
-from lab.features.compare import comparison as comparing
-from lab.features.compare import text_compare
+from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, probing, step_kernels
-from lab.features.limits.step_kernels import Roof
 from lab.features.measure import sweep_laws, text_results
 from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
 from lab.features.predict import datasheet, prediction
-from lab.features.predict.datasheet import Device
 from lab.features.predict.prediction import Prediction
 from lab.features.serve import load_figures, servers, through_server
 from lab.features.serve.servers import OwnServer
@@ -44,11 +41,10 @@ from lab.models import catalog, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
 from lab.show import console, table, text_setup, wording
-from lab.show.section import Context, print_section, print_sections
+from lab.show.section import Context, Picture, print_section, print_sections
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 CLOSE, WRONG = 1.1, 1.5
 """A guess within the first factor is good. One outside the second is asked again."""
@@ -58,13 +54,21 @@ KEPT = Path("guesses.json")
 
 _running: list[OwnServer] = []
 
+device = datasheet.find_device
+roof = step_kernels.roof
+sessions = comparison.by_session
+threads = machine.default_threads
+
 
 def begin() -> None:
     """Print the versions of the lab and of its records, and set up tables."""
     import pandas as pd
 
     pd.set_option("display.max_colwidth", None)  # cells hold sentences
-    print(f"mini-lab {metadata.version('mini-lab')}, results files in format {SCHEMA}")
+    print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
+
+
+# What the commands print and draw
 
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
@@ -83,8 +87,9 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
 
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Draw an experiment as its command does."""
-    parts = known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
-    _draw_all(picture.draw for part in parts for picture in part.pictures)
+    for part in known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs):
+        for picture in part.pictures:
+            _draw(picture, (10, 4.6))
 
 
 def draw_attention(seen: Attention) -> None:
@@ -92,41 +97,13 @@ def draw_attention(seen: Attention) -> None:
     from lab.features.trace import trace_views
 
     (picture,) = trace_views.attention(seen).pictures
-    _draw_all([picture.draw], picture.size)
-
-
-@dataclass(frozen=True, repr=False)
-class Shown:
-    """A page that Jupyter shows below a cell."""
-
-    path: str
-
-    def __repr__(self) -> str:
-        return f"The page is {self.path}"
-
-    def _repr_html_(self) -> str:
-        return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
-
-
-def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
-    """Write plain runs as `lab report` does, a page with sliders. Returns it for display below the cell.
-
-    Jupyter shows files of its own folder only, so `path` is relative and without "..".
-    """
-    written = page.report(path, _timed(records), [ceilings])
-    print(f"The page is also in the file {written}. You can open it in a browser.")
-    return Shown(path)
+    _draw(picture, picture.size)
 
 
 def compare(records: Sequence[Record]) -> None:
     """Print a comparison of the setups in `records` as `lab compare` does."""
-    groups = comparing.groups(_timed(records))
-    text_compare.print_comparisons(groups, comparing.compare_groups(groups), comparing.AT_LEAST, console.console())
-
-
-def sessions(records: Sequence[Record]) -> list[Record]:
-    """The same records for the plots: if all have one setup, each session becomes a separate line."""
-    return comparing.by_session(records)
+    groups = comparison.groups(_timed(records))
+    text_compare.print_comparisons(groups, comparison.compare_groups(groups), comparison.AT_LEAST, console.console())
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
@@ -151,12 +128,96 @@ def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
         print(explanation.advice_of(one))
 
 
+def show_ranking(predictions: Sequence[Prediction]) -> None:
+    """Print the table of `lab.predict` on several devices, as the command does."""
+    print_sections([prediction.ranking(predictions)], console.console())
+
+
+def abilities(records: Sequence[RequestRecord]) -> None:
+    """Print what the server of these requests can do, as `lab server` does."""
+    through_server.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
+
+
+def show_load(records: Sequence[RequestRecord]) -> None:
+    """Print a load as `lab load` does."""
+    (section,) = load_figures.sections(records)
+    print_section(dataclasses.replace(section, title=""), console.console())
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page that Jupyter shows below a cell."""
+
+    path: str
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
+
+
+def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
+    """Write plain runs as `lab report` does, a page with sliders. Returns it for display below the cell.
+
+    Jupyter shows files of its own folder only, so `path` is relative and without "..".
+    """
+    written = page.report(path, _timed(records), [ceilings])
+    print(f"The page is also in the file {written}. You can open it in a browser.")
+    return Shown(path)
+
+
+# Figures
+
+
 def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The most used columns of the summary, one row per setup and length. Times are medians."""
     rows = table.summary(table.runs(_timed(records)))
     return rows[
         ["model", "n_threads", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]
     ]
+
+
+def split(records: Sequence[Record]) -> None:
+    """Print each generation as the sum of its two phases (medians)."""
+    for row in figures(records).itertuples():
+        tpot_s = row.tpot_ms / 1e3
+        prefill, token, decode = map(wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s))
+        print(
+            f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
+            f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
+            f"{100 * row.prefill_s / row.e2e_s:.0f} % (medians of each, so the parts need not add up)"
+        )
+
+
+def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
+    """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
+    rows = table.summary(table.runs(_timed(sweep)))
+    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    if prefill is None or decode is None:
+        raise LabError("The two laws need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
+    print(prefill, decode, sep="\n")
+    return prefill, decode
+
+
+def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
+    """The time of requests by the two laws, one row for each prompt length and answer length."""
+    import pandas as pd
+
+    rows = []
+    for n_prompt, n_gen in itertools.product(lengths, answers):
+        one, other = sweep_laws.request(prefill, decode, n_prompt, n_gen)
+        times = map(wording.seconds, (one, other, one + other))
+        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * one / (one + other))))
+    return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
+
+
+def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
+    """A table of a formula's terms: (term, meaning, number, unit)."""
+    import pandas as pd
+
+    cells = [
+        (term, meaning, f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}")
+        for term, meaning, number, unit in rows
+    ]
+    return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
 def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
@@ -185,36 +246,14 @@ def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int,
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
     """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
-    step = cost.step(model, n_tokens, n_past, n_outputs=1)
-    if step is None:
-        raise step_kernels.not_known(model)
-    return step
+    if step := cost.step(model, n_tokens, n_past, n_outputs=1):
+        return step
+    raise step_kernels.not_known(model)
 
 
 def block(kind: str) -> tuple[int, int]:
     """How a quantization packs weights: (weights in a block, bytes of a block)."""
     return BLOCKS[kind]
-
-
-def roof(ceilings: Ceilings) -> Roof:
-    """The machine's best rates over all kernels: `gflops`, `gbps`, and the `ridge` between them."""
-    return step_kernels.roof(ceilings)
-
-
-def ceilings_of(contents: Contents) -> Ceilings:
-    """The ceilings in a results file for the machine of its first record. LabError without any."""
-    first = contents.records[0]
-    return probing.need(contents.ceilings, probing.place_of_record(first), "this file")
-
-
-def machine_name(record: Record) -> str:
-    """The machine that made a record, as the plots name it."""
-    return machine.label(record.machine, record.settings)
-
-
-def threads() -> int:
-    """The number of threads that the lab uses here by default."""
-    return machine.default_threads()
 
 
 def shape(name: str, quantization: str) -> Model:
@@ -224,86 +263,38 @@ def shape(name: str, quantization: str) -> Model:
 
 def kv_bytes(model: Model, kind: str = "f16") -> float:
     """Bytes of one token in a KV cache of type `kind`. LabError if the model's header does not tell."""
-    n_bytes = memory.kv_bytes_per_position(model, kind, kind)
-    if n_bytes is None:
-        raise step_kernels.not_known(model)
-    return n_bytes
-
-
-def show_ranking(predictions: Sequence[Prediction]) -> None:
-    """Print the table of `lab.predict` on several devices, as the command does."""
-    print_sections([prediction.ranking(predictions)], console.console())
-
-
-def device(name: str) -> Device:
-    """A device of models/devices.toml: its datasheet's `gbps` and `tflops`, and their `source`."""
-    return datasheet.find_device(name)
+    if n_bytes := memory.kv_bytes_per_position(model, kind, kind):
+        return n_bytes
+    raise step_kernels.not_known(model)
 
 
 def caches(models: Sequence[Model]) -> pd.DataFrame:
     """KV cache sizes (F16): bytes per token, at 8,192 tokens, and the length at which the cache equals the weights."""
     import pandas as pd
 
-    rows = []
-    for model in models:
-        per_position = memory.kv_bytes_per_position(model)
-        if per_position and model.n_head and model.n_head_kv and model.n_bytes:
-            rows.append(
-                {
-                    "model": f"{model.name} {model.quantization}",
-                    "queries per kv head": model.n_head // model.n_head_kv,
-                    "bytes per token": f"{per_position:,.0f}",
-                    "cache at 8,192 tokens, GB": round(8192 * per_position / 1e9, 2),
-                    "weights, GB": round(model.n_bytes / 1e9, 2),
-                    "tokens until the cache weighs as much": f"{model.n_bytes / per_position:,.0f}",
-                }
-            )
+    rows = [
+        {
+            "model": f"{model.name} {model.quantization}",
+            "queries per kv head": (model.n_head or 0) // (model.n_head_kv or 1),
+            "bytes per token": f"{kv_bytes(model):,.0f}",
+            "cache at 8,192 tokens, GB": round(8192 * kv_bytes(model) / 1e9, 2),
+            "weights, GB": round(model.n_bytes / 1e9, 2),
+            "tokens until the cache weighs as much": f"{model.n_bytes / kv_bytes(model):,.0f}",
+        }
+        for model in models
+        if model.n_bytes
+    ]
     return pd.DataFrame(rows)
 
 
-def split(records: Sequence[Record]) -> None:
-    """Print each generation as the sum of its two phases (medians)."""
-    for row in figures(records).itertuples():
-        tpot_s = row.tpot_ms / 1e3
-        prefill, token, decode = map(wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s))
-        print(
-            f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
-            f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
-            f"{100 * row.prefill_s / row.e2e_s:.0f} % (medians of each, so the parts need not add up)"
-        )
+def ceilings_of(contents: Contents) -> Ceilings:
+    """The ceilings in a results file for the machine of its first record. LabError without any."""
+    return probing.need(contents.ceilings, probing.place_of_record(contents.records[0]), "this file")
 
 
-def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
-    """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
-    rows = table.summary(table.runs(_timed(sweep)))
-    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
-    if prefill is None or decode is None:
-        raise LabError("The two formulas need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
-    print(prefill, decode, sep="\n")
-    return prefill, decode
-
-
-def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
-    """The time of requests by the two laws, one row for each prompt length and answer length."""
-    import pandas as pd
-
-    rows = []
-    for n_prompt, n_gen in itertools.product(lengths, answers):
-        one, other = sweep_laws.request(prefill, decode, n_prompt, n_gen)
-        times = map(wording.seconds, (one, other, one + other))
-        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * one / (one + other))))
-    return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
-
-
-def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
-    """A table of a formula's terms: (term, meaning, number, unit)."""
-    import pandas as pd
-
-    cells = [
-        (term, meaning, f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}")
-        for term, meaning, number, unit in rows
-    ]
-    return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
+def machine_name(record: Record) -> str:
+    """The machine that made a record, as the plots name it."""
+    return machine.label(record.machine, record.settings)
 
 
 def serve(n_threads: int | None = None) -> OwnServer:
@@ -317,11 +308,6 @@ def serve(n_threads: int | None = None) -> OwnServer:
     return _running[-1]
 
 
-def abilities(records: Sequence[RequestRecord]) -> None:
-    """Print what the server of these requests can do, as `lab server` does."""
-    through_server.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
-
-
 def events(record: RequestRecord) -> pd.DataFrame:
     """The events of a request: when each arrived (ms after the request was sent), its bytes, and what it carried."""
     import pandas as pd
@@ -331,10 +317,7 @@ def events(record: RequestRecord) -> pd.DataFrame:
     return pd.DataFrame({"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind})
 
 
-def show_load(records: Sequence[RequestRecord]) -> None:
-    """Print a load as `lab load` does."""
-    (section,) = load_figures.sections(records)
-    print_section(dataclasses.replace(section, title=""), console.console())
+# Guesses and exercises
 
 
 @dataclass(frozen=True)
@@ -371,15 +354,12 @@ def guess(
     elif factor <= CLOSE:
         words = "a good guess"
     print(f"your guess: {wording.digits(number)} {unit}; {value}; {words}")
-    if again is None:
-        return
-    (name, question, right), kept = again, _kept()
-    was_kept, is_wrong = kept.pop(name, None) is not None, factor > WRONG and math.isfinite(again[2])
-    if is_wrong:
-        kept[name] = Question(question, float(right), unit, number, float(measured))
+    name, question, right = again or ("", "", math.nan)
+    if factor > WRONG and math.isfinite(right):
+        _write(_kept() | {name: Question(question, float(right), unit, number, float(measured))})
         print(f"The last notebook asks this again, with other numbers (pop question {name}).")
-    if is_wrong or was_kept:
-        _write(kept)
+    elif name in (kept := _kept() if again else {}):
+        _write({one: other for one, other in kept.items() if one != name})
 
 
 def ask() -> None:
@@ -413,6 +393,22 @@ def ask_again(guesses: Any) -> None:
             _write({one: other for one, other in _kept().items() if one != number})
 
 
+def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
+    """Print whether an answer is right: the letter of a choice, or a number with a relative error up to `within`."""
+    if answer is ...:
+        print("No answer yet: replace the dots in the cell above, and run both cells.")
+        return
+    if isinstance(right, str):
+        good = str(answer).strip().lower() == right
+    else:
+        number = _number(answer)
+        if number is None:
+            print(f"{answer!r} is not a number. Write 12.5, without a unit.")
+            return
+        good = abs(number - right) <= within * abs(right)
+    print("Right." if good else f"Not yet. Hint: {hint}")
+
+
 def _write(kept: dict[str, Question]) -> None:
     text = json.dumps({number: dataclasses.asdict(kept[number]) for number in sorted(kept)}, indent=1)
     results.write_whole(KEPT, text.encode(), "The file of wrong guesses")
@@ -432,22 +428,6 @@ def _factor(one: float, other: float) -> float:
     return max(one / other, other / one) if one > 0 and other > 0 else math.inf
 
 
-def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
-    """Print whether an answer is right: the letter of a choice, or a number with a relative error up to `within`."""
-    if answer is ...:
-        print("No answer yet: replace the dots in the cell above, and run both cells.")
-        return
-    if isinstance(right, str):
-        good = str(answer).strip().lower() == right
-    else:
-        number = _number(answer)
-        if number is None:
-            print(f"{answer!r} is not a number. Write 12.5, without a unit.")
-            return
-        good = abs(number - right) <= within * abs(right)
-    print("Right." if good else f"Not yet. Hint: {hint}")
-
-
 def _number(value: Any) -> float | None:
     """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -455,14 +435,13 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _draw_all(drawings: Iterable[Callable[[Figure], object]], size: tuple[float, float] = (10, 4.6)) -> None:
+def _draw(picture: Picture, size: tuple[float, float]) -> None:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    for draw in drawings:
-        figure = plt.figure(figsize=size, layout="constrained")  # first: a new backend would stay non-interactive
-        with matplotlib.rc_context({"text.parse_math": False}):
-            draw(figure)
+    figure = plt.figure(figsize=size, layout="constrained")  # first: a new backend would stay non-interactive
+    with matplotlib.rc_context({"text.parse_math": False}):
+        picture.draw(figure)
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:
