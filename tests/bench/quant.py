@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
-from lab.features.quant import figures
+from lab.features.quant import comparing, figures
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from tests.bench import llama_bench
@@ -66,7 +66,8 @@ def perplexity() -> bool:
 
         told(paths[0])
         answers = {kind: told(path, "--kl-divergence") for kind, path in zip(kinds[1:], paths[1:], strict=True)}
-        records = lab.quant(*map(str, paths), text=str(text), until=0.001, budget="20min", out=name, threads=2, **QUICK)
+        comparing.UNTIL = 0.0  # all chunks
+        records = lab.quant(*map(str, paths), text=str(text), budget="20min", out=name, threads=2, **QUICK)
     for kind, row in zip(answers, lab.quant_table(records).iloc[1:].to_dict("records"), strict=True):
         print(f"{kind}, {row['n_chunks']} chunks of {text}")
         for figure, (pattern, scale, share) in FIGURES.items():

@@ -68,13 +68,12 @@ def plan(
     variants: Sequence[tuple[str, Mapping[str, Any]]],
     n_blocks: int,
     make: Callable[..., Plan] = make_plan,
-    may_be_apart: bool = False,
     **shared: Any,
 ) -> dict[str, Plan]:
     """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
 
     Names are kept in records, so they have only the end of a library folder's path. `make` makes each plan: of a plain
-    measurement, or of an experiment. With `may_be_apart` they need not fit into memory together.
+    measurement, or of an experiment.
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
@@ -85,31 +84,24 @@ def plan(
             words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
         name = f"{chr(65 + i)}: {words or 'as it is'}"
         plans[name] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
-    check(plans, may_be_apart)
+    check(plans)
     return plans
 
 
-def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
+def check(plans: dict[str, Plan]) -> None:
     """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
         raise LabError("A trial needs at least two variants.", 'For example: lab ab "--threads 1" "--threads 2"')
     for name, plan in plans.items():
         if plan.refused:
             raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
-    if not may_be_apart and (problem := too_large(plans)):
-        raise LabError(
-            problem,
-            "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
-        )
-
-
-def too_large(plans: dict[str, Plan]) -> str:
-    """Why the variants do not fit into memory together; "" if they do."""
     need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
     available = machine.memory_available()
-    if any(plan.settings.n_gpu_layers for plan in plans.values()) or need <= available:
-        return ""
-    return f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available."
+    if need > available and not any(plan.settings.n_gpu_layers for plan in plans.values()):
+        raise LabError(
+            f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
+            "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
+        )
 
 
 def execute(
@@ -119,13 +111,12 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     n_turns: int = 2,
-    apart: bool = False,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
     failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
-    trial with a LabError; finished runs are kept. `apart`: in a block, the variants run one after the other.
+    trial with a LabError; finished runs are kept.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -134,7 +125,7 @@ def execute(
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes = dict(plans), collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, apart)
+        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns)
         if run.status != OK:
             crashes[run.variant] += 1
             if run.status == FAILED or crashes[run.variant] >= most_crashes:
@@ -151,7 +142,6 @@ def block(
     chance: random.Random,
     new_worker: Callable[[], Worker],
     n_turns: int,
-    apart: bool = False,
 ) -> Generator[Record, None, tuple[Run, int]]:
     """The runs of one block, in random order: each is appended to `path` and yielded as a record.
 
@@ -164,7 +154,7 @@ def block(
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(new_worker()) for name in order}
         engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
-        for name, run in _block(engines, cases, number, n_turns, todo, apart):
+        for name, run in _block(engines, cases, number, n_turns, todo):
             engine, run = engines[name], dataclasses.replace(run, block=number, variant=name)
             plans[name] = dataclasses.replace(plans[name], model=engine.model)
             line = engine.record(path.stem, run)
@@ -179,16 +169,13 @@ def _block(
     block: int,
     n_turns: int,
     todo: list[tuple[int, Case]],
-    apart: bool,
 ) -> Iterator[tuple[str, Run]]:
-    """Warm-ups, then runs in the order of `engines` and in reverse, or one variant after the other (`apart`). A failed
-    run ends the block."""
+    """Warm-ups, then runs in the order of `engines` and in reverse. A failed run ends the block."""
     names, turns = list(engines), range(n_turns)
-    together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
-    one_by_one = [(turn, name) for name in names for turn in (None, *turns)]
+    order = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
     name, number = names[0], numbers[0]
     try:
-        for turn, name in one_by_one if apart else together:
+        for turn, name in order:
             engine = engines[name]
             if turn is None:
                 engine.load()

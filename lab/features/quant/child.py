@@ -2,11 +2,6 @@
 
 As llama-perplexity does, a chunk is evaluated in an empty cache and only its second half is scored. Log-probabilities
 are computed in 64 bits, a few rows at a time; nothing is rounded or clamped.
-
-Where both models do not fit into memory, the reference runs first and keeps of each position only its N_TOP largest
-log-probabilities, and two sums over the rest: of p and of p log p. The divergence is then known within bounds. Its
-least value treats the rest as one entry (the log-sum inequality); its largest puts as much of the rest's probability as
-possible (at most that of the N_TOP-th entry each) on the entries that the candidate finds least likely.
 """
 
 from __future__ import annotations
@@ -21,9 +16,6 @@ from lab.engine import llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.errors import LabError
-
-N_TOP = 1024
-"""Entries of the reference's vocabulary that are kept of each position where it cannot run beside the candidates."""
 
 N_ROWS = 16
 """Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
@@ -52,15 +44,9 @@ def logits(context: Context, tokens: list[int], first: int) -> Any:
 
 
 def keep(context: Context, tokens: list[int], first: int, path: Path) -> None:
-    """Write the reference's logits of a chunk to a file; to an .npz file only the largest, and sums of the rest."""
-    import numpy as np
-
-    own = logits(context, tokens, first)
+    """Write the reference's logits of a chunk to a file."""
     try:
-        if path.suffix == ".npz":
-            np.savez(path, **largest(own, tokens[first + 1 :]))
-        else:
-            own.tofile(path)
+        logits(context, tokens, first).tofile(path)
     except OSError as problem:
         raise LabError(
             f"The logits of a chunk cannot be written: {problem.strerror}.", "Free some disk space, or set TMPDIR."
@@ -71,58 +57,13 @@ def diverge(context: Context, tokens: list[int], first: int, path: Path) -> Dive
     """How far this model's predictions of a chunk are from the reference's, which `keep` wrote."""
     import numpy as np
 
-    own = logits(context, tokens, first)
-    if path.suffix == ".npz":
-        with np.load(path) as kept:
-            return bounded(dict(kept), own, tokens[first + 1 :])
-    reference = np.fromfile(path, dtype=np.float32)
+    own, reference = logits(context, tokens, first), np.fromfile(path, dtype=np.float32)
     if reference.size != own.size:
         raise LabError(
             f"The models' vocabularies differ: {own.shape[1]:,} entries against {reference.size // len(own):,}.",
             "Compare files of one model.",
         )
     return divergence(reference.reshape(own.shape), own, tokens[first + 1 :])
-
-
-def largest(reference: Any, following: list[int]) -> dict[str, Any]:
-    """What `bounded` needs of logits: ids and log-probabilities of the largest, sums of the rest, the next token's."""
-    import numpy as np
-
-    made: dict[str, list[Any]] = {"ids": [], "logs": [], "rest": [], "rest_log": [], "next": []}
-    for start in range(0, len(reference), N_ROWS):
-        p = log_softmax(reference[start : start + N_ROWS])
-        ids = np.argsort(-p, axis=1, kind="stable")
-        logs = np.take_along_axis(p, ids, axis=1)
-        below = logs[:, N_TOP:]
-        made["ids"].append(ids[:, :N_TOP].astype(np.int32))
-        made["logs"].append(logs[:, :N_TOP])
-        made["rest"].append(np.exp(below).sum(axis=1))
-        made["rest_log"].append((np.exp(below) * below).sum(axis=1))
-        made["next"].append(p[np.arange(len(p)), following[start : start + N_ROWS]])
-    return {name: np.concatenate(rows) for name, rows in made.items()}
-
-
-def bounded(kept: dict[str, Any], own: Any, following: list[int]) -> Divergence:
-    """As `divergence`, from what `largest` kept: `kl` is the least that is possible, `most` the largest mean."""
-    import numpy as np
-
-    kl, most, nll = list[float](), list[float](), 0.0
-    for i, row in enumerate(own):
-        q = log_softmax(row[None])[0]
-        ids, logs, rest = kept["ids"][i], kept["logs"][i], float(kept["rest"][i])
-        exact = float(np.exp(logs) @ (logs - q[ids]))
-        below = np.sort(np.delete(q, ids))  # the rest, the least likely first
-        low = high = 0.0
-        if rest > 0 and below.size:
-            low = rest * (math.log(rest) - float(np.logaddexp.reduce(below)))
-            share = np.diff(np.minimum(np.arange(below.size + 1) * math.exp(logs[-1]), rest))
-            high = float(kept["rest_log"][i]) - float(share @ below)
-        kl.append(exact + low)
-        most.append(exact + max(low, high))
-        nll -= float(q[following[i]])
-    n_same, n = int((own.argmax(axis=1) == kept["ids"][:, 0]).sum()), len(own)
-    reference_nll = -float(kept["next"].sum())
-    return _checked(kl, n_same, nll / n, reference_nll / n, sum(most) / n)
 
 
 def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
@@ -137,13 +78,10 @@ def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
         at = np.arange(len(p)), np.array(following[start : start + N_ROWS])
         reference_nll -= float(p[at].sum())
         nll -= float(q[at].sum())
-    return _checked(kl, n_same, nll / len(own), reference_nll / len(own))
-
-
-def _checked(kl: list[float], n_same: int, nll: float, reference_nll: float, most: float | None = None) -> Divergence:
-    if not all(map(math.isfinite, [nll, reference_nll, most or 0.0, *kl])):
+    nll, reference_nll = nll / len(own), reference_nll / len(own)
+    if not all(map(math.isfinite, [nll, reference_nll, *kl])):
         raise LabError("A model's predictions are not numbers (NaN).", "The file may be broken: get it again.")
-    return Divergence(tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll, most)
+    return Divergence(tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll)
 
 
 def log_softmax(rows: Any) -> Any:

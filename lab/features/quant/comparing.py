@@ -5,9 +5,6 @@ to a file, each candidate compares its own with them, and the next chunk overwri
 chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the reference is compared
 with itself under other settings: what is below this noise floor cannot be told apart. Speed: blocks with fresh engines
 that take turns, as in `lab ab`.
-
-Models that do not fit into memory together run one after the other. The reference then keeps of each position only its
-largest logits and sums of the rest (about 2 MB a chunk), and the divergences are known within bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from typing import Any, Unpack
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import ENGINE, OUTPUT, SEED, SHARE, TOKENS, with_options
+from lab.cli.options import ENGINE, OUTPUT, SEED, TOKENS, with_options
 from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
 from lab.core.lists import plural
 from lab.core.payloads import Divergence, Quality
@@ -48,8 +45,8 @@ N_CHUNK, FIRST = 512, 256
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 """Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
 
-MIN_CHUNKS, N_FLOOR, MOST_APART = 16, 8, 200
-"""Chunks before the intervals may end the measurement, chunks of the noise floor, and those kept at most (0.6 GB)."""
+MIN_CHUNKS, UNTIL, N_FLOOR = 16, 0.05, 8
+"""Chunks before the intervals may end the measurement, the half width that ends it, and chunks of the noise floor."""
 
 KINDS = {
     "prose": ("manual", "story", "more/prose"),
@@ -68,20 +65,18 @@ Chunk = tuple[str, list[int]]
 CHILD = "lab.features.quant.child"
 """The module with the functions of the child."""
 
-N_BLOCKS, UNTIL, BUDGET, FLOOR = 10, 0.05, "10min", "noise floor"
+N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
 
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """The plans by variant (the first is the reference), and the texts by kind. `apart`: one engine after the other."""
+    """The plans by variant (the first is the reference), and the texts by kind."""
 
     plans: dict[str, Plan]
     texts: dict[str, str]
     text: str
     budget_s: float
-    until: float
     blocks: int
-    apart: bool = False
 
     @property
     def reference(self) -> Plan:
@@ -93,7 +88,6 @@ def quant(
     cache_type: str | Sequence[str] = (),
     text: str | None = None,
     budget: str | float = BUDGET,
-    until: float = UNTIL,
     blocks: int = N_BLOCKS,
     prompt_len: int = 256,
     gen: int = 32,
@@ -109,7 +103,7 @@ def quant(
     for files that are not of one model, and for a text that is too short.
     """
     with Worker() as worker:
-        asked: dict[str, Any] = {"text": text, "budget": budget, "until": until, "blocks": blocks}
+        asked: dict[str, Any] = {"text": text, "budget": budget, "blocks": blocks}
         made = plan(worker, files, cache_type, **asked, prompt_len=[prompt_len], gen=gen, **settings)
     path = new_results_file(made.reference, Path(out))
     with progress.in_notebook() as watch:
@@ -123,7 +117,6 @@ def plan(
     *,
     text: str | None = None,
     budget: str | float = BUDGET,
-    until: float = UNTIL,
     blocks: int = N_BLOCKS,
     **asked: Any,
 ) -> QuantPlan:
@@ -143,8 +136,6 @@ def plan(
         )
     if len(set(compared)) < len(compared):
         raise LabError("A file or type is named twice.", "Name each once.")
-    if not 0.001 <= until < 1:
-        raise LabError(f"--until {until:g} is not possible.", "Give a share from 0.1% to 99%, such as 5%.")
     check_number("blocks", blocks, 1000)
     budget_s = seconds_of(budget)
     if text is None:
@@ -162,14 +153,14 @@ def plan(
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
         variants = [{"cache_type_k": one, "cache_type_v": one} for one in types]
-    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, may_be_apart=True, **asked)
+    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, **asked)
     name, *others = plans
     for other in others:
         paths = plans[name].file.path, plans[other].file.path
         if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
             raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
     plans = {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()}
-    return QuantPlan(plans, texts, text or "", budget_s, until, blocks, bool(side_by_side.too_large(plans)))
+    return QuantPlan(plans, texts, text or "", budget_s, blocks)
 
 
 def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
@@ -192,7 +183,7 @@ def execute(
     """Measure quality, then speed; yields each record after it is in `path`."""
     with unless_empty(path):
         yield from _qualities(made, path, watch, new_worker)
-        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker, apart=made.apart)
+        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker)
 
 
 def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker]) -> Iterator[Record]:
@@ -204,58 +195,50 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         for key, one in made.plans.items()
     }
     began, started_at, pieces = time.monotonic(), utc_now(), list[Chunk]()
-    groups = [[key] for key in made.plans] if made.apart else [list(made.plans)]  # that are loaded together
-    n = MOST_APART if made.apart else MOST_CHUNKS
 
-    def is_over(i: int, keys: Sequence[str], share: float) -> bool:
-        """Whether this share of the budget is spent, or the divergences of all `keys` are known well enough."""
-        means = [figures.mean(found[key], figures.divergence) for key in keys] if i >= MIN_CHUNKS else []
-        is_narrow = bool(means) and all(high - mean <= made.until * abs(mean) for mean, _, high in means)
-        return i >= 2 and (is_narrow or time.monotonic() - began > share * made.budget_s)
+    def is_over(i: int) -> bool:
+        """Whether the budget is spent, or the divergences are known well enough."""
+        means = [figures.mean(found[key], figures.divergence) for key in others] if i >= MIN_CHUNKS else []
+        is_narrow = bool(means) and all(high - mean <= UNTIL * abs(mean) for mean, _, high in means)
+        return i >= 2 and (is_narrow or time.monotonic() - began > made.budget_s)
 
     def keep(key: str, own: Sequence[Divergence]) -> Record:
         """Append the record of a candidate, or of the noise floor, to `path`."""
         is_floor, kinds = key == FLOOR, tuple(kind for kind, _ in pieces[: len(own)])
         of, used = made.plans[name if is_floor else key], elsewhere(settings[name]) if is_floor else settings[key]
-        quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s, made.until)
+        quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s)
         run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
         record = Record(path.stem, of.machine, of.model, used, run)
         save(path, record)
         return record
 
     try:
-        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
-            for number, group in enumerate(groups, 1):
-                with contextlib.ExitStack() as stack:
-                    watch(Status("loading the models", elapsed_s=time.monotonic() - began))
-                    workers = {key: stack.enter_context(new_worker()) for key in group}
-                    for key, worker in workers.items():
-                        worker.use(made.plans[key].lib)
-                        vocabulary = worker.load(made.plans[key].file.path, settings[key])
-                        own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
-                        if pieces and own != pieces:
-                            raise LabError(
-                                f"{key} splits the text into other tokens than the reference.",
-                                "Compare files of one model.",
-                            )
-                        pieces, settings[key] = own, worker.new_context(settings[key])
-                    n = min(n, len(pieces))
-                    for i in range(n):
-                        if is_over(i, [key for key in group if key != name], number / len(groups)):
-                            n = i if name in group else n
-                            break
-                        watch(Status(f"quality: chunk {i + 1} of at most {n}", elapsed_s=time.monotonic() - began))
-                        path_of_logits = Path(folder) / (f"{i}.npz" if made.apart else "logits")
-                        asked = {"tokens": pieces[i][1], "first": FIRST, "path": path_of_logits}
-                        for key, worker in workers.items():
-                            if key != name:
-                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
-                                continue
-                            worker.call(type(None), f"{CHILD}.keep", **asked)
-                            if i < N_FLOOR:
-                                worker.new_context(elsewhere(settings[name]))
-                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
-                                worker.new_context(settings[name])
+        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder, contextlib.ExitStack() as stack:
+            watch(Status("loading the models", elapsed_s=time.monotonic() - began))
+            workers = {key: stack.enter_context(new_worker()) for key in made.plans}
+            for key, worker in workers.items():
+                worker.use(made.plans[key].lib)
+                vocabulary = worker.load(made.plans[key].file.path, settings[key])
+                own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
+                if pieces and own != pieces:
+                    raise LabError(
+                        f"{key} splits the text into other tokens than the reference.", "Compare files of one model."
+                    )
+                pieces, settings[key] = own, worker.new_context(settings[key])
+            for i, (_, tokens) in enumerate(pieces):
+                if is_over(i):
+                    break
+                of = f"quality: chunk {i + 1} of at most {len(pieces)}"
+                watch(Status(of, elapsed_s=time.monotonic() - began))
+                asked = {"tokens": tokens, "first": FIRST, "path": Path(folder) / "logits"}
+                reference = workers[name]
+                reference.call(type(None), f"{CHILD}.keep", **asked)
+                if i < N_FLOOR:
+                    reference.new_context(elsewhere(settings[name]))
+                    found[FLOOR].append(reference.call(Divergence, f"{CHILD}.diverge", **asked))
+                    reference.new_context(settings[name])
+                for key in others:
+                    found[key].append(workers[key].call(Divergence, f"{CHILD}.diverge", **asked))
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks
         for key in found if n > 1 else ():
@@ -297,7 +280,7 @@ def chunks(
     return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
 
 
-@click.command("quant", cls=Command, first=("cache-type", "text", "budget", "until", "blocks"))
+@click.command("quant", cls=Command, first=("cache-type", "text", "budget", "blocks"))
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(
     click.option("--cache-type", default="", help="Compare these cache types of one file: f16,q8_0,q4_0."),
@@ -306,22 +289,18 @@ def chunks(
     ),
     click.option("--budget", default=BUDGET, show_default=True, help="Time to spend on quality, such as 2min or 1h."),
     click.option(
-        "--until", type=SHARE, default="5%", show_default=True, help="Stop when each divergence is known to this share."
-    ),
-    click.option(
         "--blocks", default=N_BLOCKS, show_default=True, help="Blocks that measure speed; each runs every file twice."
     ),
     click.option(
         "--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of runs for speed."
     ),
     click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
-    click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
     click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
     *ENGINE,
     SEED,
     *OUTPUT,
 )
-def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | None, yes: bool, **asked: Any) -> None:
+def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool, **asked: Any) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
     \b
@@ -332,14 +311,12 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str |
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the table shows how far
     each one's predictions are from the reference's (mean Kullback-Leibler divergence), and how often both find the same
     token most likely. The reference against itself with other settings shows the noise floor. Chunks are added until
-    the divergences are known to --until, the text ends or the --budget is spent. Then the speeds are measured in
-    blocks, as lab ab does.
+    the divergences are known to 5 %, the text ends or the --budget is spent. Then the speeds are measured in blocks, as
+    lab ab does.
 
     The output names the files that no other one beats in both. It does not say how well a model does a task. Files of
-    other models are refused. Files that do not fit into memory together run one after the other, and the divergences
-    are then known within bounds. A FILE is a SPEC: see lab models --help.
+    other models are refused, and files that do not fit into memory together. A FILE is a SPEC: see lab models --help.
     """
-    from lab.features.exchange import llama_bench_format
     from lab.features.measure import text_results
     from lab.show import console
 
@@ -360,9 +337,4 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str |
         return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
 
     records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
-    if csv and any(record.run.quality for record in records):
-        try:
-            llama_bench_format.harmless(figures.quant_table(records)).to_csv(csv, index=False)
-        except OSError as failed:
-            raise LabError(f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv.") from None
     output.end(records, path, problem)

@@ -102,13 +102,8 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
     timed = [one for one in records if one.run.is_timed]
     qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
     first = next(iter(qualities.values()))
-    variants, floors, of_variant = [first.reference, *qualities], list[Quality](), dict[str, Record]()
-    for one in (*(one for one in records if one.run.quality), *timed):  # the timed run if there is one
-        if one.run.quality and one.run.quality.is_floor:
-            floors.append(one.run.quality)
-            of_variant[first.reference] = one
-        else:
-            of_variant[one.run.variant or ""] = one
+    floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
+    variants, of_variant = [first.reference, *qualities], _of_variants(records)
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
     ratios, rows, kinds = _ratios(timed), list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
@@ -156,6 +151,13 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
     )
 
 
+def _of_variants(records: Sequence[Record]) -> dict[str, Record]:
+    """A record of each variant: a timed run if there is one. The noise floor has the reference's model."""
+    kept = [(one.run.quality, one) for one in records if one.run.quality]
+    found = {of.reference if of.is_floor else one.run.variant or "": one for of, one in kept}
+    return found | {one.run.variant or "": one for one in records if one.run.is_timed}
+
+
 def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
     """The shortest names that differ: quantizations, cache types, files; else the variants' own."""
     of = [
@@ -199,7 +201,6 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
     import numpy as np
 
     kl = np.concatenate([chunk.kl for chunk in chunks])
-    most = [NAN if chunk.most is None else chunk.most for chunk in chunks]
     return {
         "n_chunks": len(chunks),
         "kl_99": float(np.quantile(kl, 0.99)),
@@ -208,7 +209,6 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         **_with_ends("same", mean(chunks, lambda chunk: chunk.n_same / len(chunk.kl))),
         **_with_ends("perplexity_ratio", [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))]),
         "perplexity": _perplexity(chunks, "nll"),
-        "kl_most": math.fsum(most) / len(most),
     }
 
 
@@ -241,9 +241,6 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
                 key = of_figure[row.figure], name, str(group.rows.variant.iloc[0])
                 made[key] = (1 / row.estimate, *ends), row.doubts
     return made
-
-
-# As a section
 
 
 def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "") -> str:
@@ -356,12 +353,6 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
         kind = catalog.entries()[model.name].quantization
         lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
-    if bounded := [row for row in others if row.kl_most == row.kl_most]:
-        ends = join_and([f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded])
-        lines.append(
-            "The models ran one after the other, and the reference's 1,024 most likely tokens and the sum of the rest "
-            f"were kept: divergences are the least that is possible. Within these bounds: {ends}."
-        )
     if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
@@ -382,10 +373,8 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
             colour = canvas.COLOURS[0 if row.on_front else 1]
             label = "not beaten in both" if row.on_front else "beaten in quality and decode speed"
             ax.plot([x], [row.kl], "o", color=colour, label=label)
-            if low == low:
-                ax.plot([low, high], [row.kl, row.kl], color=colour, lw=1.4)
-            if row.kl_low == row.kl_low:
-                ax.plot([x, x], [max(row.kl_low, row.kl / 1e3), row.kl_high], color=colour, lw=1.4)
+            ax.plot([low, high], [row.kl, row.kl], color=colour, lw=1.4)  # nothing where an end is NaN
+            ax.plot([x, x], [max(row.kl_low, row.kl / 1e3), row.kl_high], color=colour, lw=1.4)
             if phase == "decode" and row.bandwidth == row.bandwidth:
                 ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label="by bytes read alone")
         if phase == "decode":
@@ -407,17 +396,12 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
 def again(records: Sequence[Record]) -> str:
     """The command of a session of `lab quant`."""
     timed = [one for one in records if one.run.is_timed]
-    kept = [(one, one.run.quality) for one in records if one.run.quality]
-    of_variant = {one.run.variant or "": one for one in timed}
-    of_variant |= {of.reference if of.is_floor else one.run.variant or "": one for one, of in kept}
-    firsts = [of_variant[name] for name in sorted(of_variant)]
-    given: dict[str, object] = {}
-    if timed:
-        given["blocks"] = 1 + max(one.run.block or 0 for one in timed)
+    kept = [one.run.quality for one in records if one.run.quality]
+    firsts = [one for _, one in sorted(_of_variants(records).items())]
+    given: dict[str, object] = {"blocks": 1 + max(one.run.block or 0 for one in timed)} if timed else {}
     if kept:
-        _, asked = kept[0]
-        budget = None if asked.budget_s is None else f"{asked.budget_s:g}s"
-        given |= {"text": asked.text, "budget": budget, "until": asked.until}
+        budget = None if kept[0].budget_s is None else f"{kept[0].budget_s:g}s"
+        given |= {"text": kept[0].text, "budget": budget}
     if timed:
         given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen}
     specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
