@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-from collections.abc import Sequence
+from pathlib import Path
 
+from lab.core.record import Settings
+from lab.engine import devices, llama
+from lab.engine.bindings import llama_cpp
 from lab.models import catalog
 from lab.models.catalog import Entry, Shape
 
@@ -56,8 +60,21 @@ def quantization(arch: str) -> str:
     return "MXFP4_MOE" if arch == "gpt-oss" else "Q4_0"
 
 
-def reserved(lines: Sequence[str]) -> tuple[float, float]:
-    """Bytes of the KV cache and of the compute buffers that llama.cpp's log tells."""
+def reserved(path: Path, asked: Settings) -> tuple[float, float]:
+    """Bytes of the KV cache and of the compute buffers that llama.cpp would reserve, by its log; reads no weights."""
+    devices.start()
+    lib = llama_cpp()
+    params = lib.llama_model_default_params()
+    alive = llama.model_params(params, asked)
+    params.no_alloc, params.load_mode = True, 0
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    devices.clear_log()
+    context = lib.llama_init_from_model(model, llama.context_params(asked))
+    lines = devices.log_lines()
+    if context:
+        lib.llama_free(context)
+    lib.llama_model_free(model)
+    del alive
     caches = [re.search(r": size = +([0-9.]+) MiB \( *\d+ cells", line) for line in lines]
     computed = [re.search(r"compute buffer size = +([0-9.]+) MiB", line) for line in lines]
     kv, compute = (sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed))

@@ -41,7 +41,7 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     worker.new_context(SMALL)
     outcome = worker.run(scripts.run(range(1, 101), 4, 64), lambda progress: None)
     assert outcome.steps.n_tokens == (64, 36, 1, 1, 1) and len(outcome.token_ids) == 4
-    kv_bytes, _ = miniature.reserved(worker.reserve(path, SMALL))
+    kv_bytes, _ = miniature.reserved(path, SMALL)
     assert memory.of_context(read, SMALL).kv_cache_bytes == pytest.approx(kv_bytes, rel=0.05, abs=6000)
 
 

@@ -198,7 +198,7 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
         assert together.steps.n_seq == (4,) * 6 and together.steps.n_outputs == (4,) * 6
         for unified in (False, True):
             wanted = dataclasses.replace(settings, kv_unified=unified)
-            kv_bytes, compute = miniature.reserved(worker.reserve(embedded, wanted))
+            kv_bytes, compute = miniature.reserved(embedded, wanted)
             estimate = memory.of_context(worker.read_model(embedded, "m", "embedded"), wanted)
             assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx((kv_bytes, compute), rel=0.05)
 

@@ -58,13 +58,11 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gbps": None}, "either gbps, or bus_bits and mtps"),
-        ({"bus_bits": 64, "mtps": 3200}, "either gbps, or bus_bits and mtps"),
-        ({"gbps": None, "bus_bits": 64}, "either gbps, or bus_bits and mtps"),
+        ({"gbps": None}, "gbps"),
+        ({"gbps": None, "bus_bits": 64}, "bus_bits"),
+        ({"gbps": None, "bus_bits": 64, "mtps": "fast"}, "unsupported operand"),
         ({"source": None}, "source"),
         ({"watts": 300}, "watts"),
-        ({"gbps": 0}, "gbps must be above 0"),
-        ({"tflops": "many"}, "not supported"),
     ],
 )
 def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
@@ -72,7 +70,7 @@ def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: 
     with pytest.raises(LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"):
         datasheet.from_entry("small", "mine", facts)
     assert datasheet.from_entry("small", "mine", WHOLE).gbps == 100
-    with pytest.raises(LabError, match=r"its heading must be \[KIND\.NAME\], not \[mine\]"):
+    with pytest.raises(LabError, match=r"\[mine\.about\] of models/devices\.toml"):
         datasheet.from_entry("mine", "about", "a laptop")
 
 

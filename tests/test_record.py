@@ -103,22 +103,6 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: 
     assert "a.jsonl line 2" in reading.skipped[0]
 
 
-def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    results.save(path, make_record(), make_record(make_run(repeat=1)))
-    renamed = path.read_bytes().replace(b'"session":', b'"colour":"red","session":')
-    path.write_bytes(
-        renamed.replace(b'"n_seq_max":1', b'"n_sequences":4').replace(b'"type":"cpu"', b'"type":"cpu","x":1')
-    )
-    reading = results.read([path])
-    assert reading.records[0] == make_record() and len(reading.records) == 2
-    (sentence,) = reading.skipped
-    assert sentence.startswith(
-        "a.jsonl line 1: colour, machine.devices.x, settings.n_sequences ignored, because this version of the lab does "
-        "not know it in lines of schema 3"
-    )
-
-
 @pytest.mark.parametrize(
     ("old", "words"),
     [

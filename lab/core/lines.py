@@ -1,8 +1,8 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type and range checked.
 
-A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it). Files may come from
-anyone, and figures are computed from them: reading removes control characters from every string, and refuses numbers
-far beyond what a machine can do, so that arithmetic neither overflows nor takes gigabytes.
+A missing key gets its field's default, and an unknown key is ignored. Files may come from anyone, and figures are
+computed from them: reading removes control characters from every string, and refuses numbers far beyond what a machine
+can do, so that arithmetic neither overflows nor takes gigabytes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -124,35 +122,6 @@ def parse_line(line: bytes) -> Line:
         parsed = cleaned(parsed)
     check(parsed, name)
     return parsed
-
-
-def unknown_fields(line: bytes) -> list[str]:
-    """The unknown fields of a readable line, such as run.colour: a renamed field would silently get its default."""
-
-    def unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
-            known = _hints(hint)
-            for key, part in value.items():
-                name = printable(f"{place}.{key}" if place else key)
-                if key in known:
-                    yield from unknown(known[key], part, name)
-                elif part is not None:  # an unknown null says nothing that could be lost
-                    yield name
-        elif isinstance(value, (dict, list)):
-            parts = value if typing.get_origin(hint) is tuple else [value]
-            for inside in typing.get_args(hint):
-                for part in parts:
-                    yield from unknown(inside, part, place)
-
-    try:
-        return sorted(set(unknown(_decode(_Head, line, "line").kind[0], json.loads(line))))
-    except RecursionError:  # an unknown field that is nested deeply
-        return []
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def cleaned(value: Any) -> Any:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core.lines import Line, parse_line, to_json, unknown_fields
+from lab.core.lines import Line, parse_line, to_json
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
@@ -41,20 +41,17 @@ MOST_NEARBY = 50_000_000
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of results files, and a sentence about each skipped line or unknown field."""
+    """The contents of results files, and a sentence about each skipped line."""
 
     records: tuple[Record, ...] = ()
     ceilings: tuple[Ceilings, ...] = ()
     skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
-    begin_with_request: bool = False  # the first line was a request, not a run
     traces: tuple[Record, ...] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
-        """Runs and requests, starting with the kind of the first line."""
-        if self.begin_with_request:
-            return [*self.requests, *self.records]
+        """Runs and requests."""
         return [*self.records, *self.requests]
 
 
@@ -154,14 +151,13 @@ def read(paths: Iterable[str | Path]) -> Contents:
     records = lab.read(["results"]).records
     """
     found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
-    first, known = "", set[Hashable]()
+    known = set[Hashable]()
     thresholds = gc.get_threshold()
     gc.set_threshold(0)  # collecting garbage would take a quarter of the reading time, and records have no cycles
     try:
         files, skipped = _files(paths)
         for path in files:
             problems: dict[str, list[int]] = {}
-            sessions: set[Hashable] = set()
             for number, line in _lines(path):
                 try:
                     if not line:
@@ -170,14 +166,6 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 except ValueError as problem:
                     problems.setdefault(str(problem), []).append(number)
                     continue
-                kind = type(parsed), getattr(parsed, "session", None)
-                if kind not in sessions:  # one version of the lab wrote all lines of a session
-                    sessions.add(kind)
-                    if unknown := unknown_fields(line):
-                        skipped.append(
-                            f"{printable(path.name)} line {number}: {', '.join(unknown[:5])} ignored, because this "
-                            f"version of the lab does not know it in lines of schema {parsed.schema}"
-                        )
                 name = "ceilings" if isinstance(parsed, Ceilings) else "requests"
                 if isinstance(parsed, Record):
                     name = "traces" if parsed.run.is_traced else "records"
@@ -185,7 +173,6 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 if identity not in known:
                     known.add(identity)
                     found[name].append(parsed)
-                    first = first or name * (name in ("records", "requests"))
                 elif name != "ceilings":  # the same ceilings may be in many files
                     problems.setdefault("it is a duplicate", []).append(number)
             for reason, numbers in problems.items():
@@ -194,7 +181,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
     finally:
         gc.set_threshold(*thresholds)
     made = {name: tuple(lines) for name, lines in found.items()}
-    return Contents(**made, skipped=tuple(skipped), begin_with_request=first == "requests")
+    return Contents(**made, skipped=tuple(skipped))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -35,7 +35,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "quantizations": llama.quantizations,
     "quantize": llama.quantize,
     "vocabularies_differ": llama.vocabularies_differ,
-    "reserve": llama.reserve,
     "probe": kernels.run,
 }
 """The verbs that need no loaded model."""

@@ -1,8 +1,8 @@
 """Load llama.cpp's libraries, keep their log, and describe their devices.
 
 The Python bindings contain copies of llama.cpp's structures. If a library of another version has different fields, no
-call fails, but values arrive in the wrong fields. `libraries` therefore reads the sizes and the defaults of every
-field, so that two builds can be compared.
+call fails, but values arrive in the wrong fields. `libraries` therefore reads the defaults of every field, so that
+two builds can be compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import collections
 import ctypes
 import itertools
 import os
-import platform
 from importlib.metadata import version
 from typing import Any
 
@@ -25,9 +24,6 @@ _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 STRUCTURES = ("llama_model", "llama_context", "llama_model_quantize")
 """Structures with default values: the names of the functions, without `_default_params`."""
-
-ROOM = 4096
-"""More bytes than any of these structures has."""
 
 
 class _Symbol(ctypes.Structure):
@@ -88,20 +84,7 @@ def libraries() -> Libraries:
     """The loaded libraries: version, files, and the visible part of their structures' layout."""
     layout = dict[str, str]()
     for name in STRUCTURES:
-        function = getattr(llama_cpp(), f"{name}_default_params")
-        if platform.machine().lower() in ("x86_64", "amd64"):
-            # There a C function returns a structure by writing to memory that the caller provides. The bytes that are
-            # equal after two calls on differently filled memory belong to the structure. Rounded up to 8.
-            address = ctypes.cast(function, ctypes.c_void_p).value
-            assert address is not None
-            filled = [ctypes.create_string_buffer(bytes([byte]) * ROOM, ROOM) for byte in (0x00, 0xFF)]
-            for buffer in filled:
-                ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)(ctypes.cast(buffer, ctypes.c_char_p))
-            last = max(
-                i for i, (one, other) in enumerate(zip(*(buffer.raw for buffer in filled), strict=True)) if one == other
-            )
-            layout[f"the size of {name}_params"] = str(-(-(last + 1) // 8) * 8)
-        params = function()
+        params = getattr(llama_cpp(), f"{name}_default_params")()
         for field, kind, *_ in params._fields_:
             if isinstance(value := getattr(params, field), (bool, int, float)) and kind is not ctypes.c_void_p:
                 layout[f"the default of {name}_params.{field}"] = str(value)

@@ -112,7 +112,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     `on_node`, a ctypes function that outlives the context, is called before and after each operation of each step.
     """
     lib = llama_cpp()
-    params = _context_params(asked)
+    params = context_params(asked)
     if on_node is not None:
         params.cb_eval = on_node
     devices.clear_log()
@@ -133,24 +133,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     return Context(loaded, pointer, resolved, placed()[1])
 
 
-def reserve(path: Path, asked: Settings) -> list[str]:
-    """llama.cpp's log of the memory that a context of a model file needs, without loading the weights."""
-    lib = llama_cpp()
-    params = lib.llama_model_default_params()
-    alive = model_params(params, asked)
-    params.no_alloc, params.load_mode = True, 0
-    model = _from_file(path, params)
-    devices.clear_log()
-    pointer = lib.llama_init_from_model(model, _context_params(asked))
-    lines = devices.log_lines()
-    if pointer:
-        lib.llama_free(pointer)
-    lib.llama_model_free(model)
-    del alive
-    return lines
-
-
-def _context_params(asked: Settings) -> Any:
+def context_params(asked: Settings) -> Any:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch

@@ -36,7 +36,7 @@ class Build:
 class Libraries:
     """The loaded libraries: ggml's version, the files, and the `layout`, which must fit the Python bindings.
 
-    `layout` maps the size and each default of each structure, and each tensor type, to its value.
+    `layout` maps each default of each structure, and each tensor type, to its value.
     """
 
     version: str

@@ -182,10 +182,6 @@ class Worker:
         """Replace the context. Returns the settings as llama.cpp resolved them."""
         return from_json(Settings, self._ask("new_context", asked=asked))
 
-    def reserve(self, path: Path, asked: Settings) -> list[str]:
-        """llama.cpp's log of the memory that a context of a model file needs, without loading the weights."""
-        return list(json.loads(self._ask("reserve", path=path, asked=asked)))
-
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script. Calls `watch` every POLL_S while it runs, and once at the end."""
         n_tokens = scripts.n_chosen(script)

@@ -18,7 +18,6 @@ from unittest import mock
 from lab.core import memory
 from lab.core.record import Settings
 from lab.models import catalog, synthetic
-from lab.process.worker import Worker
 from tests import miniature
 from tests.conftest import SETTINGS
 
@@ -39,9 +38,9 @@ class Hole:
         file.seek(end)
 
 
-def errors(worker: Worker, entry: catalog.Entry, path: Path, settings: Settings) -> tuple[float, float, float, float]:
+def errors(entry: catalog.Entry, path: Path, settings: Settings) -> tuple[float, float, float, float]:
     """Bytes of KV cache and compute buffer that llama.cpp reserves, and the relative errors of the estimates."""
-    kv, compute = miniature.reserved(worker.reserve(path, settings))
+    kv, compute = miniature.reserved(path, settings)
     estimate = memory.of_context(synthetic.model_of(entry, miniature.quantization(entry.shape.arch)), settings)
     assert estimate.kv_cache_bytes is not None and estimate.compute_bytes is not None
     return kv, compute, estimate.kv_cache_bytes / kv - 1, estimate.compute_bytes / compute - 1
@@ -52,7 +51,7 @@ def main() -> None:
     worst: dict[str, list[float]] = {"on": [], "off": []}
     kv_errors: list[float] = []
     print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
-    with tempfile.TemporaryDirectory() as folder, Worker() as worker, mock.patch.object(synthetic, "_Random", Hole):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_Random", Hole):
         for name in names:
             entry, path = catalog.find(name), Path(folder) / "header.gguf"
             synthetic.write(entry.shape, miniature.quantization(entry.shape.arch), path)
@@ -61,7 +60,7 @@ def main() -> None:
                     settings = dataclasses.replace(
                         SETTINGS, n_ctx=n_ctx, n_ubatch=512, flash_attn=flash, flash_attn_resolved=None
                     )
-                    kv, compute, kv_error, compute_error = errors(worker, entry, path, settings)
+                    kv, compute, kv_error, compute_error = errors(entry, path, settings)
                     kv_errors.append(abs(kv_error))
                     errors_found.append(abs(compute_error))
                     cells = f"{kv / 2**20:.2f} | {kv_error:+.1%} | {compute / 2**20:.2f} | {compute_error:+.1%}"
