@@ -210,10 +210,6 @@ PLANTED: list[tuple[int, str, Planted]] = [
     (6, HOLDS_NOT, Planted(pair_ns=1000, sees=700)),
     (7, HOLDS, Planted(gflops=FAST, pair_ns=1)),
     (7, HOLDS_NOT, Planted()),
-    (9, HOLDS, Planted()),
-    (9, HOLDS, Planted(gflops=Planted().gflops / 2)),
-    (9, HOLDS_NOT, Planted(each_reads=1)),
-    (9, UNSURE, Planted(gflops=4 * Planted().gflops)),  # the crossing lies beyond the measured numbers
     (10, HOLDS, Planted()),
     (10, HOLDS_NOT, Planted(each_reads=1.2)),
     (13, HOLDS, Planted()),
@@ -221,20 +217,14 @@ PLANTED: list[tuple[int, str, Planted]] = [
     (13, HOLDS_NOT, Planted(slow={"Q4_0": 5})),
     (14, HOLDS, Planted(pair_ns=300, wasted_ms=0.05)),
     (14, HOLDS_NOT, Planted(kept_close=2)),
-    (15, HOLDS, Planted(half_reads=1)),
-    (15, HOLDS_NOT, Planted(half_reads=0.6)),
     (16, HOLDS, Planted()),
     (16, HOLDS_NOT, Planted(no_flash=1.1)),
     (17, HOLDS, Planted(pair_ns=400)),
     (17, HOLDS_NOT, Planted(pair_ns=400, q8_cache=1.4)),
     (18, HOLDS, Planted()),
     (18, HOLDS_NOT, Planted(n_right=0)),
-    (20, HOLDS, Planted(pair_ns=10_000)),
-    (20, HOLDS_NOT, Planted()),
     (21, HOLDS, Planted()),
     (21, HOLDS_NOT, Planted(mixed_ms=200)),
-    (26, HOLDS, Planted()),
-    (26, HOLDS_NOT, Planted(gflops=FAST, pair_ns=1)),
     (34, HOLDS, Planted()),
     (34, HOLDS_NOT, Planted(gbps=0.01)),
     (35, HOLDS, Planted(pair_ns=1)),
@@ -261,7 +251,7 @@ def test_every_claim_has_a_machine_on_which_it_holds_and_one_on_which_it_does_no
     }
 
 
-@pytest.mark.parametrize("number", [3, 6, 9, 10, 13, 18])
+@pytest.mark.parametrize("number", [3, 6, 10, 13, 18])
 def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
     truth = next(machine for n, verdict, machine in PLANTED if (n, verdict) == (number, HOLDS))
     noisy = dataclasses.replace(truth, noise=0.15)
@@ -277,9 +267,9 @@ def test_what_is_missing_or_failed_is_named() -> None:
     one = judge(BY_NUMBER[6], Evidence([*records, make_record(failed)]))
     assert (one.verdict, one.words) == (UNTESTABLE, "The measurement `context` failed: Out of memory.")
     alone = [record for record in records if record.run.variant != "half"]
-    assert "cannot be halved" in judge(BY_NUMBER[15], Evidence(alone)).words
+    assert "cannot be halved" in judge(BY_NUMBER[2], Evidence(alone, Planted().ceilings())).words
     on_gpu = [dataclasses.replace(one, settings=dataclasses.replace(one.settings, n_gpu_layers=9)) for one in records]
-    assert "on a GPU" in judge(BY_NUMBER[15], Evidence(on_gpu)).words
+    assert "on a GPU" in judge(BY_NUMBER[2], Evidence(on_gpu, Planted().ceilings())).words
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
@@ -309,7 +299,7 @@ def test_mostly_disturbed_runs_are_not_sure_unless_they_were_measured_side_by_si
     monkeypatch.setattr(disturbances, "disturbances", lambda record: ["another process used a core"])
     alone = judged(34, Planted())
     assert alone.verdict == UNSURE and alone.words.startswith("12 of 12 runs were disturbed")
-    assert judged(15, Planted(half_reads=1)).verdict == HOLDS
+    assert judged(16, Planted()).verdict == HOLDS
 
 
 @pytest.mark.parametrize(("n", "low", "high"), [(6, 1, 6), (3, 0.457, 7.22), (2, 0.798, 2.51), (1, 0.798, 1.254)])

@@ -18,11 +18,9 @@ from lab.core import cost, phases, stats
 from lab.core.payloads import in_chunks
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
-from lab.features import batch as batching
 from lab.features import turns
 from lab.features.compare import comparison
 from lab.features.limits import explanation, step_kernels
-from lab.features.predict import learning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,29 +205,6 @@ def rate_ratio(evidence: Evidence) -> Figures:
     return [figure(f"prefill rate over decode rate at {LONGEST:,} tokens", ratios, "x", LONGEST)]
 
 
-def knee(evidence: Evidence) -> Figures:
-    """The number of sequences at which the asymptotes of the step's time cross, over the ridge.
-
-    With few sequences a step takes as long as with one, with many it grows by the same time for each further one: as it
-    grew last. If the crossing lies beyond the measured numbers, only its least value is known.
-    """
-    runs = evidence.of("batch")
-    first = runs.record.iloc[0]
-    prediction = learning.StepPrediction(first.model, first.settings, evidence.best, learning.fit([]), 0)
-    ridge = batching.ridge(prediction, first.run.n_prompt, first.run.n_gen)
-    by_block = runs.pivot_table("batch step", "block", "n_seq", aggfunc=statistics.geometric_mean)
-    numbers = sorted(runs.n_seq.unique())
-    if ridge is None or numbers[0] != 1 or len(numbers) < 3:
-        raise LabError("By the ceilings no number of sequences is limited by arithmetic, or too few were measured.")
-    some, most = numbers[-2:]
-    times = by_block.reindex(columns=[1, some, most]).dropna()
-    slopes = (times[most] - times[some]) / (most - some)
-    pairs = zip(times[1], slopes, strict=True)
-    crossings = [alone / slope if slope * most > alone else math.inf for alone, slope in pairs]
-    least = [float(most)] if math.inf in crossings else []
-    return [figure(f"crossing of the asymptotes over {ridge:.3g} sequences", [n / ridge for n in crossings + least])]
-
-
 def batched(evidence: Evidence, what: str) -> Figures:
     """The time of the largest `step`, or of a `token` of every step, over that of a step with one sequence."""
     runs = evidence.of("batch")
@@ -311,37 +286,6 @@ def gaps(evidence: Evidence) -> Figures:
         figure(f"{words} over {before}", over(base, own, "longest gap"))
         for (before, base), (words, own) in itertools.pairwise(named)
     ]
-
-
-def curves(evidence: Evidence, phase: str) -> list[list[tuple[float, float]]]:
-    """The time in seconds over the length of the prompt, of each repeat with at least three lengths."""
-    repeats = evidence.of("lengths").sort_values(["n_prompt", phase]).groupby("repeat")
-    known = [own for _, own in repeats if len(own) > 2 and own[phase].notna().all()]
-    return [list(zip(own.n_prompt.astype(float), own[phase] / 1e9, strict=True)) for own in known]
-
-
-def without_a_cache(evidence: Evidence) -> Figures:
-    """Seconds of 500 tokens if each needs a step over the whole text; short steps take the time of the shortest."""
-    whole = [one for one in curves(evidence, "prefill") if one[-1][0] >= 500]
-    sums = [sum(stats.on_lines(curve, max(n, curve[0][0])) for n in range(1, 501)) for curve in whole]
-    return [figure("500 tokens without a cache", sums, "s")]
-
-
-def exponent(evidence: Evidence) -> Figures:
-    """The exponent of a step's time over its length, between the second and the longest length of each repeat."""
-    ends = [(curve[1], curve[-1]) for curve in curves(evidence, "prefill")]
-    values = [math.log(last / first) / math.log(n / few) for (few, first), (n, last) in ends]
-    return [figure("exponent of a step's time over its length", values, "")]
-
-
-def at_one_second(evidence: Evidence) -> Figures:
-    """The length at which TTFT passes 1 s, over the context that the model was trained for."""
-    n_ctx = evidence.of("lengths").record.iloc[0].model.n_ctx_train
-    if not n_ctx:
-        raise LabError("The context that the model was trained for is unknown.")
-    swapped = [sorted((seconds, n) for n, seconds in curve) for curve in curves(evidence, "TTFT")]
-    lengths = [max(1.0, stats.on_lines(curve, 1.0)) / n_ctx for curve in swapped]
-    return [figure(f"length at which TTFT passes 1 s, over {n_ctx:,}", lengths)]
 
 
 def usual(evidence: Evidence, what: str) -> Figures:

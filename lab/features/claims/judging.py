@@ -38,19 +38,19 @@ UNSURE, UNTESTABLE = "cannot be told", "not testable here"
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
+REASONS = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
+"""How the figures of each verdict are introduced; the first verdict that a figure has is that of the claim."""
+
 CEILINGS = "ceilings"
 """Among the parts of a claim: its figures need the machine's ceilings."""
 
 ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
-MOST_SHOWN = 3
-"""The most figures in a cell or a sentence."""
+MOST_SHOWN, MOST_RATIO = 3, 100.0
+"""The most figures in a cell; the picture ends at this multiple of a threshold, and at its inverse."""
 
 CAPTION = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
-
-MOST_RATIO = 100.0
-"""The picture ends at this multiple of a threshold, and at its inverse."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,8 @@ class Claim:
 
 TEXTS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
 CLAIMS = tuple(
-    Claim(
-        int(number), text.pop("words"), tuple(text.pop("parts")), tuple(Condition(**one) for one in conditions), **text
-    )
+    Claim(int(number), **{**text, "conditions": tuple(Condition(**one) for one in text["conditions"])})
     for number, text in TEXTS.items()
-    for conditions in [text.pop("conditions")]
 )
 """All claims."""
 
@@ -121,6 +118,10 @@ class Verdicts:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row for each claim, as the JSON of `lab claims` has it."""
+
+        def as_row(figure: Figure) -> dict[str, Any]:
+            return {key: None if value == math.inf else value for key, value in dataclasses.asdict(figure).items()}
+
         return [
             {
                 "session": self.session,
@@ -130,10 +131,7 @@ class Verdicts:
                 "verdict": one.verdict,
                 "criterion": one.claim.criterion,
                 "words": one.words,
-                "figures": [
-                    {key: None if value == math.inf else value for key, value in dataclasses.asdict(figure).items()}
-                    for figure, _ in one.figures
-                ],
+                "figures": [as_row(figure) for figure, _ in one.figures],
                 "parts": list(one.claim.parts),
             }
             for one in self.judged
@@ -173,7 +171,7 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
             error = failures(evidence.records).get(part)
             failed = f"The measurement `{part}` failed: {error}"
             return Judged(claim, UNTESTABLE, failed if error else f"The session has no measurement `{part}`.")
-    groups: dict[str, list[str]] = {HOLDS_NOT: [], UNTESTABLE: [], UNSURE: [], HOLDS: []}
+    shown: dict[str, list[str]] = {verdict: [] for verdict in REASONS}
     figures = list[tuple[Figure, Condition]]()
     for condition in claim.conditions:
         name, *words = condition.figures.split()
@@ -182,36 +180,30 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
         except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
             return Judged(claim, UNTESTABLE, f"{problem.what} {problem.hint}".strip())
         if not found:
-            groups[UNTESTABLE].append(f"{condition.what[:1].lower()}{condition.what[1:]}")
+            shown[UNTESTABLE].append(f"{condition.what[:1].lower()}{condition.what[1:]}")
         for one in found:
             unit = one.unit if one.unit in ("", "x") else f" {one.unit}"
             interval = f" ({digits(one.low)}-{digits(one.high)})" if one.low != one.high else ""
-            value = (
-                f"{digits(one.value)}{unit}{interval}" if one.high < math.inf else f"at least {digits(one.low)}{unit}"
-            )
             few = f", interval assumed for {plural(one.n, 'value')}" if one.n < 3 else ""
             is_within = condition.least <= one.low and one.high <= condition.most
             is_outside = one.high < condition.least or one.low > condition.most
-            shown = f"{one.name}: {value}{few}, must be {condition.bounds}"
-            groups[HOLDS if is_within else HOLDS_NOT if is_outside else UNSURE].append(shown)
+            verdict = HOLDS if is_within else HOLDS_NOT if is_outside else UNSURE
+            known = (
+                f"{digits(one.value)}{unit}{interval}" if one.high < math.inf else f"at least {digits(one.low)}{unit}"
+            )
+            shown[verdict].append(f"{one.name}: {known}{few}, must be {condition.bounds}")
             figures.append((one, condition))
-    verdict = next(name for name, own in groups.items() if own)
-    begins = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
+    verdict = next(name for name, own in shown.items() if own)
     reasons = []
-    for name, own in ((name, own) for name, own in groups.items() if own):
+    for name, own in shown.items():
         more = [f"{len(own) - MOST_SHOWN} more"] if len(own) > MOST_SHOWN else []
-        reasons.append(f"{begins[name]}: {'; '.join([*own[:MOST_SHOWN], *more])}.")
+        reasons += [f"{REASONS[name]}: {'; '.join([*own[:MOST_SHOWN], *more])}."] if own else []
     runs = evidence.of(*(part for part in claim.parts if part in ONE_BY_ONE)).record
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
         reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
     return Judged(claim, verdict, " ".join(reasons), tuple(figures))
-
-
-def chapters(records: Sequence[Record], context: Context) -> list[Section]:
-    """The verdicts of each session of claims, judged again."""
-    return sections(of_sessions(CLAIMS, records, context.ceilings), context)
 
 
 def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
@@ -281,6 +273,11 @@ def again(records: Sequence[Record]) -> str:
     tested = [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
     only = None if len(tested) == len(CLAIMS) else tested
     return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
+
+
+def chapters(records: Sequence[Record], context: Context) -> list[Section]:
+    """The verdicts of each session of claims, judged again."""
+    return sections(of_sessions(CLAIMS, records, context.ceilings), context)
 
 
 KINDS = (Kind("claims", lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT), chapters, again),)

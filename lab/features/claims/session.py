@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,12 +83,6 @@ class Session:
         of_probes = {CEILINGS: probing.expected_s(self.probes)} if self.probes else {}
         return of_probes | {name: scale * PARTS[name][1] for name in self.plans}
 
-    @property
-    def warnings(self) -> list[str]:
-        """The warnings of all plans, each once."""
-        plans = [self.base, *(plan for own in self.plans.values() for plan in own.values())]
-        return list(dict.fromkeys(warning for plan in plans for warning in plan.warnings))
-
 
 def claims(
     only: str | int | Sequence[int] | None = None,
@@ -97,7 +90,6 @@ def claims(
     *,
     records: Sequence[Record] | None = None,
     out: str | Path = "results",
-    watch: ShowStatus | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> Verdicts:
     """Test common claims about LLM inference on this machine, and return a verdict for each.
@@ -111,13 +103,10 @@ def claims(
     """
     chosen, folder = choose(only), Path(out)
     if records is None:
-        with Worker() as worker, progress.in_notebook() as watching:
+        with Worker() as worker, progress.in_notebook() as watch:
             planned = plan(worker, chosen, folder, model=model, **settings)
-            path, show = session.new_results_file(planned.base, folder), watch or watching
-            records = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
-        failed = (f"{name}: {text}" for name, text in judging.failures(records).items())
-        for warning in (*planned.warnings, *failed):
-            warnings.warn(warning, stacklevel=2)
+            path = session.new_results_file(planned.base, folder)
+            records = list(execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence))))
     made = list(judging.of_sessions(chosen, records, probing.kept(folder)))
     if len(made) != 1:
         sessions = ", ".join(verdicts.session for verdicts in made) or "none"
@@ -141,18 +130,18 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     """
     base = make_plan(worker, [1], 1, 1, **settings)
     needed = {part for claim in chosen for part in claim.parts}
-    planned: dict[str, dict[str, Plan]] = {}
-    problems: dict[str, LabError] = {}
+    planned, problems, todo = dict[str, dict[str, Plan]](), dict[str, LabError](), list[Probe]()
     for part in (name for name in PARTS if name in needed):
         try:
-            made = plans_of(part, worker, base, settings)
-            planned[part] = {name: dataclasses.replace(one, part=part) for name, one in made.items()}
+            made = {
+                name: dataclasses.replace(one, part=part)
+                for name, one in plans_of(part, worker, base, settings).items()
+            }
             if len(made) > 1:
-                side_by_side.check(planned[part])
+                side_by_side.check(made)
+            planned[part] = made
         except LabError as problem:
-            planned.pop(part, None)
             problems[part] = problem
-    todo = list[Probe]()
     if CEILINGS in needed:
         here = probing.place_of(base.machine, base.model, base.settings)
         with contextlib.suppress(LabError):  # the cost of some models is unknown
@@ -253,7 +242,7 @@ def execute(
 
 @click.command("claims", cls=Command, first=("only", "model", "threads", "report", "out"))
 @with_options(
-    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,9."),
+    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,7."),
     MODEL,
     PROMPT,
     *ENGINE,
@@ -266,7 +255,7 @@ def command(only: str | None, **asked: Any) -> None:
 
     \b
       lab claims
-      lab claims --only 2,9 --report
+      lab claims --only 2,7 --report
 
     Each claim has a criterion that is fixed before the measurement. The verdict is: holds here, does not hold here,
     cannot be told (too noisy), or not testable here, with the reason. What several claims need is measured once; all
@@ -283,23 +272,22 @@ def command(only: str | None, **asked: Any) -> None:
         with console.transfer(err) as transferring:
             asked["watch"] = None if dry_run else transferring
             planned = plan(worker, chosen, output.folder, **asked)
-        introduce([planned.base], err, err, planned.warnings)
+        plans = [planned.base, *(plan for own in planned.plans.values() for plan in own.values())]
+        introduce([planned.base], err, err, list(dict.fromkeys(one for plan in plans for one in plan.warnings)))
         size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
         err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
-        if dry_run and output.as_json:
-            problems = {name: str(why) for name, why in planned.problems.items()}
-            numbers = [claim.number for claim in chosen]
-            console.print_json({"claims": numbers, "parts": planned.expected_s, "problems": problems})
-        elif dry_run:
+        if dry_run:
             grid = console.Grid("part", "what it is", "time", "claims")
             for name, seconds in planned.expected_s.items():
                 users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
                 what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
                 grid.add_row(name, what, duration(seconds), users)
-            console.console().print(grid)
-        if dry_run:
+            if output.as_json:
+                console.print_json({"parts": planned.expected_s})
+            else:
+                console.console().print(grid)
             return
         path = session.new_results_file(planned.base, output.folder)
         records, problem = collect(lambda watch: execute(planned, worker, path, watch, err.print), path, err)
