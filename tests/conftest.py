@@ -327,7 +327,7 @@ class QuietWatch:
     def sample(self) -> None: ...
 
     def finish(self, *_: object) -> Noise:
-        nothing = NoiseReading(None, None, None, None, None, None)
+        nothing = NoiseReading()
         return Noise(nothing, nothing)
 
 

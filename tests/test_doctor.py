@@ -145,7 +145,7 @@ def test_a_neighbour_is_named_and_not_the_threads(
         def sample(self) -> None: ...
 
         def finish(self, *_: object) -> Noise:
-            nothing = NoiseReading(None, None, None, None, None, None)
+            nothing = NoiseReading()
             return Noise(nothing, nothing, NoiseSamples((1000,), others_ms=(900,)))
 
     monkeypatch.setattr(noise_watch, "NoiseWatch", Busy)

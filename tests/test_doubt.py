@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lab.core import results, shown
-from lab.core.record import Device, Rate, Record, Steps, Totals
-from lab.core.shape import Matrix
+from lab.core.record import Rate, Record
 from lab.errors import LabError
 from lab.features import known, page, running
 from lab.features.compare import comparison, text_compare
@@ -19,9 +18,9 @@ from lab.features.limits.explanation import Advice
 from lab.features.limits.probing import Where
 from lab.features.measure import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Probe
-from lab.show import disturbances, table
+from lab.show import table
 from tests.bench import doubt
-from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
+from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
 
@@ -79,17 +78,6 @@ def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
     (sentence,) = known.distrust(record)
     assert "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
     assert "there, at another time: lab measure" in sentence and "program" not in sentence
-
-
-def test_a_clock_that_jumps_is_a_disturbance_and_the_committed_samples_have_none() -> None:
-    (quiet,) = timed(1.1)
-    assert disturbances.disturbances(doubt.jumped(quiet)) == {disturbances.CLOCK: pytest.approx(1, rel=0.5)}
-    assert "the clock jumped by" in disturbances.sentences([doubt.jumped(quiet)])[0]
-    run = make_run(20, 50, decode_ms=100)  # 5 s, in which the system was watched for 0.3
-    noise = doubt.neighbour(make_record(make_run(20, 5))).run.noise
-    assert disturbances.CLOCK in disturbances.disturbances(make_record(dataclasses.replace(run, noise=noise)))
-    sample = results.read([doubt.SAMPLE]).records
-    assert not any(disturbances.CLOCK in disturbances.disturbances(record) for record in sample)
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
@@ -242,33 +230,3 @@ def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     assert sum(heights) == pytest.approx(100 * share)
 
 
-@pytest.mark.parametrize(("decode_ms", "is_possible"), [(10.0, True), (0.5, False)])
-def test_a_run_faster_than_the_weights_can_be_read_is_doubted_in_tables_pages_and_comparisons(
-    decode_ms: float, is_possible: bool, tmp_path: Path
-) -> None:
-    matrices = (*(MODEL.matrices or ())[:2], Matrix("ffn", "Q4_0", 128, 64, 4e9 / (128 * 64 / 32 * 18)))
-    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 4 * 10**9}, n_bytes=4 * 10**9, matrices=matrices)
-    here = dataclasses.replace(MACHINE, devices=(Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * 10**9),))
-    of = {"model": model, "machine": here, "settings": dataclasses.replace(SETTINGS, n_gpu_layers=99)}
-    for session, ms in (("a", decode_ms), ("b", 10.0)):
-        runs = [make_run(10, 10, i, prefill_ms=20.0, decode_ms=ms) for i in range(6)]
-        results.save(tmp_path / f"{session}.jsonl", *[make_record(run, session=session, **of) for run in runs])
-    words = "faster than this device can read its weights, by 7.94x in all 6 runs"
-    run_lab("report", tmp_path / "a.jsonl", "-o", tmp_path / "a.html")
-    shown_there = [run_lab("show", tmp_path / "a.jsonl")[1], (tmp_path / "a.html").read_text()]
-    shown_there.append(run_lab("compare", "--no-plot", tmp_path / "a.jsonl", tmp_path / "b.jsonl")[1])
-    for text in shown_there:
-        assert (words in " ".join(text.split())) != is_possible
-        assert "Measure again" not in text
-    assert ("unclear" in shown_there[2]) != is_possible and ("6!!" in shown_there[0]) != is_possible
-
-
-def test_an_imported_row_is_doubted_by_the_model_that_its_file_name_means() -> None:
-    totals = Totals(decode_ns=10 * 10**6)
-    run = make_run(0, 11, totals=totals, steps=Steps())
-    here = dataclasses.replace(MACHINE, devices=(Device("GPU0", "Apple M1", "gpu"),))
-    unknown = dataclasses.replace(MODEL, tensor_bytes={}, n_layer=None, matrices=None)
-    for name, is_possible in (("Llama-3.1-8B-Instruct-Q4_0", False), ("another-8B-Q4_0", True)):
-        model = dataclasses.replace(unknown, name=name)
-        record = make_record(run, model=model, machine=here, settings=dataclasses.replace(SETTINGS, n_gpu_layers=99))
-        assert (disturbances.TOO_FAST in disturbances.disturbances(record)) != is_possible

@@ -1,6 +1,5 @@
 """To llama-bench's columns and back, and tables for everybody."""
 
-import csv
 import dataclasses
 import io
 import json
@@ -86,9 +85,6 @@ def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list
 def test_formats(records: list[Record]) -> None:
     rows = llama_bench_format.llama_bench_rows(records)
     assert json.loads(llama_bench_format.write(rows, "json")) == rows
-    assert [json.loads(line) for line in llama_bench_format.write(rows, "jsonl").splitlines()] == rows
-    read = list(csv.DictReader(io.StringIO(llama_bench_format.write(rows, "csv"))))
-    assert [row["avg_ns"] for row in read] == ["20000000", "42000000"] and read[0]["embeddings"] == "0"
     assert "| tg4 @ d20 | 95.45 ± 6.43 |" in llama_bench_format.write(rows, "md")
 
 
@@ -201,12 +197,13 @@ def test_what_cannot_be_read_gets_its_sentence(tmp_path: Path, text: str, said: 
     assert said in str(problem.value)
 
 
-@pytest.mark.parametrize("kind", llama_bench_format.FORMATS)
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "md"])
 def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path, kind: str) -> None:
     known = [make_record(one.run, model=dataclasses.replace(one.model, n_params=1_234_567_890)) for one in records]
-    back, skipped = pasted(
-        tmp_path, llama_bench_format.write(llama_bench_format.llama_bench_rows(known), kind), "Test CPU"
-    )
+    rows = llama_bench_format.llama_bench_rows(known)
+    table = pd.DataFrame(rows)[llama_bench_format.COLUMNS]
+    others = {"jsonl": "".join(json.dumps(row) + "\n" for row in rows), "csv": table.to_csv(index=False)}
+    back, skipped = pasted(tmp_path, others.get(kind) or llama_bench_format.write(rows, kind), "Test CPU")
     rates = [(20, 0, 1000.0)] * 2 + [(20, 4, 100.0), (20, 4, 90.91)]
     means = [(20, 0, 1000.0), (20, 4, 95.45 if kind == "md" else 95.24)]  # of rates; of times
     assert not skipped and figures_of(back) == (rates if kind in ("json", "jsonl") else means)

@@ -263,7 +263,6 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     assert len(table_of_runs) == 7 and "ttft_s" in table_of_runs[0]
     for wrong, words in (
         (("explain", file), "only requests to servers"),
-        (("show", "--placement", file), "only requests to servers"),
         (("export", file), "no rows for requests to servers"),
         (("export", "--format", "csv", "--table", "steps", file), "have no steps"),
         (("compare", file), "nothing to compare"),

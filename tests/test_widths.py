@@ -50,7 +50,6 @@ def test_no_number_of_any_table_is_broken_or_cut(path: Path, capsys: pytest.Capt
 
 
 COMMANDS = [
-    ("show", "--placement", str(SAMPLES[0])),
     (
         "compare",
         "--no-plot",

@@ -33,7 +33,7 @@ GROUPS = {
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
-        *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
+        *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
         *("ceilings", "force", "format", "as", "table", "save"),
     ),
 }

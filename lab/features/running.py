@@ -22,7 +22,7 @@ from lab.errors import LabError, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.core.record import Buffer, Ceilings, Record
+    from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
     from lab.runner.cases import Plan
@@ -325,12 +325,9 @@ def collect(
 
 @click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
-@click.option(
-    "--placement", is_flag=True, help="Show which device held which layers, caches and buffers, instead of times."
-)
 @DETAILS
 @as_json_option("tables")
-def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool) -> None:
+def show(results: tuple[str, ...], details: bool, as_json: bool) -> None:
     """Show saved results (files or folders) as tables.
 
     \b
@@ -340,10 +337,8 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     from lab.features import known
     from lab.show import console
 
-    reading = read(results, with_traces=not placement, steps_to="place" if placement else "")
+    reading = read(results, with_traces=True)
     records = list(reading.records)
-    if placement:
-        return _show_placement(records, as_json)
     measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
     made = known.sections(measured, context(measured, results, ceilings=reading.ceilings, details=details))
     if as_json:
@@ -353,55 +348,6 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         known.print_results(measured, out, made)
         for line in next_steps(records, plot_folder(results, None), shell.lab("explain", *results)):
             out.print(line)
-
-
-PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}
-"""Parts of a record's buffers, and their headings."""
-
-
-def _show_placement(records: Sequence[Record], as_json: bool) -> None:
-    """Where llama.cpp put each setup, for its largest run: devices with layers, and bytes of its buffers by part."""
-    from lab.core.memory import CPU, device_of
-    from lab.show import console, table
-    from lab.show.text_setup import megabytes, ranges
-
-    out, setups = console.console(), []
-    for label, part in table.setups(table.runs(records)):
-        own = [records[number] for number in dict.fromkeys(part.run)]
-        known = [(record.run.placement, record) for record in own if record.run.placement is not None]
-        largest = max(known, key=lambda pair: sum(buffer.n_bytes for buffer in pair[0].buffers), default=None)
-        rows: list[dict[str, Any]] | None = None
-        if largest:
-            placement, record = largest
-            buffers: dict[str, list[Buffer]] = {}
-            for one in placement.buffers:
-                buffers.setdefault(device_of(one, record.machine.devices), []).append(one)
-            rows = []
-            for name in sorted(dict.fromkeys([*placement.layers, *buffers]), key=lambda name: name == CPU):
-                sizes: dict[str, dict[str, int]] = {"bytes": {}, "model_buffers": {}}
-                for one in buffers.get(name, ()):
-                    sizes["bytes"][one.part] = sizes["bytes"].get(one.part, 0) + one.n_bytes
-                    if one.part == "model":
-                        sizes["model_buffers"][one.name] = sizes["model_buffers"].get(one.name, 0) + one.n_bytes
-                layers = [layer for layer, device in enumerate(placement.layers) if device == name]
-                rows.append({"device": name, "layers": layers, "output_layer": len(placement.layers) - 1, **sizes})
-        setups.append({"setup": label, "devices": rows})
-        if as_json:
-            continue
-        out.print(f"\n{label}: placement reported by llama.cpp", highlight=False)
-        if rows is None:
-            out.print("not recorded")
-            continue
-        parts = [name for name in PARTS if name != "RS" or any(row["bytes"].get(name) for row in rows)]
-        grid = console.Grid("device", "layers", *(f"{PARTS[name]} MB" for name in parts), "in")
-        for row in rows:
-            names = row["model_buffers"]
-            several = [name if len(names) == 1 else f"{name} {megabytes(n)}" for name, n in names.items()]
-            of_parts = (megabytes(row["bytes"].get(name, 0)) for name in parts)
-            grid.add_row(row["device"], ranges(row["layers"], row["output_layer"]), *of_parts, ", ".join(several))
-        out.print(grid)
-    if as_json:
-        console.print_json({"setups": setups})
 
 
 @click.command(cls=Command)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
-from lab.runner.machine import ROOT, memory_available, own_cores, system_number, system_text, throttled_s
+from lab.runner.machine import ROOT, own_cores, system_number, system_text, throttled_s
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -43,16 +43,16 @@ class NoiseWatch:
         with suppress(psutil.Error):
             self._own.append(psutil.Process(pid))
         self._gpus = GpuWatch([process.pid for process in self._own])
-        self._before = read_noise(self._own, self._gpus)
+        self._before = read_noise(self._gpus)
         self._energy = EnergyWatch(self._gpus)
         self._started_ns = time.perf_counter_ns()
-        self._rows = [(0, *self._counters())]
+        self._rows = [(0, *_cpu_ms(self._own))]
 
     def sample(self) -> None:
         """Read all counters once."""
         at_ms = round((time.perf_counter_ns() - self._started_ns) / 1e6)
         self._energy.sample()
-        self._rows.append((at_ms, *self._counters()))
+        self._rows.append((at_ms, *_cpu_ms(self._own)))
         self._gpus.sample()
 
     def finish(self) -> Noise:
@@ -60,47 +60,24 @@ class NoiseWatch:
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         known = (None if None in column else tuple(b - a for a, b in itertools.pairwise(column)) for column in columns)
-        after = read_noise(self._own, self._gpus)
-        return Noise(self._before, after, NoiseSamples(at[1:], *known), joules=self._energy.joules())
-
-    def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """CPU time of others, steal and pressure in ms, and how often the engine was preempted."""
-        busy, steal = _cpu_times()
-        (own, switches), pressure = _of_own(self._own), _pressure_s("cpu")
-        others = None if own is None else round(1e3 * (busy - own))
-        in_ms = [None if seconds is None else round(1e3 * seconds) for seconds in (steal, pressure)]
-        return others, in_ms[0], in_ms[1], switches
+        samples = NoiseSamples(at[1:], *known)
+        return Noise(self._before, read_noise(self._gpus), samples, joules=self._energy.joules())
 
 
-def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
-    """The state of the machine now, with counters since boot. `own` are the lab's processes, the engine's last."""
-    import psutil
-
-    busy, steal = _cpu_times()
-    (own_cpu_s, switches), frequency = _of_own(own), None
-    with suppress(OSError, RuntimeError):
-        frequency = psutil.cpu_freq()
-    throttles = [
-        system_text(str(path)) for path in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")
-    ]
+def read_noise(gpus: GpuWatch) -> NoiseReading:
+    """The counters that grow when something slows the machine."""
+    waited = re.search(r"^some .*total=(\d+)", system_text("/proc/pressure/memory"), re.MULTILINE)
+    throttles = [system_text(path) for path in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")]
     return NoiseReading(
-        load_1min=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        cpu_busy_s=round(busy, 2),
-        cpu_steal_s=steal,
-        cpu_pressure_s=_pressure_s("cpu"),
-        cpu_mhz=frequency.current if frequency and frequency.current else None,
-        memory_available_bytes=memory_available(),
-        memory_pressure_s=_pressure_s("memory"),
-        own_cpu_s=own_cpu_s,
-        switches=switches,
+        memory_pressure_s=int(waited[1]) / 1e6 if waited else None,
         n_throttled=sum(int(text) for text in throttles) if throttles else None,
         gpus=gpus.read(),
         quota_wait_s=throttled_s(),
     )
 
 
-def _cpu_times() -> tuple[float, float | None]:
-    """Seconds during which this process's cores were busy, and seconds stolen by the host of a virtual machine."""
+def _cpu_ms(own: Sequence[Process]) -> tuple[int | None, int | None]:
+    """CPU time of others on this process's cores, and time stolen by the host of a virtual machine, in ms."""
     import psutil
 
     cores = own_cores()
@@ -110,26 +87,10 @@ def _cpu_times() -> tuple[float, float | None]:
         if max(cores) < len(by_core):  # otherwise some cores are offline, and the indices are not core numbers
             times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
-    busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
-    return busy, sum(row.steal for row in times) if hasattr(times[0], "steal") else None
-
-
-def _of_own(own: Sequence[Process]) -> tuple[float | None, int | None]:
-    """CPU seconds of the lab's processes, and how often the engine (the last one) was preempted."""
-    import psutil
-
-    cpu_s = switches = None
+    busy, others = sum(getattr(row, part, 0.0) for row in times for part in parts), None
     with suppress(psutil.Error):  # the engine has died
-        cpu_s = round(sum(sum(process.cpu_times()[:2]) for process in own), 2)
-    with suppress(psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
-        switches = int(own[-1].num_ctx_switches().involuntary) if len(own) > 1 else None
-    return cpu_s, switches
-
-
-def _pressure_s(resource: str) -> float | None:
-    """Seconds since boot in which some task waited for `resource` (cpu or memory)."""
-    match = re.search(r"^some .*total=(\d+)", system_text(f"/proc/pressure/{resource}"), re.MULTILINE)
-    return int(match[1]) / 1e6 if match else None
+        others = round(1e3 * (busy - sum(sum(process.cpu_times()[:2]) for process in own)))
+    return others, round(1e3 * sum(row.steal for row in times)) if hasattr(times[0], "steal") else None
 
 
 SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -158,12 +119,17 @@ class GpuWatch:
         self._sampled = time.monotonic()
 
     def sample(self, at_most_every_s: float = EVERY_S) -> None:
-        """Note the highest percentage of each GPU's time that others used in the driver's last sample."""
+        """Note the highest percentage of each GPU's time that others used in the driver's last sample.
+
+        It stays None if NVML does not list the engine: that does not use this GPU, or the ids belong to another
+        namespace (a container's host).
+        """
         if time.monotonic() - self._sampled < at_most_every_s:
             return
         self._sampled = time.monotonic()
         for i, handle in enumerate(self._handles):
-            if self._others(handle) is None:
+            processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+            if not self._own & {process.pid for process in processes or ()}:
                 continue
             try:
                 samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._since)
@@ -184,19 +150,10 @@ class GpuWatch:
         self.sample(at_most_every_s=0)
         found = []
         for handle, most in zip(self._handles, self._most, strict=True):
-            power = self._ask("nvmlDeviceGetPowerUsage", handle)
+            name = self._ask("nvmlDeviceGetName", handle)
             slowed = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
-            name, others = self._ask("nvmlDeviceGetName", handle), self._others(handle)
-            gpu = Gpu(
-                name=name.decode() if isinstance(name, bytes) else str(name),
-                clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, self._nvml.NVML_CLOCK_SM),
-                temperature_c=self._ask("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
-                power_w=None if power is None else power / 1e3,
-                slowed=", ".join(words for bit, words in SLOWED_BY.items() if slowed & bit) or None,
-                n_others=None if others is None else len(others),
-                others_percent=most,
-            )
-            found.append(gpu)
+            words = ", ".join(words for bit, words in SLOWED_BY.items() if slowed & bit) or None
+            found.append(Gpu(name.decode() if isinstance(name, bytes) else str(name), words, most))
         return tuple(found)
 
     def energy_counters(self) -> list[Callable[[], int | None]]:
@@ -209,16 +166,6 @@ class GpuWatch:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError, AttributeError):
             return None
-
-    def _others(self, handle: Any) -> set[int] | None:
-        """The other processes that compute on a GPU.
-
-        None if NVML does not list the engine: it does not use this GPU, or the ids belong to another namespace (a
-        container's host).
-        """
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        ids = {process.pid for process in processes or ()}
-        return ids - self._own if ids & self._own else None
 
 
 LOCKED = (

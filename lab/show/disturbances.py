@@ -11,17 +11,12 @@ and `disturbances`.
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from lab.core import cost, phases, stats
+from lab.core import stats
 from lab.core.lists import grouped, plural
-from lab.core.record import OK, Model, Noise, Record
-from lab.errors import LabError
-from lab.models import catalog, devices, synthetic
+from lab.core.record import OK, Noise, Record
 from lab.runner import machine
 from lab.show import wording
 
@@ -34,14 +29,8 @@ WAIT_SHARE = 0.02
 GPU_PERCENT = 5
 DRIFT, DRIFT_CHANCE = 0.03, 0.01
 """Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
-JUMP_NS = 10_000_000
-"""Smaller jumps of the clock are not reported: samples are rounded to milliseconds."""
 MIN_MS = 200
 """Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
-CACHED_BYTES = 1e9
-"""Smaller weights can lie in a cache: the last cache of no device that is sold is larger."""
-MARGIN = 1.05
-"""How far above the maker's bandwidth a rate may lie: clocks and rounding."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +52,7 @@ MEMORY = Cause("memory was short")
 HEAT = Cause("heat or a power limit slowed the CPU or GPU")
 QUOTA = Cause("the container used up its quota of CPU time")
 GPU_OTHERS = Cause("other processes used {} of the GPU", "{:.0f} %")
-CLOCK = Cause("the clock jumped by {} s", "{:.3g}")
-TOO_FAST = Cause("faster than this device can read its weights, by {}", "{:.3g}x")
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK, TOO_FAST)
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)
 """All known causes, in the order of reports."""
 
 
@@ -93,12 +80,9 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
 
 def disturbances(record: Record) -> dict[Cause, float]:
     """What disturbed a run: each cause with its amount, in the unit of its words."""
-    noise, jump_s = record.run.noise, _clock_jump_s(record)
-    amounts = {CLOCK: jump_s} if jump_s else {}
-    if (reading := _of_bandwidth(record)) > MARGIN:
-        amounts[TOO_FAST] = reading
+    noise = record.run.noise
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
-        return amounts
+        return {}
 
     def increase(name: str, over: float = 1.0) -> float:
         """The increase of a counter during the run; NaN if the system does not report it."""
@@ -116,58 +100,10 @@ def disturbances(record: Record) -> dict[Cause, float]:
         (QUOTA, increase("quota_wait_s", seconds), WAIT_SHARE),
         *((GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT) for gpu in gpus),
     ]
-    for cause in {cause: None for cause, amount, limit in seen if amount > limit}:
-        amounts[cause] = max(amount for other, amount, _ in seen if other is cause and amount == amount)
-    return amounts
-
-
-def _clock_jump_s(record: Record) -> float:
-    """Seconds by which the stamps of steps go back, or exceed the time in which the run was watched; 0 for neither.
-
-    Both come from one monotonic clock, and the watch starts before the run and ends after it.
-    """
-    steps, noise = record.run.steps, record.run.noise
-    if not steps.kind:
-        return 0.0
-    pairs = ((steps.start_ns, steps.ready_ns), (steps.ready_ns, steps.end_ns), (steps.end_ns, steps.start_ns[1:]))
-    back_ns = max(max(map(operator.sub, before, after), default=0) for before, after in pairs)
-    if back_ns <= 0 and noise is not None and noise.samples is not None and noise.samples.at_ms[-1] >= MIN_MS:
-        back_ns = steps.end_ns[-1] - steps.start_ns[0] - round(1e6 * noise.samples.at_ms[-1])
-    return back_ns / 1e9 if back_ns > JUMP_NS else 0.0
-
-
-def _of_bandwidth(record: Record) -> float:
-    """The rate at which a plain run read its weights, over the bandwidth of its device by the datasheet; 0: not known.
-
-    No device reads weights faster than its memory delivers them. Of an unknown device the fastest that is sold counts.
-    """
-    run, settings = record.run, record.settings
-    if not run.is_timed or run.lever is not None:
-        return 0.0
-    model = record.model if record.model.tensor_bytes else _of_catalog(record.model.name)
-    step = cost.step(model, 1, 0, 1) if model else None
-    if step is None or step.weight_bytes < CACHED_BYTES:
-        return 0.0
-    used = machine.used(record.machine, settings)
-    is_whole = settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer if model and model.n_layer else 0)
-    device = devices.recognise(used[0].description, used[0].memory_bytes) if len(used) == 1 and is_whole else None
-    most = device.gbps if device else max(one.gbps for one in devices.devices().values()) * max(1, len(used))
-    rates = [0.0]
-    for leg in phases.by_length(run):
-        tpot, prefill = phases.decode_compute_mean_ns(leg), phases.prefill_ns(leg)
-        n_steps = -(-leg.n_prompt // max(1, settings.n_ubatch))
-        rates += [n * step.weight_bytes / ns / most for n, ns in ((1, tpot), (n_steps, prefill)) if ns]
-    return max(rates)
-
-
-@cache
-def _of_catalog(name: str) -> Model | None:
-    """The model of the catalog that a file name such as Llama-3.1-8B-Instruct-Q4_0 means; None where none is sure."""
-    found = re.fullmatch(r"(.+?)(?:-instruct|-it|-chat)?[-.]((?:iq|q|f|bf|mxfp)\d\w*)", name.lower())
-    try:
-        return synthetic.model_of(catalog.find(found[1]), found[2].upper()) if found else None
-    except LabError:
-        return None
+    return {
+        cause: max(amount for other, amount, _ in seen if other is cause and amount == amount)
+        for cause in dict.fromkeys(cause for cause, amount, limit in seen if amount > limit)
+    }
 
 
 def n_threads(record: Record) -> int:

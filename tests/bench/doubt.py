@@ -3,7 +3,7 @@
     python3 -m uv run python -m tests.bench.doubt
 
 Planted in the records of a quiet sample, so that it runs in about a minute: a neighbour on all cores for a whole
-session, one disturbed run of six, a clock that jumps, every line twice, ceilings of an interrupted session, ceilings of
+session, one disturbed run of six, every line twice, ceilings of an interrupted session, ceilings of
 a loaded machine. Read are show, explain, compare, predict, export, report and the pictures (their SVG), as JSON and on
 terminals of 60, 80 and 100 columns. Wanted: no firm sentence, no number without its mark, no gain promised from what is
 doubtful; and of the quiet sample itself all of its sentences.
@@ -61,13 +61,6 @@ def neighbour(record: Record) -> Record:
     return dataclasses.replace(record, run=dataclasses.replace(run, noise=Noise(nothing, nothing, samples)))
 
 
-def jumped(record: Record) -> Record:
-    """The run, whose clock went back by a second before its last stamp."""
-    steps = record.run.steps
-    back = dataclasses.replace(steps, end_ns=(*steps.end_ns[:-1], steps.end_ns[-1] - 10**9))
-    return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=back))
-
-
 def six(lines: Lines) -> Lines:
     """Six repeats of each run, as far as they go."""
     timed = [one for one in lines if isinstance(one, Record) and one.run.status == OK and not one.run.warmup]
@@ -114,7 +107,6 @@ def plants(lines: Lines) -> dict[str, Lines]:
         "quiet": many,
         "neighbour": change(many, neighbour),
         "one of six": change(many, neighbour, [2]),
-        "clock": change(many, jumped),
         "fewer threads not probed": cut(many, lambda one, i: one.rates[i].n_threads == 1),
         "attention not probed": cut(many, lambda one, i: one.rates[i].op == ATTENTION),
         "loaded ceilings": loaded(many),

@@ -8,7 +8,6 @@ both outputs in every format that it reads, and `lab import` and `lab compare` o
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.features.exchange import llama_bench_format
 from lab.models import catalog
 from tests.bench import llama_bench
 
@@ -44,32 +42,17 @@ def main() -> None:
         (folder / "bench.json").write_text(json.dumps(rows))
         measure = ["-p", str(N_PROMPT), "-n", str(N_GEN + 1), "-r", str(N_REPEAT), "--prompt", "random"]
         lab("measure", "-m", model.name, *measure, "-o", folder / "lab", "--no-plot")
-        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "jsonl", "csv", "md")}
+        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "md")}
         for kind, path in exports.items():
             lab("export", folder / "lab", "--as", kind, "-o", path)
         print(exports["md"].read_text())
         commit = rows[0]["build_commit"]
-        for kind in ("json", "jsonl", "csv"):  # the script compares two commits: call the lab's the second
-            text = exports[kind].read_text()
-            assert commit in text
-            exports[kind].write_text(text.replace(commit, SECOND))
-        (folder / "both.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows) + exports["jsonl"].read_text()
-        )
-        columns = llama_bench_format.COLUMNS
-        with (folder / "bench.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", quoting=csv.QUOTE_ALL)
-            writer.writeheader()
-            writer.writerows({k: int(v) if isinstance(v, bool) else v for k, v in row.items()} for row in rows)
-        inputs = {
-            "json": ["-i", "bench.json", "-i", "lab.json"],
-            "jsonl": ["-i", "both.jsonl"],
-            "csv": ["-i", "bench.csv", "-i", "lab.csv"],
-        }
-        for kind, arguments in inputs.items():
-            command = [sys.executable, str(script), "--tool", "llama-bench", *arguments, "-b", commit, "-c", SECOND]
-            answer = subprocess.run(command, check=False, capture_output=True, text=True)
-            print(f"compare-llama-bench.py on {kind}: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}")
+        text = exports["json"].read_text()
+        assert commit in text
+        exports["json"].write_text(text.replace(commit, SECOND))  # the script compares two commits
+        command = [sys.executable, str(script), "--tool", "llama-bench", "-i", "bench.json", "-i", "lab.json"]
+        answer = subprocess.run([*command, "-b", commit, "-c", SECOND], check=False, capture_output=True, text=True)
+        print(f"compare-llama-bench.py: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}")
         lab("import", "bench.json", "-o", folder / "imported")
         print(lab("compare", folder / "imported", folder / "lab", "--no-plot"))
 

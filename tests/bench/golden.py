@@ -50,7 +50,6 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for path in map(str, [*SAMPLES, "results"]):
         yield ("show", path)
         yield ("show", "--json", path)
-        yield ("show", "--placement", path)
         yield ("report", path, "-o", str(out / f"page-{Path(path).stem}.html"))
         for which in ("runs", "steps"):
             yield ("export", path, "-f", "csv", "--table", which)
@@ -67,7 +66,7 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for kind in ("apple", "laptop", "desktop"):
         yield ("predict", "-m", "llama-3.2-3b", "-d", kind)
         yield ("predict", "-m", "phi-3-mini", "-d", kind, "--json")
-    for kind in ("md", "csv", "json", "jsonl"):
+    for kind in ("md", "json"):
         yield ("export", epyc, "--as", kind)
     yield from (("models", *rest) for rest in ((), ("--json",), ("info", "llama-3.2-3b")))
     yield from (tuple(line.split()) for line in REFUSED)

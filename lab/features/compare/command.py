@@ -20,7 +20,7 @@ from lab.core import shell
 from lab.errors import LabError, printable
 from lab.features.running import draws, hint, nearby, note, plot_folder, read, without_tuning
 
-FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl"), ("runs", "steps")
+FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("json", "md"), ("runs", "steps")
 
 
 @click.command(cls=Command)

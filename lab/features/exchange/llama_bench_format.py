@@ -31,7 +31,7 @@ from lab.runner import machine
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("md", "csv", "json", "jsonl")
+FORMATS = ("json", "md")
 _COLUMNS = """
 build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
 n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload
@@ -132,25 +132,15 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
     """Rows of `llama_bench_rows` in one of llama-bench's output FORMATS."""
     if kind == "json":
         return json.dumps(rows, indent=2) + "\n"
-    if kind == "jsonl":
-        return "".join(json.dumps(row) + "\n" for row in rows)
-    if kind == "md":
-        lines = ["| model | size | params | backend | threads | test | t/s |", "| - | -: | -: | - | -: | -: | -: |"]
-        for row in rows:
-            size = "" if row["model_size"] is None else f"{row['model_size'] / 2**20:,.2f} MiB"
-            params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
-            test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
-            rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
-            cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"] or "", test, rate)
-            lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-        return "\n".join(lines) + "\n"
-    import pandas as pd
-
-    def plain(value: Any) -> str:
-        return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
-
-    table = harmless(pd.DataFrame(rows, columns=COLUMNS, dtype=object)).map(plain)
-    return str(table.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n"))
+    lines = ["| model | size | params | backend | threads | test | t/s |", "| - | -: | -: | - | -: | -: | -: |"]
+    for row in rows:
+        size = "" if row["model_size"] is None else f"{row['model_size'] / 2**20:,.2f} MiB"
+        params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
+        test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
+        rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
+        cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"] or "", test, rate)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def harmless(rows: pd.DataFrame) -> pd.DataFrame:

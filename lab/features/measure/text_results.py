@@ -245,8 +245,7 @@ def imported(records: Sequence[Record]) -> list[str]:
 
 def unreliable(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each session with unreliable figures."""
-    watched = [one for one in records if list(disturbances.disturbances(one)) != [disturbances.TOO_FAST]]
-    doubtful = {case[0] for case, alike in _repeats(watched).items() if disturbances.is_doubtful(alike)}
+    doubtful = {case[0] for case, alike in _repeats(records).items() if disturbances.is_doubtful(alike)}
     return [own for session, own in grouped(records, lambda one: one.session).items() if session in doubtful]
 
 
