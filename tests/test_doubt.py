@@ -228,5 +228,3 @@ def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     bars: list[Any] = explanation.plot_where(rows, "it").containers
     heights = [bar.patches[0].get_height() for bar in bars if bar.get_label().startswith("prefill")]
     assert sum(heights) == pytest.approx(100 * share)
-
-
