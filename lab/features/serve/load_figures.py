@@ -14,10 +14,8 @@ Attainment is the share of requests inside that meet every limit; failures and u
 in bunches because they wait in the same queue, so its 95 % interval is wider than a binomial one, by how much batches
 of successive requests differ (tests/bench/load_truth.py). Capacity is the highest load at which 90 % meet the limits.
 
-The server is idle while no request is in progress. The time of prefill comes from the server (llama-server reports the
-time of each prompt, which ends with the first token; prompts computed together count once), or from a load of one user
-in the same session, whose TTFT has no queue: these times are added up, and if the sum exceeds the busy time, the shares
-are unknown. The rest is decode.
+The server is idle while no request is in progress. If it reports the time of each prompt (llama-server does), that
+time, which ends with the first token, is prefill; prompts computed together count once. The rest is decode.
 """
 
 from __future__ import annotations
@@ -35,17 +33,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import request_times, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
-from lab.core.request import (
-    CLOSED,
-    CONSTANT,
-    POISSON,
-    STALLED,
-    TIMEOUT,
-    Load,
-    Request,
-    RequestRecord,
-    Slo,
-)
+from lab.core.request import CLOSED, CONSTANT, POISSON, STALLED, TIMEOUT, Load, Request, RequestRecord, Slo
 from lab.core.request_times import Figures
 from lab.core.stats import CONFIDENCE, Interval
 from lab.errors import LabError
@@ -54,12 +42,11 @@ from lab.runner import machine as machines
 from lab.show import canvas, table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
 from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, tabled
-from lab.show.wording import digits, seconds, times
+from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
 
 NAN, INF = math.nan, math.inf
 
@@ -68,15 +55,10 @@ PAUSE_S, FAILED_S, MOST_GAPS = 0.5, 0.25, 6
 was aborted if nothing happened for longer than PAUSE_S before the end of its window. In an open loop of random arrivals
 a pause of MOST_GAPS mean gaps has a probability of 0.2 %."""
 
-SHARE, FEWEST = 0.9, 8
-"""A load holds from this attainment on. A comparison of the windows' halves needs FEWEST requests in each."""
-
+SHARE = 0.9  # a load holds from this attainment on
 N_BATCHES, FAR = 5, 2
 """Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
 all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
-
-BY_SERVER, BY_ONE_USER, LONGER = "the server's prompt times", "TTFT with 1 user", 1.05
-"""What the time of prefill is known from. TTFT of one user gives the prefill of prompts up to LONGER times its own."""
 
 
 def row(request: Request) -> dict[str, Any]:
@@ -88,30 +70,25 @@ def row(request: Request) -> dict[str, Any]:
     def s(ns: float | None) -> float:
         return NAN if ns is None else ns / 1e9
 
-    sent_s = s(one.sent_ns)
-    after_s = s(one.e2e_ns if one.ended_ns is None else one.ended_ns)
+    sent_s, ok = s(one.sent_ns), one.status == OK
     is_unknown = one.failure in (TIMEOUT, STALLED) and one.ended_ns is None
     try:
         date_s = datetime.fromisoformat(one.started_at).timestamp()
     except ValueError:  # a damaged line
         date_s = 0.0
-    indices, n_in_window, is_spread = request_times.generated(request), 0.0, False
+    indices, n_in_window = request_times.generated(request), 0.0
     if one.sent_ns is not None and indices:
         begin_ns = load.warmup_s * 1e9 - one.sent_ns
         inside = [i for i in indices if begin_ns <= events.arrive_ns[i] < begin_ns + load.duration_s * 1e9]
         if events.n_tokens is not None:
             n_in_window = float(sum(events.n_tokens[i] for i in inside))
-        elif one.n_generated is None:
-            n_in_window = NAN
-        else:  # only their sum is known
-            n_in_window, is_spread = one.n_generated * len(inside) / len(indices), one.n_generated != len(indices)
-    ok, n_prompt = one.status == OK, table.n_prompt(one)
+        else:  # only their sum is known: spread evenly over events
+            n_in_window = NAN if one.n_generated is None else one.n_generated * len(inside) / len(indices)
     prompt_ms = one.timings.prompt_ms if one.timings else None
-    return {
+    made = {
         "load": load,
         "level": load.concurrency or load.rate or 0,
         "round": load.round,
-        "is_one_user": load.arrivals == CLOSED and load.concurrency == 1,
         "ok": ok,
         "failure": "" if ok else one.failure or "failed",
         "figures": one,
@@ -119,23 +96,24 @@ def row(request: Request) -> dict[str, Any]:
         "sent_s": sent_s,
         "at_s": s(one.sent_ns if one.scheduled_ns is None else one.scheduled_ns),  # when it was due
         "first_s": INF if one.ttft_ns is None else sent_s + one.ttft_ns / 1e9,
-        "end_s": INF if is_unknown else sent_s + after_s,
+        "end_s": INF if is_unknown else sent_s + s(one.e2e_ns if one.ended_ns is None else one.ended_ns),
         "late_s": s(one.delay_ns),
-        "ttft_s": s(one.ttft_due_ns) if ok else NAN,
-        "tpot_s": s(one.tpot_ns) if ok else NAN,
-        "tpot_most_s": s(one.tpot_bounds_ns[1] if one.tpot_bounds_ns else None) if ok else NAN,
-        "e2e_s": s(one.e2e_due_ns) if ok and not one.is_truncated else NAN,  # the whole answer would take longer
-        "stall_s": s(one.longest_stall_ns) if ok else NAN,
-        "prompt_s": prompt_ms / 1e3 if prompt_ms is not None and one.ttft_ns is not None and ok else NAN,
-        "n_prompt": n_prompt or 0,
-        "n_uncached": NAN if n_prompt is None else n_prompt - (one.n_cached or 0),
+        "n_prompt": table.n_prompt(one) or 0,
         "n_gen": one.asked.n_gen,
         "n_generated": NAN if one.n_generated is None else one.n_generated,
         "n_in_window": n_in_window,
-        "is_spread": is_spread,
         "is_truncated": one.is_truncated,
         "used": one.used(load.slo) if load.slo else NAN,  # of its limits, at most
     }
+    times = {
+        "ttft_s": s(one.ttft_due_ns),
+        "tpot_s": s(one.tpot_ns),
+        "tpot_most_s": s(one.tpot_bounds_ns[1] if one.tpot_bounds_ns else None),
+        "e2e_s": NAN if one.is_truncated else s(one.e2e_due_ns),  # the whole answer would take longer
+        "stall_s": s(one.longest_stall_ns),
+        "prompt_s": NAN if prompt_ms is None or one.ttft_ns is None else prompt_ms / 1e3,
+    }
+    return made | (times if ok else dict.fromkeys(times, NAN))
 
 
 def frame(requests: Sequence[Request]) -> pd.DataFrame:
@@ -172,10 +150,6 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
     made["arm"] = by_arm.ngroup()
     made["kept"] = ~made.is_cut_off | by_arm.is_cut_off.transform("all")
     made["inside"] = (made.begin_s <= made.at_s) & (made.at_s < made.over_s)
-    ones = made[made.kept & made.inside & made.ok & made.is_one_user & (made.n_uncached > 0) & (made.first_s < INF)]
-    points = [(0.0, 0.0), *(ones.first_s - ones.start_s).groupby(ones.n_uncached).median().items()]
-    is_known = made.ok & (made.first_s < INF) & (made.n_uncached <= LONGER * points[-1][0]) & (len(points) > 1)
-    made["alone_s"] = made.n_uncached[is_known].map(lambda n: stats.on_lines(points, n))
     return made
 
 
@@ -193,21 +167,14 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
     windows = pd.DataFrame([_window(own) for own in rounds])
     inside = rows[rows.inside]
     good = inside[inside.ok]
-    is_bound = bool((good.tpot_s.isna() & good.tpot_most_s.notna()).any())
-    ttft, tpot, e2e = (_latency(name, rounds, is_bound) for name in ("ttft", "tpot", "e2e"))
     failed = [(name, one.error) for name, one in zip(inside.failure, inside.figures, strict=True) if name]
     failures = Counter(name for name, _ in failed)
-    middle_s = (inside.begin_s + inside.over_s) / 2
-    first, second = inside.ttft_s[inside.at_s < middle_s].dropna(), inside.ttft_s[inside.at_s >= middle_s].dropna()
-    has_drift = min(len(first), len(second)) >= FEWEST and first.median() > 0
-    growth = (windows.in_flight_end - windows.in_flight_begin).sum()
-    return {
+    is_bound = bool((good.tpot_s.isna() & good.tpot_most_s.notna()).any())
+    made: dict[str, Any] = {
         "load": load.label,
         "n_rounds": len(rounds),
         "n_cut_off": int(every[every.is_cut_off]["round"].nunique()),
         "window_s": list(windows.length_s),
-        # more in flight at the end than at the start, by over 2 standard deviations of a Poisson count of all arrivals
-        "is_overloaded": load.arrivals != CLOSED and bool(growth >= 3 and growth > 2 * math.sqrt(len(inside))),
         **{f"load_{name}": value for name, value in dataclasses.asdict(load).items() if name != "round"},
         "n": len(inside),
         "n_ok": len(good),
@@ -217,23 +184,38 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         "n_truncated": int(good.is_truncated.sum()),
         "n_short": sum(one.is_short is True and not one.is_truncated for one in good.figures),
         "n_warm": sum(one.is_warm is True for one in good.figures),
-        **_rate("tokens_tps", windows),
-        "is_spread": bool(rows.is_spread.any()),
-        **_rate("requests_ps", windows),
-        "user_tps": 1 / tpot["tpot_median_s"] if tpot["tpot_median_s"] > 0 and not is_bound else NAN,
-        **ttft,
-        **tpot,
         "tpot_is_bound": is_bound,
-        **e2e,
         "stall_s": good.stall_s.max(),
         "late_median_s": inside.late_s.median(),
         "late_most_s": inside.late_s.max(),
-        "wait_s": (good.first_s - good.start_s - good.prompt_s).median(),
-        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(rounds), strict=True)),
-        **_rate("goodput_ps", windows),
         **{name: windows[name].mean() for name in ("in_flight_begin", "in_flight_end", "waiting_end")},
-        "drift": second.median() / first.median() if has_drift else NAN,
-        **_shares(windows),
+        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(rounds), strict=True)),
+    }
+    for name in ("ttft", "tpot", "e2e"):
+        known = inside["tpot_most_s" if name == "tpot" and is_bound else f"{name}_s"].dropna()
+        made |= {f"{name}_n": len(known), f"{name}_median_s": known.median()}
+        for percentile in (95, 99):
+            value, n_beyond = tail(sorted(known), percentile / 100) or (NAN, None)
+            made |= {f"{name}_p{percentile}_s": value, f"{name}_p{percentile}_beyond": n_beyond}
+    measured = windows[windows.length_s > 0]
+    for name in ("tokens_tps", "requests_ps", "goodput_ps"):  # each with its 90 % interval
+        value = half = NAN
+        if len(measured) and measured[name].notna().all():
+            value = (measured[name] * measured.length_s).sum() / measured.length_s.sum()
+            cut = value / (2 * max(1.0, measured.n.mean())) if len(measured) > 1 else 0.0
+            half = stats.mean_half_width(list(measured[name]), 0.9) + cut
+        low = max(0.0, value - half) if value == value else NAN
+        made |= {name: value, f"{name}_low": low, f"{name}_high": value + half}
+    made["user_tps"] = 1 / made["tpot_median_s"] if made["tpot_median_s"] > 0 and not is_bound else NAN
+    # more in flight at the end than at the start, by over 2 standard deviations of a Poisson count of all arrivals
+    growth = (windows.in_flight_end - windows.in_flight_begin).sum()
+    made["is_overloaded"] = load.arrivals != CLOSED and bool(growth >= 3 and growth > 2 * math.sqrt(len(inside)))
+    shares = windows[["busy_s", "prefill_s"]].sum() / (windows.length_s.sum() or NAN)
+    prefill = min(shares.busy_s, shares.prefill_s) if (windows.prefill_s < windows.busy_s + 1e-6).all() else NAN
+    return made | {
+        "share_prefill": prefill,
+        "share_decode": shares.busy_s - prefill,
+        "share_idle": 1 - shares.busy_s,
     }
 
 
@@ -251,8 +233,6 @@ def _window(own: pd.DataFrame) -> dict[str, float]:
         seconds, tokens = length_s or NAN, own.n_in_window.where(own.ok | own.n_in_window.notna(), 0)
         n_whole = int((whole & (begin_s <= own.end_s) & (own.end_s < over_s)).sum())
     known = own[(own.end_s > begin_s) & (own.start_s < own.end_s) & (own.start_s < over_s)]  # in progress in the window
-    busy = _covered(known.start_s, known.end_s, begin_s, over_s)
-    by_server, by_alone = (np.maximum(known.start_s, known.first_s - known[by]) for by in ("prompt_s", "alone_s"))
     at_end = (own.at_s <= over_s) & (over_s < own.end_s)
     return {
         "length_s": length_s,
@@ -263,9 +243,10 @@ def _window(own: pd.DataFrame) -> dict[str, float]:
         "in_flight_begin": ((own.at_s <= begin_s) & (begin_s < own.end_s)).sum(),
         "in_flight_end": at_end.sum(),
         "waiting_end": (at_end & (over_s < own.first_s)).sum(),
-        "busy_s": busy,
-        "of_server_s": _covered(by_server, known.first_s, begin_s, over_s),
-        "of_alone_s": (known.first_s.clip(upper=over_s) - by_alone.clip(lower=begin_s)).clip(lower=0).sum(skipna=False),
+        "busy_s": _covered(known.start_s, known.end_s, begin_s, over_s),
+        "prefill_s": _covered(
+            np.maximum(known.start_s, known.first_s - known.prompt_s), known.first_s, begin_s, over_s
+        ),
     }
 
 
@@ -284,34 +265,6 @@ def tail(ordered: Sequence[float], share: float) -> tuple[float, int] | None:
     return (ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else None
 
 
-def _latency(name: str, rounds: Sequence[pd.DataFrame], is_bound: bool) -> dict[str, Any]:
-    import pandas as pd
-
-    column = "tpot_most_s" if name == "tpot" and is_bound else f"{name}_s"
-    by_round = [own[column][own.inside].dropna() for own in rounds]
-    known = pd.concat(by_round)
-    made: dict[str, Any] = {f"{name}_n": len(known), f"{name}_median_s": known.median()}
-    for percentile in (95, 99):
-        value, n_beyond = tail(sorted(known), percentile / 100) or (NAN, None)
-        made |= {f"{name}_p{percentile}_s": value, f"{name}_p{percentile}_beyond": n_beyond}
-    medians = [own.median() for own in by_round if len(own)]
-    return made | {f"{name}_most_s": known.max(), f"{name}_by_round_s": medians}
-
-
-def _rate(name: str, windows: pd.DataFrame) -> dict[str, Any]:
-    """A rate over the windows of all rounds, its 90 % interval, and the rate in each; NaN if a round has none."""
-    known = windows[windows.length_s > 0]
-    by_round, value, half = list(known[name]), NAN, NAN
-    if known.empty or known[name].isna().any():
-        by_round = []
-    else:
-        value = (known[name] * known.length_s).sum() / known.length_s.sum()
-        half = stats.mean_half_width(by_round, 0.9)
-        half += value / (2 * max(1.0, known.n.mean())) if len(by_round) > 1 else 0.0
-    low = max(0.0, value - half) if value == value else NAN
-    return {name: value, f"{name}_low": low, f"{name}_high": value + half, f"{name}_by_round": by_round}
-
-
 def _attainment(rounds: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
     """The share of requests that met every limit, with its 95 % interval; NaN without limits or requests."""
     used = [own.used[own.inside].dropna() for own in rounds]
@@ -327,16 +280,6 @@ def _attainment(rounds: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
     return sum(map(sum, met)) / len(everything), interval.low, interval.high
 
 
-def _shares(windows: pd.DataFrame) -> dict[str, Any]:
-    """The shares of the steady windows in prefill, decode and idle, and what the time of prefill is known from."""
-    whole_s = windows.length_s.sum() or NAN
-    busy, prefill, by = windows.busy_s.sum() / whole_s, NAN, None
-    for source, name in ((BY_SERVER, "of_server_s"), (BY_ONE_USER, "of_alone_s")):
-        if by is None and whole_s > 0 and (windows[name] < windows.busy_s + 1e-6).all():
-            prefill, by = min(busy, windows[name].sum() / whole_s), source
-    return {"share_prefill": prefill, "share_decode": busy - prefill, "share_idle": 1 - busy, "share_by": by}
-
-
 def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The highest load (users or requests/s) at which 90 % of requests meet every limit, as they do at all lower loads.
 
@@ -346,10 +289,9 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     measured = [one for one in arms if one["attainment"] == one["attainment"]]
     if not measured:
         return None
-    is_closed = measured[0]["load_arrivals"] == CLOSED
-    levels = [one["load_concurrency" if is_closed else "load_rate"] for one in measured]
+    is_closed, holding = measured[0]["load_arrivals"] == CLOSED, True
     at_least = below = best = None
-    holding = True
+    levels = [one["load_concurrency" if is_closed else "load_rate"] or 0 for one in measured]
     for level, one in zip(levels, measured, strict=True):
         holding = holding and one["attainment"] >= SHARE
         best = level if holding else best
@@ -360,8 +302,9 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     if at_least is not None and below is not None:
         sentence = f"between {at_least:g} and {high}"
     elif at_least is not None:
-        every = "every load met" if at_least == levels[-1] else "no load clearly missed"
-        sentence = f"at least {low} ({every} the limits)"
+        sentence = (
+            f"at least {low} ({'every load met' if at_least == levels[-1] else 'no load clearly missed'} the limits)"
+        )
     elif below is not None:
         sentence = f"below {high} ({'no load met' if below == levels[0] else 'no load clearly met'} the limits)"
     else:
@@ -453,9 +396,7 @@ def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool
     return Interval(float(low), float(high))
 
 
-LATE_S, DRIFT = 0.01, 1.5
-"""A warning says if the client sent a request more than LATE_S later than intended, because it was too busy, or if TTFT
-differs by more than the factor DRIFT between the halves of the windows."""
+LATE_S = 0.01  # a warning says if the client sent a request more than this later than intended, because it was too busy
 
 IS_FULL = re.compile(r"context (size|length|window)", re.IGNORECASE)
 """In errors of servers for a request that their context cannot hold."""
@@ -467,8 +408,6 @@ DEFINITIONS = (
 
 CAPTIONS = {
     "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
-    "throughput": "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are "
-    "loads, with their range over rounds.",
     "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
     "window is shaded.",
 }
@@ -515,7 +454,7 @@ def _section(records: Sequence[RequestRecord]) -> Section:
         warnings=warnings,
         sentences=sentences,
         notes=[DEFINITIONS],
-        pictures=_pictures(arms, rows, f"{title}\n{of.load_lengths}", rounds, n_slots),
+        pictures=_pictures(arms, rows, f"{title}\n{of.load_lengths}", n_slots),
         data=lambda: {"loads": [data]},
     )
 
@@ -617,36 +556,21 @@ def _columns(arms: Arms) -> Columns:
 def _findings(arms: Arms, n_slots: int | None) -> list[str]:
     """How the server spent its time under each load, what limited it, and what made requests wait."""
     words, busy = [], [arm for arm in arms if arm.share_idle < 1]
-    if split := [arm for arm in busy if arm.share_by]:
+    if split := [arm for arm in busy if arm.share_prefill == arm.share_prefill]:
         shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
         parts = [f"{arm.load}: {a:.0f} / {b:.0f} / {c:.0f} %" for arm, (a, b, c) in zip(split, shares, strict=True)]
-        sources = join_and(list(dict.fromkeys(arm.share_by for arm in split)))
         most = min(split, key=lambda arm: arm.share_idle)
         phase = "prefill" if most.share_prefill > most.share_decode else "decode"
         words += [
-            f"Share of the time in prefill / decode / idle, from {sources}: {'; '.join(parts)}. With {most.load}, "
-            f"{phase} takes most of the time."
+            f"Share of the time in prefill / decode / idle, from the server's prompt times: {'; '.join(parts)}. With "
+            f"{most.load}, {phase} takes most of the time."
         ]
-    if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if not arm.share_by]:
-        has_one = any(arm.load_concurrency == 1 for arm in arms)
-        advice = "" if has_one or arms[0].load_arrivals != CLOSED else " Add a load of 1 user: --concurrency 1,..."
-        words += [
-            f"Idle: {join_and(rest)}. Prefill and decode cannot be told apart there: the server does not report "
-            f"the time of every prompt{', and the load of 1 user does not explain the others' * has_one}.{advice}"
-        ]
+    if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if arm not in split]:
+        words += [f"Idle: {join_and(rest)}. Prefill and decode cannot be told apart without the server's prompt times."]
     waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
     words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
-    if known := [arm for arm in arms if arm.wait_s == arm.wait_s]:
-        parts = [f"{seconds(arm.wait_s) if arm.wait_s >= 1e-4 else 'under 0.1 ms'} with {arm.load}" for arm in known]
-        words += [
-            f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
-        ]
-    late_s = max((arm.late_most_s for arm in arms if arm.late_most_s == arm.late_most_s), default=math.inf)
-    words += [f"The client sent each request at most {seconds(late_s)} late."] if late_s <= LATE_S else []
     if uncounted := [arm.load for arm in arms if arm.n_ok and arm.tokens_tps != arm.tokens_tps]:
         words += [f"The server does not count tokens, so tokens/s is unknown: {join_and(uncounted)}."]
-    if any(arm.is_spread for arm in arms):
-        words += ["The server does not count tokens per event, so they are spread evenly over events."]
     return words
 
 
@@ -655,7 +579,6 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
     words = []
     for number, arm in enumerate(arms):
         own = rows[(rows.arm == number) & rows.kept]
-        good = own[own.inside & own.ok]
         examples = {name: f", for example {error}" for name, error in arm.errors.items()}
         failed = [f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items()]
         missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
@@ -676,17 +599,12 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
             (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
             (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
             (arm.n_warm, f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache."),
-            *((True, line) for line in wrong(list(good.figures))),
+            *((True, line) for line in wrong(list(own.figures[own.inside & own.ok]))),
             (
                 arm.is_overloaded,
                 f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
                 f"{arm.in_flight_end:.0f} when it ended ({arm.waiting_end:.0f} waited for a first token). A longer "
                 "window would show longer waits.",
-            ),
-            (
-                not arm.is_overloaded and (arm.drift <= 1 / DRIFT or arm.drift >= DRIFT),
-                f"TTFT in the second half of the window was {times(arm.drift)} that in the first: the load was not "
-                "steady. Try a longer --warmup and --duration.",
             ),
             (
                 arm.late_most_s > LATE_S,
@@ -699,9 +617,9 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
 
 
 def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
-    """A picture of the first session of loads among records: load (latency over it), throughput, or timeline.
+    """A picture of the first session of loads among records: load (latency over it), or timeline.
 
-        lab.plot_arms(lab.load(url, concurrency="1,2,4"), "throughput")
+        lab.plot_arms(lab.load(url, concurrency="1,2,4"), "timeline")
 
     LabError if there is nothing to draw.
     """
@@ -716,15 +634,13 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     return figure
 
 
-def _pictures(arms: Arms, rows: pd.DataFrame, below: str, rounds: str, n_slots: int | None) -> list[Picture]:
+def _pictures(arms: Arms, rows: pd.DataFrame, below: str, n_slots: int | None) -> list[Picture]:
     """The pictures with data."""
     own = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
-    words, drawn = f"{below}; {arms[0].load_duration_s:g} s window, {rounds}", dict[str, Any]()
+    drawn: dict[str, Any] = {"timeline": partial(_plot_timeline, arms, own, f"The timeline of requests\n{below}")}
     if any(arm.ttft_n for arm in arms):
-        drawn["load"] = partial(_plot_latency, arms, own, f"Latency over load\n{words}", n_slots)
-        if any(arm.tokens_tps == arm.tokens_tps for arm in arms):
-            drawn["throughput"] = partial(_plot_throughput, arms, f"Throughput against latency\n{words}")
-    drawn["timeline"] = partial(_plot_timeline, arms, own, f"The timeline of requests\n{below}")
+        words = f"{below}; {arms[0].load_duration_s:g} s window, {plural(max(arm.n_rounds for arm in arms), 'round')}"
+        drawn = {"load": partial(_plot_latency, arms, own, f"Latency over load\n{words}", n_slots), **drawn}
     return [Picture(name, CAPTIONS[name], draw, (11, 7 if name == "timeline" else 5)) for name, draw in drawn.items()]
 
 
@@ -777,45 +693,6 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
             at = {"transform": axes[0].get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
             axes[0].text(place, 1.0, f"{n:,} of {arm.n:,}\nfailed", **at)
     canvas.finish(axes, title, is_apart=True)
-
-
-def _plot_throughput(arms: Arms, title: str, figure: Figure) -> None:
-    """Tokens per second of all users over median TTFT and median TPOT: a point per load, with its range over rounds."""
-    counted = [arm for arm in arms if arm.tokens_tps == arm.tokens_tps]
-    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
-    panels = [("ttft", "median TTFT (s)", 1.0), ("tpot", f"median TPOT (ms){bound}", 1e3)]
-    panels = [panel for panel in panels if any(getattr(arm, f"{panel[0]}_n") for arm in counted)]
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    what = "number of users" if arms[0].load_arrivals == CLOSED else "request rate"
-    labels = []
-    for ax, (name, label, factor) in zip(axes, panels, strict=True):
-        known = [arm for arm in counted if getattr(arm, f"{name}_n")]
-        xs, ys = [factor * getattr(arm, f"{name}_median_s") for arm in known], [arm.tokens_tps for arm in known]
-        by_round = [[factor * x for x in getattr(arm, f"{name}_by_round_s")] for arm in known]
-        left, right = [min(own) for own in by_round], [max(own) for own in by_round]
-        low, high = [arm.tokens_tps_low for arm in known], [arm.tokens_tps_high for arm in known]
-        ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
-        style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
-        ends = ((left, xs), (xs, right), (low, ys), (ys, high))  # the median of all can lie outside the rounds' range
-        bars = [[max(0, b - a) for a, b in zip(*of, strict=True)] for of in ends]
-        n = max(arm.n_rounds for arm in known)
-        words = what + (f", with range over {n} rounds" if n > 1 else "")
-        ax.errorbar(xs, ys, xerr=bars[:2], yerr=bars[2:], capsize=3 if n > 1 else 0, label=words, **style)
-        if max(xs) > WIDE * min(xs) > 0:
-            ax.set_xscale("log")
-            ax.set_xlim(right=max(2 * max(xs), 1.1 * max(right)))
-        else:
-            ax.set_xlim(0, max(1.3 * max(xs), 1.1 * max(right)) or 1)
-        ax.set_ylim(0, 1.15 * max([*high, 1e-9]))
-        ax.set_xlabel(label)
-        along = [i / 20 for i in range(21)]  # positions on the bars, which labels avoid
-        avoid = [(a + (b - a) * t, y) for a, b, y in zip(left, right, ys, strict=True) for t in along]
-        avoid += [(x, a + (b - a) * t) for x, a, b in zip(xs, low, high, strict=True) for t in along]
-        labels.append((ax, list(zip(xs, ys, [arm.load for arm in known], strict=True)), avoid))
-    axes[0].set_ylabel("tokens per second, all users")
-    canvas.finish(axes, title, is_apart=True)
-    for ax, points, avoid in labels:
-        canvas.label_points(ax, points, avoid)
 
 
 def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure: Figure) -> None:
