@@ -191,25 +191,19 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     )
 
 
-def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_of_the_first(
-    browser: Any, tmp_path: Path
-) -> None:
+def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_first() -> None:
     pair = tuple(Device(f"CUDA{i}", "Some GPU", "gpu", 10**10) for i in range(2))
-    record = next(one for one in here()[0] if one.run.is_timed)
-    n_layer = record.model.n_layer or 0
-    placement = Placement((*["CUDA0"] * n_layer, "CUDA1"), ())
-    record = dataclasses.replace(
-        record,
-        machine=dataclasses.replace(record.machine, devices=(*record.machine.devices, *pair)),
-        settings=dataclasses.replace(record.settings, n_gpu_layers=n_layer + 1),
-        run=dataclasses.replace(record.run, placement=placement),
+    (records, best), n_layer = here(), here()[0][0].model.n_layer or 0
+    one = next(one for one in records if one.run.is_timed)
+    both = dataclasses.replace(
+        one,
+        machine=dataclasses.replace(one.machine, devices=(*one.machine.devices, *pair)),
+        settings=dataclasses.replace(one.settings, n_gpu_layers=n_layer + 1),
+        run=dataclasses.replace(one.run, placement=Placement((*["CUDA0"] * n_layer, "CUDA1"), ())),
     )
-    runs = [record]
-    assert {probing.place_of_record(one).devices for one in runs} == {("CUDA0", "CUDA1")}
-    found = opened(browser, tmp_path / "page.html", with_ceilings(runs))
-    assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]
-    assert browser.execute_script("return data.laws[+inputs.device.value][0].peak") > 0  # it starts with a prediction
-    assert "Some GPU is not predicted" in browser.find_element("id", "explore-note").text
+    found = laws.laws([both, one], [best])
+    assert found["devices"][0]["memory"] is None and "for one GPU" in found["laws"][0][0]["why"]
+    assert "why" not in found["laws"][1][0]
 
 
 def test_devices_with_ceilings_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layers on several devices: whose ceilings count for what. Exact on made-up devices."""
+"""Layers on a GPU and on the CPU: whose ceilings count for what. Exact on made-up devices."""
 
 import dataclasses
 import itertools
@@ -9,6 +9,7 @@ import pytest
 from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
+from lab.errors import LabError
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.predict import learning
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
@@ -96,7 +97,7 @@ def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     row = explained(record, "decode")
     assert {name: of(row, name) for name in truth} == pytest.approx(truth, rel=1e-3)
     assert row.parts[explanation.BETWEEN] == pytest.approx(between_s)
-    assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3) and not row.overlaps
+    assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3)
     sentence = explanation.where_it_went(row)
     for name in ("CPU layers", "CUDA0 layers", "CUDA0 output", "CUDA0 attention", "between devices", "rest"):
         assert f"{name} " in sentence
@@ -130,27 +131,12 @@ def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
     assert moved.parts[explanation.BETWEEN] == pytest.approx(kept.parts[explanation.BETWEEN] + weights_s, rel=1e-3)
 
 
-def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
-    """Each step goes on while the next is begun; shares are of busy devices, and the bars add up all the same."""
-    settings = dataclasses.replace(WIDE, n_gpu_layers=17, prefill_wait="end")
-    placement = placed(("CUDA1", 8), ("CUDA0", 9))
-    record = record_of(placement, settings, 0.05, 4 * 512)
-    row = explained(record, "prefill")
-    ceilings = probing.need(KNOWN, probing.place_of_record(record), "this")
-    shapes = [(512, 512 * i, int(i == 3)) for i in range(4)]
-    parts = [step_kernels.parts(BIG, settings, ceilings, *one, layers=probing.layers_of(record)) for one in shapes]
-    assert None not in parts
-    first, *others = [part for part in parts if part]
-    assert row.overlaps
-    slowest = [part.by_device["CUDA1"].total_s for part in others]
-    assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < sum(row.parts.values())
-    assert "at the same time" in explanation.where_it_went(row)
-    assert not explained(record, "decode").overlaps
-    waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None))
-    assert explained(waited, "prefill").least_s == pytest.approx(sum(row.parts.values()))
-    seconds = explanation.bar_parts(row)
-    assert sum(seconds.values()) == pytest.approx(max(row.measured_s, row.least_s))
-    assert [*seconds] == ["CUDA1", "CUDA0", explanation.BETWEEN, explanation.ALL_ELSE]
+def test_two_gpus_are_not_explained() -> None:
+    record = record_of(placed(("CUDA1", 8), ("CUDA0", 9)), dataclasses.replace(WIDE, n_gpu_layers=17), 0.05)
+    with pytest.raises(LabError, match=r"for one GPU, .* not for CUDA0 and CUDA1") as problem:
+        explained(record, "decode")
+    assert problem.value.hint == "Choose one: --device CUDA0"
+    assert learning.prediction_for(record, KNOWN, []) is None
 
 
 @pytest.mark.parametrize(

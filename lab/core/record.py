@@ -368,8 +368,8 @@ class Rate:
 class Ceilings:
     """The highest rates of a device's kernels: a separate kind of line in results files.
 
-    `others` are the ceilings of further devices that the same settings use; in files each is a line. `missing` are the
-    probes that a session did not reach, without times; `disturbed` says what disturbed it.
+    `others` are the ceilings of further devices that the same settings use; in files each is a line. `disturbed` says
+    what disturbed the session.
     """
 
     measured_at: str
@@ -380,5 +380,4 @@ class Ceilings:
     device: str | None = None  # by llama.cpp's name; None: the CPU
     others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
-    missing: tuple[Rate, ...] | None = None
     disturbed: str | None = None

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 DISTURBED, PARTLY, FEW = "disturbed", "partly disturbed", "too few runs"
 EXTRAPOLATED, ASSUMED, ABOVE = "extrapolated", "assumed", "above its ceiling"
-LOADED, INCOMPLETE = "ceilings of a loaded machine", "incomplete ceilings"
-KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED, INCOMPLETE)
+LOADED = "ceilings of a loaded machine"
+KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED)
 """All kinds of doubt, in the order in which they are named.
 
 DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer were, so the median is
 reliable. FEW: too few runs for an interval. ABOVE: faster than its ceiling, so the ceiling is wrong. LOADED: other
-programs ran while the ceilings were measured. INCOMPLETE: the session that measured the ceilings ended early.
+programs ran while the ceilings were measured.
 """
 
 MARK, NOT_TO_BE_TRUSTED = "!", "!!"

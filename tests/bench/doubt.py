@@ -29,7 +29,6 @@ from lab.core import results
 from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
 from lab.features.limits import probing
 from lab.features.predict import learning, prediction
-from lab.process.wire import ATTENTION
 from lab.show import console
 from lab.show.section import print_section
 from tests.conftest import run_lab
@@ -83,18 +82,6 @@ def change(lines: Lines, plant: Callable[[Record], Record], repeats: Sequence[in
     ]
 
 
-def cut(lines: Lines, is_lost: Callable[[Ceilings, int], bool]) -> Lines:
-    """The lines, with ceilings whose session ended before some probes."""
-    cut_lines: Lines = []
-    for one in lines:
-        if isinstance(one, Ceilings):
-            lost = [rate for i, rate in enumerate(one.rates) if is_lost(one, i)]
-            missing = tuple(dataclasses.replace(rate, times_ns=()) for rate in lost)
-            one = dataclasses.replace(one, rates=tuple(rate for rate in one.rates if rate not in lost), missing=missing)
-        cut_lines.append(one)
-    return cut_lines
-
-
 def loaded(lines: Lines) -> Lines:
     words = "another process used 1.9 cores"
     return [dataclasses.replace(one, disturbed=words) if isinstance(one, Ceilings) else one for one in lines]
@@ -107,8 +94,6 @@ def plants(lines: Lines) -> dict[str, Lines]:
         "quiet": many,
         "neighbour": change(many, neighbour),
         "one of six": change(many, neighbour, [2]),
-        "fewer threads not probed": cut(many, lambda one, i: one.rates[i].n_threads == 1),
-        "attention not probed": cut(many, lambda one, i: one.rates[i].op == ATTENTION),
         "loaded ceilings": loaded(many),
     }
 
@@ -209,12 +194,6 @@ def problems(name: str, texts: dict[str, str]) -> list[str]:
             want(not firm(texts[key]), f"{key} is firm: {firm(texts[key])}")
         for key in ("explain 80", "explain json", "page", "predict"):
             want("were measured, another process used 1.9 cores" in " ".join(texts[key].split()), f"{key} does not say")
-    if name == "fewer threads not probed":
-        for key in ("explain 80", "explain json", "page", "predict"):
-            want("incomplete" in texts[key], f"{key} does not say that ceilings are incomplete")
-        want("1 thread instead" not in texts["explain 100"], "fewer threads are promised")
-    if name == "attention not probed":
-        want("attention" in texts["explain error"] and not texts["explain 80"], "explain does without attention")
     want("extrapolated" in texts.get("predict", "extrapolated"), "the prediction does not say that it extrapolates")
     if name == "quiet":
         is_firm = " limits prefill" in texts["explain 80"] and "Predicted for " in texts["page"]

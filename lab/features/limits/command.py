@@ -45,8 +45,8 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     The command first says how many kernels it measures and how long that takes. It keeps results in --out, also after
     Ctrl-C, and uses them again while machine and build are the same.
 
-    Measures every device that the settings use (--device, --n-gpu-layers), each in its own memory, the CPU
-    if some layers stay there, and copies to and from each device.
+    With a GPU (--device, --n-gpu-layers) it measures the GPU in its own memory, copies to and from it, and the CPU if
+    some layers stay there. It measures one GPU, not several.
     """
     from lab.features.limits import explanation, probing
     from lab.show import console

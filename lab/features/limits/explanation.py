@@ -25,7 +25,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Rate, Record, Run,
 from lab.core.shape import BLOCKS, EXPERTS, FEED_FORWARD
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
-from lab.features.limits.probing import UNPACKED, used_types
+from lab.features.limits.probing import used_types
 from lab.features.limits.step_kernels import Roof, roof
 from lab.features.predict.learning import StepPrediction, taught_by
 from lab.features.speculate import guesses
@@ -64,11 +64,10 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
         rows = lab.explain(records, lab.ceilings())
 
-    Times of decode are per token. `least_s` is what its kernels take at their ceilings, one after the other or (if
-    `overlaps`) with devices that work at the same time; `parts` has it by part, of several devices with the name of
-    each. `of_request` is the phase's share of the whole request; `choosing_s` (sampling) and `harness_s` (from one step
-    to the next) are not in measured_s; `doubts` are some of core/shown.py. LabError if there is nothing to explain, or
-    a ceiling is missing.
+    Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has it by part, of a
+    GPU and the CPU with the name of each. `of_request` is the phase's share of the whole request; `choosing_s`
+    (sampling) and `harness_s` (from one step to the next) are not in measured_s; `doubts` are some of core/shown.py.
+    LabError if there is nothing to explain, or a ceiling is missing.
     """
     import pandas as pd
 
@@ -131,10 +130,8 @@ def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict
         sums = [sum(times) / n for times in zip(*(step.by_device[name] for step in parts), strict=True)]
         first = f"{probing.label(name)} " if is_split else ""
         by_part |= {f"{first}{LAYERS}": sums[0], f"{first}{ATTENTION}": sums[2], f"{first}{OUTPUT}": sums[1]}
-    between = [step.between_s for step in parts if step.between_s is not None]
-    if is_split and len(between) == len(parts):
-        by_part[BETWEEN] = sum(between) / n
-    overlaps = phase == PREFILL and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
+    if is_split:
+        by_part[BETWEEN] = sum(step.between_s for step in parts) / n
     prefill, e2e = phases.prefill_ns(run), phases.e2e_ns(run)
     of_prefill = prefill / e2e if prefill and e2e else 0.0
     flops, n_bytes = (sum(getattr(step, name) for step in costs) / n for name in ("flops", "n_bytes"))
@@ -144,9 +141,8 @@ def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict
         "phase": phase,
         "n_steps": len(chosen),
         "measured_s": sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
-        "least_s": step_kernels.least_s(parts, overlaps) / n,
+        "least_s": sum(step.total.total_s for step in parts) / n,
         "parts": by_part,
-        "overlaps": overlaps,
         "is_split": is_split,
         "flops": flops,
         "n_bytes": n_bytes,
@@ -176,7 +172,6 @@ def limit_of(row: Any) -> str:
 LEAST_GAIN = 1.05
 MOST_LEVERS = 3
 IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
-SMALL_CACHE = "q8_0"
 
 SEQUENCES = (2, 4, 8, 16)
 NEW = 64
@@ -208,24 +203,19 @@ class Change(NamedTuple):
     model: Model
     settings: Settings
     options: Mapping[str, tuple[object, object]]
-    at_longest: bool = False  # it is judged at the longest prompt
 
 
 def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
     """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
 
-    A gain is that of the length where it is largest, with other attention of the longest. If attention is a limit,
-    flash attention comes first, then a smaller KV cache. The commands measure the predicted case.
+    A gain is that of the length where it is largest. The commands measure the predicted case.
     """
     rows = rows[rows.doubts.map(shown.may_promise)]
-    first_attention = bool((rows.limit == ATTENTION).any())
-    found = list[tuple[tuple[bool, float], Advice]]()
+    found = list[tuple[float, Advice]]()
     for change in _changes(rows, record, ceilings):
         most: dict[str, tuple[float, int]] = {PREFILL: (0.0, 0), DECODE: (0.0, 0)}
         try:
-            for row in (
-                rows[rows.n_prompt == rows.n_prompt.max()].itertuples() if change.at_longest else rows.itertuples()
-            ):
+            for row in rows.itertuples():
                 n_tokens = min(change.settings.n_ubatch, row.n_prompt)
                 step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if row.phase == PREFILL else (1, row.n_prompt, 1)
                 old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
@@ -252,14 +242,12 @@ def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advic
         for phase in said:
             figures[f"{phase}_gain"], figures[f"{phase}_at"] = gains.get(phase, (None, None))
         figures["command"] = command
-        is_first = first_attention and change.at_longest
-        order = not is_first, 0.0 if is_first else -best
-        found.append((order, Advice(f"{change.words}: {faster}", command, figures)))
-    return [advice for _, advice in sorted(found, key=lambda one: one[0])][:MOST_LEVERS]
+        found.append((best, Advice(f"{change.words}: {faster}", command, figures)))
+    return [advice for _, advice in sorted(found, key=lambda one: -one[0])][:MOST_LEVERS]
 
 
 def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator[Change]:
-    """Weights of other types, other threads, flash attention on or off, and a packed KV cache: whatever was probed."""
+    """Weights of other types, other threads, and flash attention on or off: whatever was probed."""
     model, settings = record.model, record.settings
     known = shape.matrices(model)
     if known is None or rows.empty:
@@ -291,21 +279,10 @@ def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
         words = f"{plural(n, 'thread')} instead of {settings.n_threads}"
         yield Change(words, model, fewer, {"--threads": (settings.n_threads, n)})
-    is_off = settings.flash_attn_resolved == "off"
     if {FLASH, PLAIN_ATTENTION} <= {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}:
-        now, new = ("off", "on") if is_off else ("on", "off")
+        now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
         switched = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
-        yield Change(f"flash attention {new} instead of {now}", model, switched, {"--flash-attn": (now, new)}, True)
-    # llama.cpp packs values only with flash attention, and only heads whose size is a multiple of a block
-    types = settings.type_k, settings.type_v
-    is_limited = bool(((rows.limit == ATTENTION) & (rows.phase == DECODE)).any())
-    is_unpacked = {kind.upper() for kind in types} <= set(UNPACKED)
-    fits = model.head_dim and not model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]
-    if is_limited and is_unpacked and fits and not is_off:
-        packed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
-        words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys(types))}"
-        both = {f"--cache-type-{name}": (kind, SMALL_CACHE) for name, kind in zip("kv", types, strict=True)}
-        yield Change(words, model, packed, both, True)
+        yield Change(f"flash attention {new} instead of {now}", model, switched, {"--flash-attn": (now, new)})
 
 
 def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Advice]:
@@ -519,9 +496,6 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         f"{ceilings.measured_at}).",
     ]
     caveats = {
-        "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers.": (
-            settings.split_mode == "tensor"
-        ),
         "Tensors that --override-tensor moved are counted on the device of their layer.": settings.override_tensor,
         "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
     }
@@ -560,8 +534,7 @@ def where_it_went(row: Any) -> str:
     parts = {name: part for name, part in row.parts.items() if part or name == BETWEEN}
     parts[ALL_ELSE] = max(0.0, row.measured_s - row.least_s)
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items())
-    overlap = " (the devices work at the same time)" if row.overlaps else ""
-    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}{overlap}."
+    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}."
 
 
 def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
@@ -678,17 +651,13 @@ def plot_where(rows: pd.DataFrame, subject: str, ax: Axes | None = None) -> Axes
 
 
 def bar_parts(row: Any) -> dict[str, float]:
-    """Seconds of a phase's parts, which add up to the measured time unless a kernel was faster than its ceiling.
-
-    Devices that work at the same time share the time of the slowest, in proportion to their own times.
-    """
+    """Seconds of a phase's parts, which add up to the measured time unless a kernel was faster than its ceiling."""
     rest = max(0.0, row.measured_s - row.least_s)
     if not row.is_split:
         parts = {"weights": row.parts[LAYERS], "attention": row.parts[ATTENTION], "output": row.parts[OUTPUT]}
         return parts | {ALL_ELSE: rest}
-    scale = row.least_s / sum(row.parts.values()) if row.overlaps else 1.0
     made: dict[str, float] = {}
     for name, part in row.parts.items():
         device = name if name == BETWEEN else name.rpartition(" ")[0]
-        made[device] = made.get(device, 0.0) + scale * part
+        made[device] = made.get(device, 0.0) + part
     return made | {ALL_ELSE: rest}

@@ -175,11 +175,8 @@ READ, BIG = "read", 256 * 2**20
 """The name of a plain read in ceilings, and the smallest number of bytes that it goes through."""
 
 EACH_S, GB_S, SURE_S = 0.25, 1.2, 10
-"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take, where `announcement` has not timed them.
-The forecast trusts these as much as SURE_S seconds of measuring."""
-
-TRY_BYTES = 2**25
-"""Bytes of weights that are filled to see how long that takes."""
+"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take. The forecast trusts these as much as
+SURE_S seconds of measuring."""
 
 HINT = "Measure them on that machine: lab ceilings"
 
@@ -223,7 +220,7 @@ def measure(
 ) -> Ceilings:
     """Measure the probes of a model that `folder` does not answer (with `again` all), and return all its ceilings.
 
-    KeyboardInterrupt after what was measured is kept, and what is missing is said.
+    KeyboardInterrupt after the kernels that were measured whole are kept, and what is missing is said.
     """
     from lab.show import text_setup
 
@@ -233,7 +230,12 @@ def measure(
             say(line)
         where = place_of(plan.machine, shape, plan.settings)
         todo = unknown(shape, plan.settings, types, where, [] if again else kept(folder, warn))
-        say(announcement(worker, todo))
+        say(
+            f"{plural(len(todo), 'kernel')} to measure in {ROUNDS} rounds: about {duration(expected_s(todo))}, longer "
+            "if other programs use the cores. Ctrl-C keeps the measured kernels."
+            if todo
+            else "All kernels are measured already."
+        )
         try:
             return obtain(worker, where, todo, watch, warn, folder)
         except KeyboardInterrupt:
@@ -398,34 +400,16 @@ def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
     return Rate(READ, "I64", "numpy", 1, n_bytes // 8, 1, n_threads, n_bytes, 0, tuple(times[1:]))
 
 
-def _each_s(todo: Sequence[Probe], gb_s: float = GB_S) -> list[float]:
+def _each_s(todo: Sequence[Probe]) -> list[float]:
     """The estimated seconds of each probe in a round: those of the same weights follow one another."""
     weights = [(probe.device, key(dataclasses.replace(probe, n_tokens=1, n_threads=1))) for probe in todo]
     is_new = [own != before for own, before in zip(weights, [None, *weights], strict=False)]
-    return [EACH_S + gb_s * probe.n_bytes / 1e9 * new for probe, new in zip(todo, is_new, strict=True)]
+    return [EACH_S + GB_S * probe.n_bytes / 1e9 * new for probe, new in zip(todo, is_new, strict=True)]
 
 
-def expected_s(todo: Sequence[Probe], gb_s: float = GB_S) -> float:
-    """The estimated seconds of these probes in all rounds, on a quiet machine that fills 10^9 bytes in gb_s."""
-    return ROUNDS * sum(_each_s(todo, gb_s))
-
-
-def announcement(worker: Worker, todo: Sequence[Probe]) -> str:
-    """The number of kernels to measure, and the time that it will take, after a try of how fast weights are filled."""
-    if not todo:
-        return "All kernels are measured already."
-    left_s = 0.0
-    for name in {probe.device for probe in todo}:
-        own = [probe for probe in todo if probe.device == name]
-        short = dataclasses.replace(own[0], n_bytes=1, seconds=0.0)
-        _timed(worker, short)  # what the first use of a device takes
-        start = time.monotonic()
-        _timed(worker, dataclasses.replace(short, n_bytes=TRY_BYTES))
-        left_s += expected_s(own, (time.monotonic() - start) / TRY_BYTES * 1e9)
-    return (
-        f"{plural(len(todo), 'kernel')} to measure in {ROUNDS} rounds: about {duration(left_s)}, longer if other "
-        "programs use the cores. Ctrl-C keeps the measured kernels."
-    )
+def expected_s(todo: Sequence[Probe]) -> float:
+    """The estimated seconds of these probes in all rounds, on a quiet machine."""
+    return ROUNDS * sum(_each_s(todo))
 
 
 def obtain(
@@ -448,15 +432,23 @@ def obtain(
 def unknown(
     model: Model, settings: Settings, types: Sequence[str], where: Where, given: Sequence[Ceilings]
 ) -> list[Probe]:
-    """The probes of a model, on every device of `where`, that `given` ceilings do not answer."""
-    todo, kinds = list[Probe](), set[tuple[object, ...]]()
+    """The probes of a model, on every device of `where`, that `given` ceilings do not answer. LabError for two GPUs."""
+    _check_one_gpu(where)
+    todo = list[Probe]()
     for name in where.devices:
-        kind = identity(where.machine, name)
-        if kind not in kinds:  # two devices of a kind are measured once
-            of_device = known(given, dataclasses.replace(where, devices=(name,)))
-            todo += missing(probes(model, settings, types, name), of_device)
-        kinds.add(kind)
+        of_device = known(given, dataclasses.replace(where, devices=(name,)))
+        todo += missing(probes(model, settings, types, name), of_device)
     return todo
+
+
+def _check_one_gpu(where: Where) -> None:
+    names = [name for name in where.devices if name is not None]
+    if len(names) > 1:
+        raise LabError(
+            f"Ceilings, explanations and predictions are for one GPU, with or without layers on the CPU, not for "
+            f"{' and '.join(names)}.",
+            f"Choose one: --device {names[0]}",
+        )
 
 
 def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path) -> str:
@@ -466,21 +458,19 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
     disturbed, another follows, at most MOST_EXTRA_ROUNDS. `watch` is told before each probe which it is, how long all
     of them will still take, and what disturbs this round. Returns what disturbed the last rounds; "" for nothing.
     """
-    said, later_s = list[str](), expected_s(wanted)
+    said, started, done_s, left_s = list[str](), time.monotonic(), 0.0, expected_s(wanted)
+    n_done, n_all = 0, ROUNDS * len(wanted)
     for name in dict.fromkeys(probe.device for probe in wanted):
-        own = [probe for probe in wanted if probe.device == name]
-        later_s -= expected_s(own)
+        own, words = [probe for probe in wanted if probe.device == name], ""
         rates: dict[tuple[object, ...], Rate] = {}
-        n_all, n_done, words = ROUNDS * len(own), 0, ""
-        started, done_s, left_s = time.monotonic(), 0.0, expected_s(own) + later_s
-        n_threads = max(probe.n_threads for probe in own)
+        each_s, n_threads = _each_s(own), max(probe.n_threads for probe in own)
         n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
         try:
             for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
                 if round_number >= ROUNDS:
-                    n_all, left_s = n_all + len(own), left_s + expected_s(own) / ROUNDS
+                    n_all, left_s = n_all + len(own), left_s + sum(each_s)
                 noisy = noise_watch.NoiseWatch(worker.pid)
-                for probe, probe_s in zip(own, _each_s(own), strict=True):
+                for probe, probe_s in zip(own, each_s, strict=True):
                     elapsed_s = time.monotonic() - started
                     pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
                     slower = f" (slower: {words})" if words else ""
@@ -494,19 +484,12 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
                 if round_number + 1 >= ROUNDS and not words:
                     break
         finally:
-            if rates:
-                shared = {one.name for one in dataclasses.fields(Rate)} & {
-                    one.name for one in dataclasses.fields(Probe)
-                }
-                empty: dict[str, Any] = {"buffer": "", "n_bytes": 0, "flops": 0, "times_ns": ()}
-                lacking = tuple(
-                    Rate(**{one: getattr(probe, one) for one in shared} | empty)
-                    for probe in own
-                    if key(probe) not in rates
-                )
-                made = Ceilings(utc_now(), where.machine, name is not None, tuple(rates.values()), device=name)
+            cut = {_kernel(probe) for probe in own if key(probe) not in rates}  # nothing lies between their sizes
+            whole = tuple(rate for rate in rates.values() if _kernel(rate) not in cut)
+            if whole:
+                made = Ceilings(utc_now(), where.machine, name is not None, whole, device=name)
                 repack = where.repack if name is None else None
-                save(dataclasses.replace(made, repack=repack, missing=lacking or None, disturbed=words or None), folder)
+                save(dataclasses.replace(made, repack=repack, disturbed=words or None), folder)
         said.append(words)
     return " and ".join(dict.fromkeys(filter(None, said)))
 
@@ -562,8 +545,8 @@ def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceil
 def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceilings | None:
     """What was measured there with this build, of `given` the best of each probe; None where nothing was.
 
-    Of several devices: that of the first, with `others`; None where one was not measured. With `force` the ceilings of
-    any machine will do: those that were measured last.
+    Of a GPU and the CPU: those of the first, with `others`; None where one was not measured, and for several GPUs. With
+    `force` the ceilings of any machine will do: those that were measured last.
     """
     found = list[Ceilings]()
     for name in where.devices:
@@ -574,48 +557,38 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
         if force and alike and not fitting:
             place = Where(alike[-1].machine, (alike[-1].device,), where.repack)
             fitting = [old for old in alike if hold_for(old, place)]
-        if not fitting:
+        if not fitting or sum(one.on_gpu for one in found) + (name is not None) > 1:
             return None
         best: dict[tuple[object, ...], Rate] = {}
         for rate in (rate for old in fitting for rate in old.rates):
             if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
                 best[key(rate)] = rate
-        lacking = {key(rate): rate for old in fitting for rate in old.missing or () if key(rate) not in best}
         quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
         words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
         made = Ceilings(fitting[-1].measured_at, place.machine, name is not None, tuple(best.values()), device=name)
-        made = dataclasses.replace(made, repack=fitting[-1].repack, missing=tuple(lacking.values()) or None)
-        found.append(dataclasses.replace(made, disturbed=words[-1] if words else None))
+        repack, disturbed = fitting[-1].repack, words[-1] if words else None
+        found.append(dataclasses.replace(made, repack=repack, disturbed=disturbed))
     return dataclasses.replace(found[0], others=tuple(found[1:]) or None)
 
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
     """The doubts of everything that is made of ceilings (core/shown.py)."""
-    every = each_device(ceilings)
-    loaded = (shown.LOADED,) if any(one.disturbed for one in every) else ()
-    return loaded + ((shown.INCOMPLETE,) if any(one.missing for one in every) else ())
+    return (shown.LOADED,) if any(one.disturbed for one in each_device(ceilings)) else ()
 
 
 def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
-    sentences = []
-    for one in each_device(ceilings):
-        named, n = label(one.device), len(one.missing or ())
-        if one.disturbed:
-            sentences.append(
-                f"While the ceilings of {named} were measured, {one.disturbed}. Some can be too low, so the lab names "
-                "no limits or gains. Measure again while no other program runs: lab ceilings --again"
-            )
-        if n:
-            sentences.append(
-                f"The ceilings of {named} are incomplete: {n} of {n + len(one.rates)} probes are missing. Measure the "
-                "rest: lab ceilings"
-            )
-    return sentences
+    return [
+        f"While the ceilings of {label(one.device)} were measured, {one.disturbed}. Some can be too low, so the lab "
+        "names no limits or gains. Measure again while no other program runs: lab ceilings --again"
+        for one in each_device(ceilings)
+        if one.disturbed
+    ]
 
 
 def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None = None) -> Ceilings:
     """`known`, or a LabError that says what there is instead. `force`: the option of a command that has it."""
+    _check_one_gpu(where)
     best = known(given, where, bool(force))
     if best is not None:
         return best
@@ -655,6 +628,11 @@ def key(what: Probe | Rate) -> tuple[object, ...]:
     """What makes two probes the same measurement."""
     size = what.rows, what.columns, what.n_head_kv, what.n_positions, what.n_expert, what.n_expert_used
     return what.op, what.type, *size, what.n_tokens, what.n_threads
+
+
+def _kernel(what: Probe | Rate) -> tuple[object, ...]:
+    """What probes of one kernel share, at all sizes of step and of context."""
+    return what.op, what.type, what.rows, what.columns, what.n_head_kv, what.n_expert
 
 
 def gbps(rate: Rate) -> float:

@@ -1,10 +1,10 @@
-"""The least time of a step: its kernels at their ceilings, on the devices that hold its layers, and what moves between.
+"""The least time of a step: its kernels at their ceilings, on the CPU, one GPU or both, and what moves between.
 
 The rate of a product is that of the probed shape most like it, the rate of attention that of its length; between
 probed sizes it is interpolated, linear in logarithms.
 A product takes its bytes at the rate of its weights' type on the device that the layer lies on; products of several
 layers count there by how many of these layers it holds. Between devices moves the hidden state, n_embd numbers of 4
-bytes a token, and to this machine the logits, at what copies to and from the devices took. With layers on the CPU
+bytes a token, and to the CPU the logits, at what copies to and from the GPU took. With layers on the CPU
 beside a GPU llama.cpp copies their weights to the GPU for steps of 32 tokens and more (ggml-backend.cpp, op_offload).
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.core import cost, shell
@@ -37,7 +37,7 @@ Layers = tuple[str | None, ...]
 
 
 class Kernels(NamedTuple):
-    """Least seconds of a step or a phase in its kernels; `between_s` is what moves between devices, as far as known."""
+    """Least seconds of a step or a phase in its kernels; `between_s` is what moves between the CPU and a GPU."""
 
     layers_s: float
     head_s: float
@@ -50,28 +50,16 @@ class Kernels(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The same of a step by device; `between_s` is None where the copies of a device were not measured."""
+    """The same of a step by device."""
 
     by_device: dict[str | None, Kernels]
-    between_s: float | None = 0.0
+    between_s: float = 0.0
 
     @property
     def total(self) -> Kernels:
         """The sum, one after the other."""
         layers_s, head_s, attention_s, _ = map(sum, zip(*self.by_device.values(), strict=True))
-        return Kernels(layers_s, head_s, attention_s, self.between_s or 0.0)
-
-
-def least_s(steps: Sequence[Parts], overlaps: bool) -> float:
-    """Seconds of steps that follow one another, at least.
-
-    With `overlaps` each device begins the next step when it is through with one: the first step goes through all
-    devices, and each further one takes what the slowest device needs for it.
-    """
-    if not overlaps or not steps:
-        return sum(step.total.total_s for step in steps)
-    slowest = [max(kernels.total_s for kernels in step.by_device.values()) for step in steps]
-    return steps[0].total.total_s + sum(slowest[1:])
+        return Kernels(layers_s, head_s, attention_s, self.between_s)
 
 
 def total(
@@ -116,25 +104,25 @@ def parts(
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         raise not_known(model)
     by_device = {one.device: one for one in probing.each_device(ceilings)}
-    is_split, n_threads = len(by_device) > 1, settings.n_threads if n_all == 1 else settings.n_threads_batch
+    is_split, gpu = len(by_device) > 1, next((name for name in by_device if name is not None), None)
+    n_threads = settings.n_threads if n_all == 1 else settings.n_threads_batch
     if not is_split:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
         layers = probing.layers(ceilings.machine, model, settings)
-    caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else layers[:-1]
-    lacking = [probing.label(name) for name in (*layers, *caches) if name not in by_device]
-    if lacking:
+    *blocks, output = layers
+    caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else blocks
+    if lacking := [probing.label(name) for name in (*layers, *caches) if name not in by_device]:
         raise LabError(
             f"The ceilings of {lacking[0]} have not been measured.",
             "Measure them with the settings of the runs: lab ceilings",
         )
-    gpu = next((name for name in by_device if name is not None), None)
     seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device))}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
     for product in work:
         if product.matrix.type not in used:
             continue
-        lies = _devices_of(product, model, settings, layers, is_split)
+        lies = [output] if product.is_head else _blocks_with(product, model, settings, blocks, is_split)
         for name, n in Counter(lies).items():
             target = name
             if name is None and product.n_tokens >= LEAST_COPIED and settings.op_offload is not False:
@@ -149,7 +137,7 @@ def parts(
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     for name, n_layers in Counter(caches).items():
         # The CPU's flash attention skips masked positions.
-        is_whole = settings.kv_unified and (name is not None or settings.flash_attn_resolved == "off")
+        is_whole = settings.kv_unified and (name is not None or not is_flash)
         for (n, past), times in spans.items():
             beside = [*(spans - Counter([(n, past)])).elements()] if is_whole else []
             for part in cost.attended(model, n, past, beside) or ():
@@ -157,46 +145,33 @@ def parts(
                 size = kind, n, n_threads, part.n_positions, is_flash
                 s_per_flop = attention_s_per_flop(by_device[name], model, part.heads, *size)
                 seconds[name][2] += n_layers / len(caches) * times * flops * s_per_flop
-    between_s = _between_s(model, by_device, layers, n_all, n_outputs, gpu, uploaded) if is_split else 0.0
+    between_s = _between_s(model, by_device[gpu], layers, n_all, n_outputs, uploaded) if is_split else 0.0
     return Parts({name: Kernels(*times) for name, times in seconds.items()}, between_s)
 
 
-def _devices_of(
-    product: cost.Product, model: Model, settings: Settings, layers: Layers, is_split: bool
+def _blocks_with(
+    product: cost.Product, model: Model, settings: Settings, blocks: Sequence[str | None], is_split: bool
 ) -> Sequence[str | None]:
     """The device of each layer that has weights of a product."""
-    *blocks, output = layers
-    if product.is_head:
-        return [output]
     if product.matrix.part == EXPERTS and settings.n_cpu_moe and is_split:
-        blocks[: settings.n_cpu_moe] = [None] * min(settings.n_cpu_moe, len(blocks))
+        n_moved = min(settings.n_cpu_moe, len(blocks))
+        blocks = [*[None] * n_moved, *blocks[n_moved:]]
     if product.is_last:
         return blocks[-1:]
     is_last_apart = product.matrix.part != IN_ATTENTION and model.arch not in cost.NEVER_SKIPS and len(blocks) > 1
     return blocks[:-1] if is_last_apart else blocks
 
 
-def _between_s(
-    model: Model,
-    by_device: Mapping[str | None, Ceilings],
-    layers: Layers,
-    n_tokens: int,
-    n_outputs: int,
-    gpu: str | None,
-    uploaded: float,
-) -> float | None:
-    """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for a GPU."""
+def _between_s(model: Model, gpu: Ceilings, layers: Layers, n_tokens: int, n_outputs: int, uploaded: float) -> float:
+    """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for the GPU."""
     hidden, logits = VALUE_BYTES * (model.n_embd or 0), VALUE_BYTES * (model.n_vocab or 0)
     *blocks, output = layers
     places = [(None, 0), *((name, n_tokens * hidden) for name in blocks), (output, n_outputs * hidden)]
-    copies = [copy_s(by_device[gpu], UPLOAD, uploaded)] if uploaded else []
+    seconds = copy_s(gpu, UPLOAD, uploaded) if uploaded else 0.0
     for (source, _), (target, n_bytes) in itertools.pairwise([*places, (None, n_outputs * logits)]):
-        if source == target or not n_bytes:
-            continue
-        ends = [(by_device[name], op) for name, op in ((source, DOWNLOAD), (target, UPLOAD)) if name is not None]
-        both = [copy_s(one, op, n_bytes) for one, op in ends]
-        copies.append(max(both, key=lambda seconds: seconds or math.inf))  # between two devices the copy is direct
-    return None if None in copies else sum(seconds or 0.0 for seconds in copies)
+        if source != target and n_bytes:
+            seconds += copy_s(gpu, UPLOAD if source is None else DOWNLOAD, n_bytes)
+    return seconds
 
 
 def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
@@ -211,7 +186,6 @@ def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_token
     nearest = by_shape[0]
     if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
         nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
-    _check_measured(ceilings, nearest, n_tokens)
     points = {n: min(min(rate.times_ns) / 1e9 / rate.n_bytes for rate in rates) for n, rates in nearest.items()}
     return _interpolated(points, n_tokens)
 
@@ -234,7 +208,7 @@ def attention_s_per_flop(
 def attention_points(
     ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, is_flash: bool
 ) -> dict[int, dict[int, float]]:
-    """Best times of attention per FLOP by queries and positions. LabError for n_tokens beyond what was probed.
+    """Best times of attention per FLOP by queries and positions.
 
     Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
     """
@@ -243,7 +217,6 @@ def attention_points(
     by_shape = plain or _by_shape(ceilings, ATTENTION, kind, n_threads, size)
     if not by_shape:
         raise _not_measured(ceilings, model, f"attention on a {kind} cache", n_threads, "-ctk", kind.lower())
-    _check_measured(ceilings, by_shape[0], n_tokens)
     return {
         n: {rate.n_positions or 0: min(rate.times_ns) / 1e9 / rate.flops if rate.flops else math.inf for rate in rates}
         for n, rates in by_shape[0].items()
@@ -274,36 +247,20 @@ def _by_shape(
 
 def _not_measured(ceilings: Ceilings, model: Model, what: str, n_threads: int, *words: str) -> LabError:
     on = f"on {probing.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
-    command = _command(ceilings, n_threads, "-m", catalog.spec_of(model), *words)
+    how = [] if ceilings.on_gpu else ["--threads", n_threads, *(["--no-repack"] if ceilings.repack is False else [])]
+    command = shell.lab("ceilings", "-m", catalog.spec_of(model), *words, *how)
     return LabError(f"The ceilings of {what} {on} have not been measured here.", f"Run: {command}")
 
 
-def _command(ceilings: Ceilings, n_threads: int, *words: str) -> str:
-    """`lab ceilings` with these words, on the same engine."""
-    repack = ["--no-repack"] if ceilings.repack is False else []
-    return shell.lab("ceilings", *words, *([] if ceilings.on_gpu else ["--threads", n_threads, *repack]))
-
-
-def _check_measured(ceilings: Ceilings, sizes: Mapping[int, list[Rate]], n_tokens: int) -> None:
-    """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
-    one = next(iter(sizes.values()))[0]
-    kernel = one.op, one.type, one.n_threads
-    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing or ())
-    if is_cut and not min(sizes) <= n_tokens <= max(sizes):
-        raise LabError(
-            f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
-            f"Measure the rest, with the settings of the runs: {_command(ceilings, one.n_threads)}",
-        )
-
-
-def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
+def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float:
     """Best seconds of an upload or download of n_bytes: a constant, and a time per byte.
 
-    Both follow from the smallest and the largest copy that were measured. None without these.
+    Both follow from the smallest and the largest copy that were measured. LabError without these.
     """
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
-        return None
+        what = f"The ceilings of copies to and from {probing.label(ceilings.device)} have not been measured."
+        raise LabError(what, "Measure them with the settings of the runs: lab ceilings")
     (few, few_s), (many, many_s) = points[0], points[-1]
     per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
     return max(0.0, few_s - per_byte * few) + per_byte * n_bytes

@@ -290,9 +290,9 @@ def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: 
     return [(n, n_past + first, n_outputs if first + n == n_tokens else 0) for first, n in sizes]
 
 
-def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
-    """The costs of some steps. LabError if a kernel's cost is unknown. `overlaps`: the devices are a pipeline."""
-    kernels_s = step_kernels.least_s([parts_of(step) for step in steps], overlaps)
+def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts]) -> Costs:
+    """The costs of some steps. LabError if a kernel's cost is unknown."""
+    kernels_s = sum(parts_of(step).total.total_s for step in steps)
     layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
     return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
 
@@ -307,11 +307,6 @@ def step_costs(
         return step_kernels.parts(model, settings, ceilings, *step, layers=layers)
 
     return parts_of
-
-
-def overlaps(settings: Settings, ceilings: Ceilings) -> bool:
-    """Whether several devices work at steps of a prompt at the same time."""
-    return bool(ceilings.others) and not phases.times_prefill_steps(settings)
 
 
 def offload_of(model: Model, settings: Settings) -> str:
@@ -329,7 +324,7 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
     if not is_alike or not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
     parts_of = step_costs(model, settings, ceilings, probing.layers_of(record))
-    is_pipeline, is_disturbed = overlaps(settings, ceilings), bool(disturbances.disturbances(record))
+    is_disturbed = bool(disturbances.disturbances(record))
     for run in phases.by_length(record.run):
         steps, n = run.steps, phases.n_prefill_steps(run)
         if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
@@ -342,7 +337,7 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
             measured.append((DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)))
         for phase, length, shapes, seconds in measured:
             try:
-                costs = costs_of(model, shapes, parts_of, phase == PREFILL and is_pipeline)
+                costs = costs_of(model, shapes, parts_of)
             except LabError:  # a type or thread count without a ceiling
                 return []
             if min(costs.kernels_s, seconds, length) > 0:

@@ -384,8 +384,7 @@ def here(
         (PREFILL, "prefill", n_prompt, prompt),
         (DECODE, "tpot", middle, [(1, middle, 1)]),
     ):
-        is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
-        costs = learning.costs_of(model, steps, parts_of, is_pipeline)
+        costs = learning.costs_of(model, steps, parts_of)
         limit = sum(_least_s(model, settings, ceilings, cost.step(model, *step, *kinds)) for step in steps)
         figures[f"{name}_limit_s"], least = limit, max(limit, costs.kernels_s)
         if learned is None:
