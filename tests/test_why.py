@@ -85,7 +85,7 @@ def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
 
 def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
     """The figures of two files that are compared."""
-    return reasons.nearest(reasons.given(a)[0][0], reasons.given(b)[0][0], False)
+    return reasons.nearest(reasons.given(a)[0], reasons.given(b)[0], False)
 
 
 def part(found: Answer, name: str) -> parts.Part:
@@ -163,19 +163,6 @@ def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
     found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.04), tmp_path)
     assert not found.causes and found.path is None
     assert reasons.conclusion(found)[0].startswith("B is not slower than A for certain")
-
-
-def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
-    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", 488)
-    third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
-    one, other = pair(a, b)
-    found = reasons.answer(one, other, 0, others=third)
-    assert part(found, "depth").how == "from the records, 1 session"
-    assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
-    again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
-    assert part(again, "depth").half == part(found, "depth").half  # a record counts once
-    others = [dataclasses.replace(record, model=dataclasses.replace(record.model, name="another")) for record in third]
-    assert part(reasons.answer(one, other, 0, others=others), "depth").how == parts.NOT_KNOWN
 
 
 def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp_path: Path) -> None:

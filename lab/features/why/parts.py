@@ -1,7 +1,7 @@
 """The ratio of two rates as a product of named factors, and what is left.
 
 All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Parts with `settings`
-(those that differ, and depth where no records have its law) are measured on this machine by a trial. Another machine
+(those that differ, and depth) are measured on this machine by a trial. Another machine
 comes from predictions. The rest is never spread over the others. Ranges are 95 % intervals, combined in quadrature. A
 factor without a known range has none, and then neither has the rest.
 """
@@ -19,7 +19,6 @@ from typing import Any
 from lab.core import phases, request_times, stats
 from lab.core.asked_settings import table
 from lab.core.lists import plural
-from lab.core.record import DECODE, Record
 from lab.errors import LabError, printable
 from lab.features.limits import probing
 from lab.features.predict import prediction
@@ -143,7 +142,6 @@ def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
 
 UNKNOWN_COUNTS = {
     pasted.UNKNOWN: "does not say what it counts: look up tokens, context, and whether prefill is included",
-    pasted.WINDOW: "is an average over a logging window, not the decode rate of a request",
     pasted.MIXED: "mixes prompt and generated tokens, or several lengths",
 }
 
@@ -196,11 +194,8 @@ def length(one: Setup) -> int:
     return 128 if place is None else max(1, round(place if one.is_prefill else place - GEN / 2))
 
 
-def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
-    """The part of depth, or of the prompt's length, to be measured unless records have its law.
-
-    The law comes from sessions of one setup that have each position in three runs.
-    """
+def depth(sides: Mapping[str, Setup]) -> Part:
+    """The part of depth, or of the prompt's length, to be measured."""
     fast, slow = sides.values()
     name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
     at = [end for end in ends.values() if end is not None]
@@ -211,24 +206,7 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
         return Part(name, how=EQUAL)
     words = ", ".join(f"{letter} at {end:,.0f}" for letter, end in ends.items())
     words += " tokens" if fast.is_prefill else " (mean position)"
-    names = {record.model.name for one in (fast, slow) for record in one.records}
-    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in names}
-    by_session: dict[Any, tuple[list[float], list[float]]] = {}  # the logarithm of each run's time at both positions
-    for record in known.values():
-        steps, itls = record.run.steps, phases.itl_ns(record.run)
-        decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
-        key = record.session, record.settings, record.model.name, record.model.quantization
-        for place, column in zip(at, by_session.setdefault(key, ([], [])), strict=True):
-            timed = zip(decoding[-len(itls) :], itls, strict=False)
-            near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
-            column += [math.log(statistics.median(near))] if len(near) >= 3 else []
-    pairs = [columns for columns in by_session.values() if min(map(len, columns)) >= FEWEST]
-    if fast.is_prefill or not pairs:
-        return Part(name, words=words, settings={"prompt_len": length(slow)})
-    logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
-    own = math.sqrt(sum(half_range(column) ** 2 for columns in pairs for column in columns)) / len(logs)
-    half, how = half_range(logs) if len(logs) >= FEWEST else own, f"{FROM_RECORDS}, {plural(len(logs), 'session')}"
-    return Part(DEPTH, statistics.fmean(logs), half, how, words)
+    return Part(name, words=words, settings={"prompt_len": length(slow)})
 
 
 def spec_of(one: Setup) -> str | None:

@@ -1,8 +1,8 @@
 """Figures in the output of other programs: one table of formats, and what each figure counts.
 
-A decode rate may divide by the prompt's time too, may count the first token without its time, or may be an average
-over a window. Each entry of formats.toml says how a format is recognized and where its values are. What a text
-does not say stays None. Numbers that contradict each other are refused.
+A decode rate may divide by the prompt's time too, or may count the first token without its time. Each entry of
+formats.toml says how a format is recognized and where its values are. What a text does not say stays None. Numbers that
+contradict each other are refused.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lab.features.exchange.llama_bench_format import (
     number,
 )
 
-DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "window", "mixed", "unknown"
+DECODE, PREFILL, WHOLE, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "mixed", "unknown"
 """What a rate counts: generated tokens over the time of decode, prompt tokens over that of prefill, generated tokens
-over the time of both, an average over a logging window, prompt and generated tokens in one, or unknown."""
+over the time of both, prompt and generated tokens in one, or unknown."""
 
 MOST_BYTES, MOST_LINES, MOST_SETUPS = 4_000_000, 50_000, 1_000
 AGREE = 0.02
@@ -87,7 +87,7 @@ class Setup:
             what = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
             what += f" after {self.n_depth:,}" if self.n_depth else ""
         else:
-            what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
+            what = "whole answer: " if self.counts == WHOLE else ""
             what += "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
             what += "" if before is None else f" after {before:,}"
         return printable(", ".join(filter(None, (self.source, self.model_words, self.device, self.about, what))))
@@ -202,7 +202,7 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         }
         for counts, tokens, seconds, rate in (
             (form.get("counts", DECODE), n * n_seq, times["t"], r),
-            (form.get("counts_in", PREFILL), n_in * n_seq, times["t_in"], r_in),
+            (PREFILL, n_in * n_seq, times["t_in"], r_in),
             (WHOLE, n * n_seq, times["total"], r_all),
         ):
             computed = tokens / seconds if seconds else 0.0
@@ -212,10 +212,9 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
                 rounding = 0.006 + form.get("rounds_s", 0.0) * computed / seconds
                 if abs(rate - computed) > AGREE * computed + rounding:
                     raise ValueError(f"the rate of {counts} is {rate:g}, but its tokens and time give {computed:.4g}")
-            if counts == DECODE and steps == "either" and not rate:
-                continue
             tps = computed or rate if form.get("is_exact") else rate or computed
-            if tps and (rate or counts != WHOLE):
+            needs_rate = counts == WHOLE or (counts == DECODE and steps == "either")
+            if tps and (rate or not needs_rate):
                 yield Setup(source=form["name"].partition("'")[0], counts=counts, tps=tps, **about)
 
 
@@ -233,14 +232,14 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
 
 
 SETTINGS = {
-    **{"n_batch": "batch", "n_ubatch": "ubatch", "Microbatch size": "ubatch", "n_threads": "threads"},
+    **{"n_batch": "batch", "n_ubatch": "ubatch", "n_threads": "threads"},
     **{"n_gpu_layers": "n_gpu_layers", "flash_attn": "flash_attn", "type_k": "cache_type_k", "type_v": "cache_type_v"},
 }
 """llama-bench's columns, and the settings that they are."""
 
 
 def _bench(text: str) -> Iterable[Setup]:
-    """Tests of llama-bench; Markdown leaves out columns with defaults, and scripts that compare have several rates."""
+    """Tests of llama-bench; Markdown leaves out columns with defaults."""
     of_flash_attn = {"true": "on", "false": "off"} | {str(value): name for name, value in FLASH_ATTN.items()}
     rows: Iterable[Mapping[str, Any]] = _tables(text)
     if "build_commit," in text.replace('"', ""):
@@ -250,7 +249,7 @@ def _bench(text: str) -> Iterable[Setup]:
         rows = _fields(text, own)
     for cells in rows:
         row = {HEADS.get(head, head): cell for head, cell in cells.items()}
-        test = re.fullmatch(TEST, cells.get("test", cells.get("Test", "-")))
+        test = re.fullmatch(TEST, cells.get("test", "-"))
         sizes = test.groups() if test else [row.get(key) for key in ("n_prompt", "n_gen", "n_depth")]
         n_prompt, n_gen, n_depth = (count(str(size or 0)) for size in sizes)
         settings: dict[str, Any] = {}
@@ -262,29 +261,29 @@ def _bench(text: str) -> Iterable[Setup]:
                 settings[setting] = value if name.startswith("type_") else int(value)
         if row.get("avg_ts"):
             row["t/s"] = f"{row['avg_ts']}+-{row['stddev_ts']}" if row.get("stddev_ts") else row["avg_ts"]
-        for head in [head for head in row if head.startswith("t/s") and (n_prompt or n_gen)]:
-            rate = re.fullmatch(RATE, row[head])
-            if not rate:
-                raise ValueError(f"{row[head][:40]!r} is not a rate")
-            model = str(row.get("model_type") or row.get("Model") or "")[:100]
-            quantization = re.search(QUANTIZATION, model)
-            counts = MIXED if n_prompt and n_gen else PREFILL if n_prompt else DECODE
-            yield Setup(
-                source="llama-bench",
-                counts=counts,
-                tps=number(rate[1]),
-                n_prompt=n_prompt,
-                n_gen=n_gen or None,
-                n_depth=n_depth,
-                n_steps=n_gen or None,
-                compute_tps=number(rate[1]) if counts == DECODE else None,
-                model=model or None,
-                quantization=quantization[1] if quantization else None,
-                device=row.get("GPU") or row.get("gpu_info") or None,
-                settings=settings,
-                spread=number(rate[2]) / number(rate[1]) if rate[2] and number(rate[1]) else None,
-                about=head.replace("t/s", "build") if head != "t/s" else "",
-            )
+        if "t/s" not in row or not (n_prompt or n_gen):
+            continue
+        rate = re.fullmatch(RATE, row["t/s"])
+        if not rate:
+            raise ValueError(f"{row['t/s'][:40]!r} is not a rate")
+        model = str(row.get("model_type") or "")[:100]
+        quantization = re.search(QUANTIZATION, model)
+        counts = MIXED if n_prompt and n_gen else PREFILL if n_prompt else DECODE
+        yield Setup(
+            source="llama-bench",
+            counts=counts,
+            tps=number(rate[1]),
+            n_prompt=n_prompt,
+            n_gen=n_gen or None,
+            n_depth=n_depth,
+            n_steps=n_gen or None,
+            compute_tps=number(rate[1]) if counts == DECODE else None,
+            model=model or None,
+            quantization=quantization[1] if quantization else None,
+            device=row.get("gpu_info") or None,
+            settings=settings,
+            spread=number(rate[2]) / number(rate[1]) if rate[2] and number(rate[1]) else None,
+        )
 
 
 FORMATS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]

@@ -6,7 +6,7 @@ order does not decide it. One run of the cheapest variant tells what a block wil
 the cheapest first, as fit into the budget. What it does not hold is cut off and not counted.
 
 A setup alone is compared with the best that this machine can do. That is a bound, not a measurement: the least time of
-the phase's kernels (lab explain), with the one change of settings that is predicted to help most.
+the phase's kernels (lab explain).
 """
 
 from __future__ import annotations
@@ -53,12 +53,9 @@ MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES, INTERACTION = 30, FEWEST + 1, 6, 0.05
 SURE = 0.005
 """Half of a range, as a logarithm, at which a trial ends before its budget does."""
 
-Given = tuple[list[list[Setup]], list[Record]]
-"""The figures of one side by setup, and its records."""
 
-
-def given(name: str) -> Given:
-    """The figures of a file, a folder, stdin or of words."""
+def given(name: str) -> list[list[Setup]]:
+    """The figures of a file, a folder, stdin or of words, by setup."""
     path, is_of_lab = Path(name), False
     if len(name) < 4000 and path.is_file():
         with path.open("rb") as file:
@@ -68,13 +65,12 @@ def given(name: str) -> Given:
         return of_records(name)
     found = pasted.read(name)
     most = max(([one for one in found if one.is_prefill == is_prefill] for is_prefill in (False, True)), key=len)
-    return [found] if len(most) < 2 else [[one] for one in most], []
+    return [found] if len(most) < 2 else [[one] for one in most]
 
 
-def of_records(name: str) -> Given:
+def of_records(name: str) -> list[list[Setup]]:
     """The figures of a results file by setup, or by session if all are of one setup."""
-    reading = without_tuning(read((name,)))
-    measured = reading.measured
+    measured = without_tuning(read((name,))).measured
     rows = comparison.sessions_apart(table.measured(table.runs(measured)))
     rows = rows[rows.lever.isna()]
     if rows.empty:
@@ -114,7 +110,7 @@ def of_records(name: str) -> Given:
                     about=label.partition(", ")[2] if len(setups) > 1 else "",
                 )
                 groups[-1].append(made)
-    return [group for group in groups if group], list(reading.records)
+    return [group for group in groups if group]
 
 
 def settings_of(record: Record) -> dict[str, Any]:
@@ -314,10 +310,8 @@ def why(
         hint = "Compare two: lab why A.jsonl B.jsonl --lib OLD --lib NEW, or lab why A.jsonl --url URL"
         raise LabError("There are A, B and --url." if url else f"--lib is given {len(lib)} times.", hint)
     libs = [path for one in lib if (path := builds.folder_of(one))]
-    read: list[Given] = [
-        ([[one]], []) if isinstance(one, Setup) else given(str(one)) for one in (a, b) if one is not None
-    ]
-    groups, device_of_b = read[0][0], None
+    read = [[[one]] if isinstance(one, Setup) else given(str(one)) for one in (a, b) if one is not None]
+    groups, device_of_b = read[0], None
     figure = ([one for one in groups[0] if one.is_prefill == prefill] or groups[0])[-1]
     if url:
         read.append(of_records(str(alone(figure, model, url, budget_s, folder, watch, **how))))
@@ -329,14 +323,14 @@ def why(
             hint = "To measure it here: --model SPEC. Or give a second figure."
             raise LabError(f"The model of {figure.label} is not known.", hint)
         read.append(of_records(str(alone(figure, model, None, budget_s, folder, watch))))
-    first, second = (side[0] for side, _ in read) if len(read) == 2 else groups[:2]
+    first, second = (side[0] for side in read) if len(read) == 2 else groups[:2]
     devices = iter((device or "").split(",") if device else [])
     named = [
         one if one.records else replace(one, device=next(devices, one.device or device_of_b))
         for one in nearest(first, second, prefill)
     ]
-    left_s, known = max(0.0, budget_s - (time.monotonic() - began)), [record for _, own in read for record in own]
-    return answer(named[0], named[1], left_s, model=model, libs=libs, out=folder, watch=watch, others=known)
+    left_s = max(0.0, budget_s - (time.monotonic() - began))
+    return answer(named[0], named[1], left_s, model=model, libs=libs, out=folder, watch=watch)
 
 
 def best(one: Setup, name: str, folder: str) -> Answer:
@@ -355,22 +349,12 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     words = f"{times(row.measured_s / row.least_s)} the least time of its kernels; the limit is {row.limit}"
     how = f"from ceilings: {parts.NO_RANGE}"
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
-    best_s, command = row.least_s, shell.lab("explain", name)
-    for lever in explanation.levers(rows, first, known):
-        gain = lever.figures[f"{phase}_gain"] or 0.0
-        changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= explanation.LEAST_GAIN else best_s
-        if 0 < changed_s < best_s:
-            best_s, command = changed_s, lever.command or command
-            words = f"{lever.figures['change']}: {times(gain)} in all"
-    if best_s < row.least_s:
-        how = f"predicted from ceilings: {parts.NO_RANGE}"
-        found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
-    tps = (row.n_prompt if one.is_prefill else 1) / best_s
+    tps = (row.n_prompt if one.is_prefill else 1) / row.least_s
     best = replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
     if tps < one.tps:
         raise LabError(f"{one.label} is faster than its ceilings.", "Measure them again: lab ceilings --again")
     rest = parts.rest(best, one, found)
-    return Answer(best, one, ("best", "A"), (*found, rest), command=command)
+    return Answer(best, one, ("best", "A"), (*found, rest), command=shell.lab("explain", name))
 
 
 def answer(
@@ -382,12 +366,11 @@ def answer(
     libs: Sequence[str] = (),
     out: Path = Path("results"),
     watch: ShowStatus = lambda status: None,
-    others: Sequence[Record] = (),
 ) -> Answer:
     """The ratio of two figures in parts. With a budget, depth, settings and builds (`libs` of A and B) are measured."""
     both = {"A": a, "B": b} if a.tps >= b.tps else {"B": b, "A": a}
     (fast, slow), libs = both.values(), libs if a.tps >= b.tps else libs[::-1]
-    steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
+    steps = [parts.counted(both), parts.depth(both), parts.model(both), *parts.of_settings(both)]
     if libs:
         ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
         steps.append(Part(parts.BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
