@@ -284,15 +284,11 @@ def small_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
 
 
-def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(
-    small_synthetic: None, tmp_path: Path
-) -> None:
+def test_a_model_with_random_weights_has_its_curve(small_synthetic: None, tmp_path: Path) -> None:
     asked = ["speculate", "-m", "synthetic:smollm2-135m", "--draft-len", "1,3", "-p", "32", "-n", "8", "-r", "1"]
     status, out, err = run_lab(*asked, "-t", "1", "--out", tmp_path, "--no-plot", "--json")
     assert status == 0, err
     rows = json.loads(out)["rows"]
     assert [row["n_positions"] for row in rows] == [1, 2, 3, 4]
-    for row in rows[1:]:
-        length = guesses.textbook_length(0.5, row["n_positions"] - 1)
-        assert row["speed_ups"][0] == pytest.approx(length / row["v"])
+    assert all(row["v"] > 0 for row in rows)
     assert run_lab("show", tmp_path)[0] == 0

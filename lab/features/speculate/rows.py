@@ -20,7 +20,6 @@ from lab.show.wording import digits
 if TYPE_CHECKING:
     import pandas as pd
 
-ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 KEY = ["text", "n_prompt", "n_gen"]
 CASE = [*KEY, "draft", "n_draft"]
 BLOCK = ["session", "repeat", "engine"]  # compared runs had the same process
@@ -114,33 +113,22 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
     """A row for each measured number of positions n: the time of a step, and its ratio v to a step of one.
 
     `draft`: timed with it (LOOKUP costs nothing, a model, or none). `c` is a step of the draft model over one of the
-    model. If no text was generated: `speed_ups` for n - 1 drafted tokens a step, each accepted with one of the
-    probabilities in `ACCEPTANCES`.
+    model.
     """
     import pandas as pd
 
-    runs = [record.run for record in records if record.run.speculation]
-    has_texts = any(_curve_of(run) is None for run in runs)
-    made = []
-    for (n_prompt, n_gen, draft), own in sorted(grouped(runs, _curve_of).items()):
+    runs, made = [record.run for record in records if record.run.speculation], []
+    for (n_prompt, n_gen, draft), own in sorted(grouped(filter(_curve_of, runs), _curve_of).items()):
         times, n_past = guesses.step_times(own), n_prompt + n_gen // 2
-        for n, step_s in times.target.items() if times else ():
-            c = times.draft[1] / times.target[1] if times and times.draft else None
-            v, n_draft = step_s / times.target[1] if times else math.nan, n - 1
-            lengths = [guesses.textbook_length(share, n_draft) for share in ACCEPTANCES]
-            many, one = (prediction.seconds(k, n_past, k) if prediction else None for k in (n, 1))
-            made.append(
-                {
-                    "n_prompt": n_prompt,
-                    "draft": draft or None,
-                    "n_positions": n,
-                    "step_s": step_s,
-                    "v": v,
-                    "expected_v": many / one if many is not None and one else None,
-                    "c": c,
-                    "speed_ups": () if has_texts or not n_draft else [x / (n_draft * (c or 0) + v) for x in lengths],
-                }
-            )
+        if not times:
+            continue
+        one_s, c = times.target[1], times.draft[1] / times.target[1] if times.draft else None
+        expected_s = prediction.seconds(1, n_past, 1) if prediction else None
+        for n, step_s in times.target.items():
+            many_s = prediction.seconds(n, n_past, n) if prediction else None
+            expected_v = many_s / expected_s if many_s and expected_s else None
+            case = {"n_prompt": n_prompt, "draft": draft or None, "n_positions": n}
+            made.append({**case, "step_s": step_s, "v": step_s / one_s, "expected_v": expected_v, "c": c})
     return as_rows(pd.DataFrame(made))
 
 

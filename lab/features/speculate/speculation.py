@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lab.core import script, stats
 from lab.core.lists import grouped
 from lab.core.payloads import LOOKUP, Speculation
-from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.features.experiment import (
@@ -83,26 +83,22 @@ def plan(
     given = for_plan(settings)
     prompt: str | None = given.pop("prompt", None)
     is_random = catalog.parse(model).source == catalog.SYNTHETIC
-    if is_random and draft == LOOKUP:
-        raise LabError(
-            f"{model} has random weights, so the acceptance of drafts says nothing.",
-            "Leave --draft out: then steps are timed, and speed-ups are shown for several acceptance rates.",
-        )
-    asked = prompt or DEFAULT_TEXTS
-    if asked == prompts.RANDOM and not is_random:
+    if is_random and (draft is not None or prompt not in (None, prompts.RANDOM)):
+        what = f"{model} has random weights, so the acceptance of drafts says nothing."
+        raise LabError(what, "Leave --draft and --prompt out: then only steps are timed.")
+    if prompt == prompts.RANDOM and not is_random:
         raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
-    texts = list(dict.fromkeys(name.strip() for name in asked.split(",")))
+    texts = list(dict.fromkeys(name.strip() for name in (prompt or DEFAULT_TEXTS).split(",")))
     if is_random:
         texts = [prompts.RANDOM]
-    elif asked == prompts.TEXT:
+    elif prompt == prompts.TEXT:
         texts = prompts.own_texts()
-    elif not set(texts) <= set(prompts.own_texts()):
-        texts = [asked]  # a file
+    elif prompt and not set(texts) <= set(prompts.own_texts()):
+        texts = [prompt]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **given)
-    lengths = numbers(
-        "--draft-len", [draft_len] if isinstance(draft_len, int) else parse_lengths(draft_len, "--draft-len"), 2**20
-    )
+    asked = [draft_len] if isinstance(draft_len, int) else parse_lengths(draft_len, "--draft-len")
+    lengths = numbers("--draft-len", asked, 2**20)
     longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
         raise LabError(
@@ -114,14 +110,21 @@ def plan(
             f"--gen {gen:,} is too short for drafts of {longest:,} tokens.",
             f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
         )
-    warnings = list(made.warnings)
-    if is_random and prompt not in (None, prompts.RANDOM):
-        warnings.append(f"{model} has random weights: --prompt {prompt} is ignored.")
     need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        its_draft = _draft(worker, str(draft), made, given)
-        made, label = dataclasses.replace(made, draft=its_draft), _label(its_draft.model)
+        file = obtain.obtain(catalog.parse(str(draft)), worker, given.get("watch", obtain.silently))
+        drafting = read_header(worker, file)
+        need_every_position(drafting)
+        label = f"{drafting.name} {drafting.quantization or ''}".strip()
+        differ = worker.vocabularies_differ(made.file.path, file.path)
+        if differ or file.source == catalog.SYNTHETIC:
+            model_label = f"{made.model.name} {made.model.quantization or ''}".strip()
+            raise LabError(
+                f"The vocabularies of {label} and {model_label} differ: {differ or 'the draft has random weights'}.",
+                "Use a smaller model of the same family, or a smaller quantization.",
+            )
+        made = dataclasses.replace(made, draft=Draft(file, drafting))
     levers = [(Speculation(label, longest, None), texts[0])]
     for text in [] if is_random else texts:
         name = prompts.source(text).name
@@ -131,36 +134,7 @@ def plan(
         for n_prompt in (case.n_prompt for case in made.cases)
         for lever, text in levers
     ]
-    return with_cases(dataclasses.replace(made, warnings=tuple(warnings)), cases, write)
-
-
-def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> Draft:
-    """The draft model. LabError for one that cannot draft for the plan's model."""
-    file = obtain.obtain(catalog.parse(spec), worker, asked.get("watch", obtain.silently))
-    model = read_header(worker, file)
-    need_every_position(model)
-    random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]
-    if any(random_sides) and not all(random_sides):
-        raise LabError(
-            f"{file.name if random_sides[1] else made.file.name} has random weights and the other model does not: no "
-            "draft would be accepted.",
-            "Use two real models, or two with random weights (then only steps are timed).",
-        )
-    if all(random_sides):
-        sizes = f"one has {made.model.n_vocab or 0:,} tokens, the other {model.n_vocab or 0:,}"
-        differ = None if model.n_vocab == made.model.n_vocab else sizes
-    else:
-        differ = worker.vocabularies_differ(made.file.path, file.path)
-    if differ:
-        raise LabError(
-            f"The vocabularies of {_label(model)} and {_label(made.model)} differ: {differ}.",
-            "Use a smaller model of the same family, or a smaller quantization.",
-        )
-    return Draft(file, model)
-
-
-def _label(model: Model) -> str:
-    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}"
+    return with_cases(made, cases, write)
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
@@ -305,7 +279,7 @@ TABLE = Table(
 CURVE = Table(
     name="curve",
     question="What does it cost to verify several tokens at once?",
-    title="steps of several positions of one sequence; medians; speed-ups by the share of accepted tokens",
+    title="steps of several positions of one sequence; medians",
     caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
     "from the ceilings; dots show the limits: every token costs a step, or nothing.",
     columns=(
@@ -315,10 +289,6 @@ CURVE = Table(
         ("v", lambda row: cell(row.v)),
         ("predicted\nv", lambda row: cell(row.expected_v)),
         ("c", lambda row: cell(row.c)),
-        *(
-            (f"speed-up\nat {100 * share:.0f} %", lambda row, i=i: cell(row.speed_ups[i] if row.speed_ups else None))
-            for i, share in enumerate(speculation_rows.ACCEPTANCES)
-        ),
     ),
     rows=speculation_rows.curve,
     conclude=lambda rows, records, prediction: speculation_rows.of_curve(rows),
