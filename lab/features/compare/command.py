@@ -53,28 +53,23 @@ def compare(
     only if it exceeds the spread between sessions of this machine.
     """
     from lab.features import known
-    from lab.features.compare import comparison as comparing
-    from lab.features.compare import text_compare
-    from lab.features.compare.comparison import known_spreads
+    from lab.features.compare import comparison, text_compare
     from lab.features.serve import through_server
     from lab.show import console
     from lab.show.section import Context
 
     reading = without_tuning(read(results))
     records = reading.measured
-    groups = comparing.groups(records, base)
-    others = nearby(results, reading.measured)
-    spreads = known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
-    comparisons = comparing.compare_groups(groups, at_least, spreads)
-    apart = reading.measured if reading.requests else comparing.by_session(reading.records)
-    stem = f"{Path(results[0]).stem}-compared"
+    groups = comparison.groups(records, base)
+    others = nearby(results, records)
+    spreads = comparison.known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
+    comparisons = comparison.compare_groups(groups, at_least, spreads)
+    apart = records if reading.requests else comparison.by_session(reading.records)
     kinds, is_drawn = ("runs", "requests", "loads"), draws(results, out, no_plot)
     made = known.sections(apart, Context(by_session=True), kinds) if is_drawn else []
-    plots = known.draw(made, plot_folder(results, out), stem)
+    plots = known.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
-        console.print_json(
-            {**text_compare.comparisons_as_json(groups, comparisons), "plots": [str(plot) for plot in plots]}
-        )
+        console.print_json({**text_compare.as_json(groups, comparisons), "plots": list(map(str, plots))})
         return
     stdout = console.console(details=hint(details))
     warnings = [*known.warnings(reading.records), *through_server.warnings(reading.requests)]

@@ -1,16 +1,11 @@
 """Compares two or more sets of runs, or of requests to servers.
 
-Runs are grouped by machine, build, model and settings. Groups are never pooled, and the fields in which they differ are
-named. A row compares one figure at one length. The intervals of all rows hold together with 95 %: with more rows each
-interval is wider, so that a long table does not find a difference by chance. Runs of `lab ab` were measured side by
-side in blocks and are compared block by block, which cancels changes of the machine's speed. Other sessions also differ
-because sessions of one machine vary: the time of day, the load of a virtual machine's host and the place of the data
-in memory change. So a verdict requires a difference that exceeds the spread between sessions. It is estimated from
-sessions of equal setup on the same machine, or assumed. A session gets no verdict if at least half of its runs were
-disturbed.
-
-The verdict is faster or slower if the whole interval differs from 1 by at least a given share. Other verdicts say how
-large a difference can still be, or how large it seems and why it is unclear.
+Runs are grouped by machine, build, model and settings; groups are never pooled. A row compares one figure at one
+length. The intervals of all rows hold together with 95 %, so that a long table does not find a difference by chance.
+Runs of `lab ab` are compared block by block, which cancels changes of the machine's speed. Other sessions also differ
+because sessions of one machine vary, so a verdict requires a difference that exceeds the spread between sessions:
+estimated from sessions of equal setup on the same machine, or assumed. A session gets no verdict if at least half of
+its runs were disturbed.
 """
 
 from __future__ import annotations
@@ -47,21 +42,16 @@ AT_LEAST = 0.01
 FEWEST_RUNS = 3
 """Runs that a session needs for an interval of its ratio to another."""
 
-NO_OVERLAP = "the runs of the two sides do not overlap"
-"""Added to the words of a row if each run of one side took more than all runs of the other."""
-
 FIGURE_NAMES = {
     "prefill_s": "prefill",
     "ttft_s": "TTFT",
     "tpot_ms": "TPOT",
     "decode_ms": "decode compute",
-    "prefill_j": "J per prompt",
-    "decode_j_per_token": "J per token",
     **phases.FIGURE_NAMES,
 }
 """The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 
-OF_PROMPTS = ("prefill_s", "ttft_s", "prefill_j")
+OF_PROMPTS = ("prefill_s", "ttft_s")
 """Figures that do not depend on the number of generated tokens."""
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
@@ -97,16 +87,17 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one length. `estimate` is the other's time divided by the base's.
+    """One figure at one length, with medians of `base` and `other`. `estimate`: the other's time over the base's.
 
     `ratio` is the same with its interval; None if runs are too few for one. `n_base` and `n_other` count runs, or
     blocks if `paired`. `doubts` are some of core/shown.py, of both sides.
     """
 
+    figure: str  # of FIGURE_NAMES
     n_prompt: int
     n_gen: int | None  # None for prefill
-    figure: str  # of FIGURE_NAMES
-    base: float  # medians
+    lever: str | None  # of an experiment
+    base: float
     other: float
     n_base: int
     n_other: int
@@ -115,7 +106,6 @@ class ComparedFigure:
     ratio: Ratio | None
     verdict: str
     words: str
-    lever: str | None = None  # of an experiment
     doubts: tuple[str, ...] = ()
 
     @property
@@ -131,11 +121,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One group against the base.
-
-    `only_base` and `only_other` name the figures that the other lacks. `spreads` describe the standard deviation
-    between sessions of one machine, which a verdict takes into account.
-    """
+    """One group against the base: rows, names of figures that only one has, and the spreads between sessions."""
 
     base: str
     other: str
@@ -147,19 +133,21 @@ class Comparison:
 
 def default_spread(run: Any) -> Spread:
     """The assumed spread for the machine of a run (a row of `table.runs`)."""
+    is_here = True
     if text_setup.is_request(run):
         try:
             is_here = is_loopback(Access(run.url))
         except ValueError:  # not an address, in a damaged file
             is_here = False
-        if not is_here:
-            return Spread(VIRTUAL, math.inf, "assumed since the server's machine is unknown")
-    if run.power == "battery":
-        return Spread(BATTERY, math.inf, "assumed for a machine on battery")
-    if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
-        return Spread(PHYSICAL, math.inf, "assumed for a physical machine")
-    kind = "for a virtual machine" if run.virtual else "since it is unknown whether the machine is virtual"
-    return Spread(VIRTUAL, math.inf, f"assumed {kind}")
+    for applies, sd, why in (
+        (not is_here, VIRTUAL, "since the server's machine is unknown"),
+        (run.power == "battery", BATTERY, "for a machine on battery"),
+        (run.virtual == False, PHYSICAL, "for a physical machine"),  # noqa: E712  (of numpy; None and NaN are neither)
+        (run.virtual, VIRTUAL, "for a virtual machine"),
+    ):
+        if applies:
+            return Spread(sd, math.inf, f"assumed {why}")
+    return Spread(VIRTUAL, math.inf, "assumed since it is unknown whether the machine is virtual")
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
@@ -244,25 +232,28 @@ def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None: see `text_setup.unset`.
 
-    Fields that only engines or only servers have are left out if all of those agree.
+    Fields that only engines or only servers have are left out if all of those agree. Of llama.cpp's list of flags only
+    those that not all groups have are named.
     """
-    served = [text_setup.is_request(group.rows.iloc[0]) for group in setups]
-    values = {}
+    served, values = [text_setup.is_request(group.rows.iloc[0]) for group in setups], dict[str, list[Any]]()
     for name in text_setup.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
-        every = [None if value != value or value is None else value for value in found]
-        values[name] = [int(one) if name == "sweep_every" and one else one for one in every]
-        counted = every
-        if len(set(served)) > 1:  # fields of one kind are compared within that kind
-            kind = name in text_setup.SERVING if name != "server" else None
-            if kind or name in text_setup.of_engine_only():
-                counted = [value for value, is_served in zip(every, served, strict=True) if is_served == kind]
-        if len(set(counted)) < 2:
-            del values[name]
+        every = counted = [None if value != value else value for value in found]
+        of_server = name in text_setup.SERVING and name != "server"
+        if of_server or name in text_setup.of_engine_only():  # compared within engines, or within servers
+            counted = [value for value, is_served in zip(every, served, strict=True) if is_served == of_server]
+        if len(set(counted)) > 1:
+            values[name] = [int(one) if name == "sweep_every" and one else one for one in every]
     variants = values.get("variant", ())
     are_sessions = any(name is None or str(name).startswith("session ") for name in variants)
     if are_sessions and any(group.rows.block.isna().all() for group in setups):
         del values["variant"]  # neither of a trial nor imported
+    if None not in (texts := values.get("system_info", [None])):  # such as "CPU : AVX2 = 1 | ..."
+        flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
+        common = set.intersection(*map(set, flags))
+        own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
+        del values["system_info"]
+        values["CPU instructions"] = [one or "no others" for one in own]
     return values
 
 
@@ -362,15 +353,8 @@ def _row(
         told, words = TOO_FEW, f"{too_few}: {about(estimate)}"
     else:
         told, words = verdict(ratio, at_least)
-    is_open = not len(blocks) and told not in (ALIKE, DISTURBED) and min(len(a), len(b)) > 1
-    if is_open and (max(a) < min(b) or max(b) < min(a)):
-        words += f"; {NO_OVERLAP}"
-    figure, n_prompt, n_gen, lever = key
     return ComparedFigure(
-        n_prompt,
-        n_gen,
-        figure,
-        lever=lever,
+        *key,
         base=statistics.median(a),
         other=statistics.median(b),
         n_base=len(a),
@@ -410,8 +394,7 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
 
 def _left_out(own: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tuple[str, ...]:
     """The names of the figures that were not compared: only one of TPOT and decode compute."""
-    done = {("tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]) for key in compared}
-    names: dict[Key, str] = {}
+    done, names = {("tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]) for key in compared}, dict[Key, str]()
     for figure, n_prompt, n_gen, lever in own:
         at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
         words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")

@@ -143,48 +143,36 @@ def block(
     new_worker: Callable[[], Worker],
     n_turns: int,
 ) -> Generator[Record, None, tuple[Run, int]]:
-    """The runs of one block, in random order: each is appended to `path` and yielded as a record.
+    """The runs of one block, in random order and then in reverse: each is appended to `path` and yielded as a record.
 
-    Returns the last run, which may have failed, and after how many crashes its variant should be abandoned. The plans
-    keep the checksum of their file.
+    A failed run ends the block. Returns the last run, and after how many crashes its variant should be abandoned. The
+    plans keep the checksum of their file.
     """
-    order = chance.sample(list(plans), len(plans))
-    cases = list(range(len(plans[order[0]].cases)))
-    chance.shuffle(cases)
+    names = chance.sample(list(plans), len(plans))
+    places = list(range(len(plans[names[0]].cases)))
+    chance.shuffle(places)
     with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(new_worker()) for name in order}
-        engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
-        for name, run in _block(engines, cases, number, n_turns, todo):
-            engine, run = engines[name], dataclasses.replace(run, block=number, variant=name)
-            plans[name] = dataclasses.replace(plans[name], model=engine.model)
-            line = engine.record(path.stem, run)
+        workers = {name: stack.enter_context(new_worker()) for name in names}
+        engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in names}
+
+        def kept(name: str, run: Run) -> Record:
+            plans[name] = dataclasses.replace(plans[name], model=engines[name].model)
+            line = engines[name].record(path.stem, dataclasses.replace(run, block=number, variant=name))
             save(path, line)
-            yield line
-    return run, engine.most_crashes
+            return line
 
-
-def _block(
-    engines: dict[str, WarmEngine],
-    numbers: Sequence[int],
-    block: int,
-    n_turns: int,
-    todo: list[tuple[int, Case]],
-) -> Iterator[tuple[str, Run]]:
-    """Warm-ups, then runs in the order of `engines` and in reverse. A failed run ends the block."""
-    names, turns = list(engines), range(n_turns)
-    order = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
-    name, number = names[0], numbers[0]
-    try:
-        for turn, name in order:
-            engine = engines[name]
-            if turn is None:
-                engine.load()
-                engine.open(engine.plan.cases)
-                for run in engine.warm_up(engine.plan.cases):
-                    yield name, run
-                continue
-            for number in numbers[:: 1 - 2 * turn]:
-                todo.pop()
-                yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
-    except LabError as problem:
-        yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
+        name, place = names[0], places[0]
+        try:
+            for name in names:
+                engines[name].load()
+                engines[name].open(plans[name].cases)
+                for run in engines[name].warm_up(plans[name].cases):
+                    yield (line := kept(name, run))
+            turns = [(turn, name) for turn in range(n_turns) for name in names[:: 1 - 2 * turn]]
+            for turn, name in turns:
+                for place in places[:: 1 - 2 * turn]:
+                    todo.pop()
+                    yield (line := kept(name, engines[name].run(plans[name].cases[place], n_turns * number + turn)))
+        except LabError as problem:
+            yield (line := kept(name, failed_run(plans[name].cases[place], n_turns * number, problem)))
+    return line.run, engines[name].most_crashes

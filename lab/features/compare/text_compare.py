@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -35,33 +35,21 @@ from lab.show.wording import digits, percent, times
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_NAMED = 2
-"""Rows that a sentence lists."""
-
 
 def sections(comparisons: Sequence[Comparison]) -> list[Section]:
     """A section for each group against the base: times, ratios, verdicts, and why some are unclear."""
     made = []
     for compared in comparisons:
         rows, sentences = compared.rows, [] if compared.rows else ["The two have no length in common."]
-        unclear = dict.fromkeys(row.words.partition(":")[0] for row in rows if row.verdict == TOO_FEW)
-        sentences += [
-            f"U{why[1:].replace(',', ':', 1)}. Repeat both measurements, or use more runs (--repeat)."
-            for why in unclear
-        ]
+        for why in dict.fromkeys(row.words.partition(":")[0] for row in rows if row.verdict == TOO_FEW):
+            sentences.append(f"U{why[1:].replace(',', ':', 1)}. Repeat both measurements, or use more runs (--repeat).")
         if DISTURBED in {row.verdict for row in rows}:
             sentences.append("Unclear (disturbed): no interval, because at least half of the runs were disturbed.")
-        if apart := [row.name for row in rows if row.words.endswith(comparison.NO_OVERLAP)]:
-            which = join_and(apart) if len(apart) <= MOST_NAMED else f"{len(apart)} of {len(rows)} rows"
-            sentences.append(f"The runs of the two sides do not overlap: {which}.")
         for side, names in (("base", compared.only_base), ("other", compared.only_other)):
             sentences += [f"Only in the {side}: {', '.join(names)}."] * bool(names)
         table = tabled(COLUMNS, rows, keep_all=True)
-        about = (
-            "time ratio = other / base, below it the 95 % interval (by Student's t, from 3 runs on)"
-            if any(row.ratio for row in rows)
-            else ""
-        )
+        about = "time ratio = other / base, below it the 95 % interval (by Student's t, from 3 runs on)"
+        about *= any(row.ratio for row in rows)
         made.append(Section(f"{compared.other} against the base", about, **table, sentences=sentences))
     return made
 
@@ -103,9 +91,6 @@ def print_comparisons(
     out.print(Text("\nBase: ", style="bold") + Text(groups[0].label))
     fields = differences(groups)
     out.print("Differences:" if fields else "Equal setups, measured at different times.")
-    if flags := fields.get("CPU instructions"):
-        only, pairs = "only " * (len(groups) == 2), zip(groups, flags, strict=True)
-        fields["CPU instructions"] = [f"{only}{group.label} has {own}" for group, own in pairs if own != "no others"]
     print_lines([Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out)
     notes = how_compared(groups, comparisons, at_least)
     *before, last = sections(comparisons)
@@ -114,31 +99,32 @@ def print_comparisons(
 
 def overall(compared: Comparison) -> str:
     """One sentence on all rows: in how many the other is slower or faster, and by how much."""
-    if not compared.rows:
-        return f"{compared.other} and {compared.base} have no length in common."
-    rows, words, n = grouped(compared.rows, lambda row: row.verdict), list[str](), len(compared.rows)
+    base, other, n = compared.base, compared.other, len(compared.rows)
+    if not n:
+        return f"{other} and {base} have no length in common."
+    rows, words = grouped(compared.rows, lambda row: row.verdict), list[str]()
+
+    def reach(ratios: Iterable[float]) -> str:
+        """The lowest and the highest in words."""
+        low, *_, high = sorted([*ratios] * 2)
+        return f"{' to '.join(dict.fromkeys(times(one).removesuffix('x') for one in (low, high)))} times"
+
     if set(rows) <= {TOO_FEW, DISTURBED}:
-        reach = _reach(sorted(row.estimate for row in compared.rows))
-        why = "runs were disturbed" if DISTURBED in rows else f"too few runs or much spread (medians: {reach} the time)"
-        return f"It is unclear whether {compared.other} or {compared.base} is faster: {why}."
+        medians = f"too few runs or much spread (medians: {reach(row.estimate for row in compared.rows)} the time)"
+        why = "runs were disturbed" if DISTURBED in rows else medians
+        return f"It is unclear whether {other} or {base} is faster: {why}."
     if set(rows) == {ALIKE}:
-        return f"There is no clear difference between {compared.other} and {compared.base}."
-    for told in (SLOWER, FASTER):
-        ratios = sorted(row.estimate if told == SLOWER else 1 / row.estimate for row in rows.get(told, ()))
-        if ratios:
-            where = "all rows" if len(rows) == 1 else f"{len(ratios)} of {n} rows"
-            than = "" if words else f" than {compared.base}"
-            words.append(f"{told}{than} in {where} ({_reach(ratios)} {'the time' if told == SLOWER else 'as fast'})")
+        return f"There is no clear difference between {other} and {base}."
+    for told, unit, power in ((SLOWER, "the time", 1), (FASTER, "as fast", -1)):
+        if told in rows:
+            where = "all rows" if len(rows) == 1 else f"{len(rows[told])} of {n} rows"
+            ratios = reach(row.estimate**power for row in rows[told])
+            words.append(f"{told}{'' if words else f' than {base}'} in {where} ({ratios} {unit})")
     n_unclear = sum(len(rows.get(verdict, ())) for verdict in (TOO_FEW, DISTURBED))
     alike = f"no clear difference in {len(rows[ALIKE])} of {n} rows" if ALIKE in rows else ""
-    told = f"{compared.other} is {' and '.join(words)}" if words else f"{compared.other} against {compared.base}"
+    told = f"{other} is {' and '.join(words)}" if words else f"{other} against {base}"
     rest = f" The {f'other {n_unclear} are' if n_unclear > 1 else 'other is'} unclear." if n_unclear else ""
     return f"{told}{('; ' if words else ': ') * bool(alike)}{alike}.{rest}"
-
-
-def _reach(ratios: Sequence[float]) -> str:
-    """The lowest and the highest of sorted ratios, in words."""
-    return f"{' to '.join(dict.fromkeys(times(one).removesuffix('x') for one in (ratios[0], ratios[-1])))} times"
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
@@ -164,39 +150,28 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     """The fields in which groups differ, with their values as text, in the order of the groups."""
-    differ = comparison.differences(groups)
-    texts = differ.get("system_info", [None])
-    if None not in texts:  # llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...": only those that not all have
-        flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
-        common = set.intersection(*map(set, flags))
-        own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
-        differ["CPU instructions"] = [one or "no others" for one in own]
-        del differ["system_info"]
 
     def words(field: str, value: Any) -> str:
+        if value is None:
+            return text_setup.unset(field)
         text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", ", patched")
         most = 12 if field.endswith("sha256") else 60
         return text if len(text) <= most else f"{text[: most - 3]}..."
 
-    return {
-        field: [text_setup.unset(field) if value is None else words(field, value) for value in values]
-        for field, values in differ.items()
-    }
+    differ = comparison.differences(groups)
+    return {field: [words(field, value) for value in values] for field, values in differ.items()}
 
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
     """Sentences on how the ratios were computed, and their limits."""
     kinds = {row.paired for compared in comparisons for row in compared.rows}
-    how = "of session medians"
-    if True in kinds:
-        how = "the median over blocks " + (
-            "of one trial, otherwise of session medians" if False in kinds else "measured side by side"
-        )
+    n_served = sum(text_setup.is_request(group.rows.iloc[0]) for group in groups)
+    blocks = "the median over blocks " + ("of one trial, otherwise of session medians" if False in kinds else "")
+    how = blocks.strip() if True in kinds else "of session medians"
     sentences = [
         f"Time ratio: other / base, {how}, so it can differ from the ratio of the columns. The 95 % intervals hold "
         f"jointly. Differences below {percent(at_least)} count as none."
     ]
-    n_served = sum(text_setup.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_words = grouped((words.split(": ", 1) for words in spreads), itemgetter(1))
         parts = [f"{words} for {join_and([name for name, _ in same])}" for words, same in by_words.items()]
@@ -204,7 +179,7 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
             f"Sessions on one machine vary, so a verdict needs a larger difference. Standard deviation: "
             f"{'; '.join(parts)}. To measure it: {FEWEST_SESSIONS} or more sessions of equal setup in one folder."
         )
-    if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
+    if True not in kinds and len({group.rows.machine.iloc[0] for group in groups}) == 1:
         see = "" if n_served else " lab ab measures side by side."
         sentences.append(f"The sessions ran at different times, which can explain a part of a difference.{see}")
     if n_served and any(row.lever for compared in comparisons for row in compared.rows):
@@ -218,7 +193,7 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
     return sentences
 
 
-def comparisons_as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """Groups, their differences and their comparisons, as one JSON document."""
     return {
         "groups": [group.label for group in groups],
@@ -264,11 +239,10 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = 
                 words = f" ({digits(row.ratio.low)}-{digits(row.ratio.high)})"
             style: dict[str, Any] = {"marker": "D", "ms": 7, "color": COLOURS[0], "ls": "", "capsize": 4, "zorder": 3}
             ax.errorbar([row.estimate], [at], xerr=reach, label=label, mfc=None if reach else "none", **style)
-            place: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
-            ax.text(1.02, at, f"{digits(row.estimate)}{words}", **place)
-            figure_name = "prefill time" if row.figure == "prefill_s" else FIGURE_NAMES[row.figure]
+            beside = ax.get_yaxis_transform()
+            ax.text(1.02, at, f"{digits(row.estimate)}{words}", transform=beside, va="center", fontsize=9)
             lever = f"\n{row.lever}" if row.lever else ""
-            names.append(f"{figure_name}, {row.n_prompt:,} tokens{lever}")
+            names.append(f"{FIGURE_NAMES[row.figure]}, {row.n_prompt:,} tokens{lever}")
         ax.axvline(1, color=GUIDE, lw=1.2)
         ax.set_yticks(range(len(names)), names)
         ax.set_ylim(len(names) - 0.5, -0.5)

@@ -315,5 +315,5 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     tables = functools.partial(
         text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records, has_next=True)
     )
-    document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
+    document = functools.partial(text_compare.as_json, groups, comparisons)
     output.finish(records, path, tables, document, "compare", at_least=at_least)
