@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import random
 import re
 import time
@@ -289,14 +288,6 @@ class Session:
                     break
                 yield from self._one(choice)
                 n_tried += bool(choice)
-                needed_s = (1 + FEWEST_TRIED) * self.run_s + FEWEST_CONFIRMED * self.block_s(())
-                if self.n_blocks == n == 0 and needed_s > budget_s:
-                    words = (
-                        f"The budget of {progress.duration(budget_s)} is too small to confirm a gain: a run of the "
-                        f"default takes about {progress.duration(self.whole_s[()])}. Give at least "
-                        f"--budget {math.ceil(needed_s / 60)}min, or shorter answers (--gen)."
-                    )
-                    self.watch(progress.Status(words, note=words))
             self.n_blocks += 1
 
     def _one(self, choice: Choice) -> Iterator[Record]:
