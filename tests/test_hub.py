@@ -63,7 +63,7 @@ def refused(remote: Remote = REMOTE) -> str:
 
 
 def is_empty() -> bool:
-    blobs = hub._folder(REPO) / "blobs"
+    blobs = hub._folder(REMOTE) / "blobs"
     return hub.cached(REMOTE) is None and not (blobs.exists() and list(blobs.iterdir()))
 
 

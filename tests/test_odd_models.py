@@ -16,11 +16,11 @@ from tests import miniature, odd_models
 from tests.conftest import SETTINGS, run_lab
 
 REFUSED = {
-    "llada": "is a diffusion model",
-    "dream": "is a diffusion model",
-    "t5": "has an encoder",
-    "bert": "is an embedding model",
-    "llama": "is an embedding model",
+    "llada": "does not generate text token by token",
+    "dream": "does not generate text token by token",
+    "t5": "does not generate text token by token",
+    "bert": "does not generate text token by token",
+    "llama": "does not generate text token by token",
 }
 ASKED = ("--prompt", "random", "-t", "1", "--no-plot")
 
@@ -44,7 +44,7 @@ def test_what_does_not_decode_token_by_token_is_refused_with_the_reason(
 def test_a_command_says_it_once_and_measures_nothing(tmp_path: Path) -> None:
     path = odd_models.write("llada", tmp_path / "llada.gguf")
     code, out, err = run_lab("measure", "-m", path, "-p", "8,16", "-n", "4", *ASKED, "-o", tmp_path / "out")
-    assert code == 1 and (out + err).count("is a diffusion model") == 1
+    assert code == 1 and (out + err).count("does not generate text token by token") == 1
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 

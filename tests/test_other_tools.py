@@ -28,7 +28,6 @@ CHOSEN: dict[str, Any] = {
     "kv_unified": True,
     "split_mode": "tensor",
     "tensor_split": (3.0, 1.5),
-    "main_gpu": 1,
     "n_cpu_moe": 2,
     "override_tensor": ("ffn_.*_exps=CPU", "attn.*=CPU"),
     "kv_offload": False,
@@ -74,7 +73,6 @@ def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
         "cache_type_k": types["q8_0"],
         "cache_type_v": types["q4_0"],
         "split_mode": 3,  # LLAMA_SPLIT_MODE_TENSOR
-        "main_gpu": 1,
         "no_kv_offload": True,
         "no_op_offload": True,
         "load_mode": 0,  # LLAMA_LOAD_MODE_NONE
@@ -111,7 +109,6 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
         "--device": "CUDA0/CUDA1",
         "--split-mode": "tensor",
         "--tensor-split": "3/1.5",
-        "--main-gpu": "1",
         "--n-cpu-moe": "2",
         "--override-tensor": "ffn_.*_exps=CPU;attn.*=CPU",
         "--no-kv-offload": "1",
@@ -186,7 +183,6 @@ def test_ollama_gets_a_modelfile_and_an_environment() -> None:
         "PARAMETER num_thread 3",
         "PARAMETER num_batch 256",
         "PARAMETER num_gpu 7",
-        "PARAMETER main_gpu 1",
         "PARAMETER use_mmap true",
     ]
 

@@ -134,7 +134,6 @@ def test_devices_come_in_llama_cpps_order() -> None:
     assert names(here) == ["CUDA0", "CUDA1"]
     assert names(small) == ["Vulkan0"]
     assert names(here, devices=("CUDA1", "CUDA0")) == ["CUDA1", "CUDA0"]
-    assert names(here, devices=("CUDA0", "CUDA1"), split_mode="none", main_gpu=1) == ["CUDA1"]
     assert names(here, split_mode="none") == ["CUDA0"]
     assert names(here, n_gpu_layers=0) == []
 

@@ -145,8 +145,6 @@ def test_keywords_of_functions_are_those_of_the_table_of_settings() -> None:
         ({"ubatch": 2**30 + 1}, "--ubatch 1,073,741,825"),
         ({"flash_attn": "yes"}, "--flash-attn yes is not possible.\nChoose one of on, off, auto."),
         ({"cache_type_k": "q9_0"}, "--cache-type-k q9_0"),
-        ({"main_gpu": -1, "split_mode": "none"}, "--main-gpu -1"),
-        ({"main_gpu": 0}, "--main-gpu works only with --split-mode none"),
         ({"n_gpu_layers": "all"}, "Give a number of layers (0: CPU only)"),
         ({"kv_unified": "maybe"}, "--kv-unified maybe"),
     ],

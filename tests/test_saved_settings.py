@@ -37,7 +37,7 @@ def contexts(name: str, *words: str) -> dict[str, Any]:
 
 
 def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
-    path = save("fast", FAST | {"main_gpu": None}, "tiny on this machine")
+    path = save("fast", FAST | {"split_mode": None}, "tiny on this machine")
     assert path == folder / "fast.json"
     assert json.loads(path.read_text()) == {"about": "tiny on this machine", "settings": FAST}
     assert load("fast") == lab.settings("fast") == FAST

@@ -61,7 +61,6 @@ class AskedSettings:
     device: str | Sequence[str] | None = None
     split_mode: str | None = None
     tensor_split: str | Sequence[float] | None = None
-    main_gpu: int | None = None
     n_cpu_moe: int | None = None
     override_tensor: str | Sequence[str] | None = None
     kv_offload: bool | None = None
@@ -97,8 +96,6 @@ class AskedSettings:
                 f"A {self.cache_type_v} V cache needs flash attention, which is off.",
                 "Use --flash-attn on, or --cache-type-v f16.",
             )
-        if self.main_gpu is not None and self.split_mode != "none":
-            raise LabError("--main-gpu works only with --split-mode none.", "Add --split-mode none.")
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -117,7 +114,6 @@ class SettingsKeywords(TypedDict, total=False):
     device: str | Sequence[str] | None
     split_mode: str | None
     tensor_split: str | Sequence[float] | None
-    main_gpu: int | None
     n_cpu_moe: int | None
     override_tensor: str | Sequence[str] | None
     kv_offload: bool | None

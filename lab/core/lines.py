@@ -28,7 +28,7 @@ Line = Record | Ceilings | RequestRecord
 
 RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern is a field's name counts
     ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
-    ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
+    ("n_threads.*|n_gpu_layers|n_cpu_moe", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
     ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
     ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
@@ -42,6 +42,9 @@ RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern 
     ("rate|duration_s", 1e-9, 10**9),
     (".*", -(10**15), 10**15),
 )
+GONE = {"prefix": "lab prefix", "rpc": "RPC", "main_gpu": "--main-gpu"}
+"""Fields of runs and their settings that older versions wrote, and what they were for."""
+
 MOST_LETTERS = 10_000
 """Length of a text."""
 
@@ -113,11 +116,11 @@ def parse_line(line: bytes) -> Line:
         )
     cls, name = head.kind
     parsed: Line = _decode(cls, line, name)
-    if cls is Record and (b'"prefix"' in line or b'"rpc"' in line):
-        whole = json.loads(line)  # read without these fields, it would be a plain run
-        for gone, value in (("lab prefix", whole["run"].get("prefix")), ("RPC", whole["settings"].get("rpc"))):
-            if value is not None:
-                raise ValueError(f"it is a run of {gone}, which this version of the lab no longer has")
+    gone = [name for name in GONE if cls is Record and f'"{name}"'.encode() in line]
+    whole = json.loads(line) if gone else {}
+    for name in gone:  # read without these fields, it would be a plain run
+        if {**whole["settings"], **whole["run"]}.get(name) is not None:
+            raise ValueError(f"it is a run of {GONE[name]}, which this version of the lab no longer has")
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
     check(parsed, name)

@@ -145,7 +145,6 @@ class Settings:
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
     split_mode: str | None = None  # none, layer, tensor
     tensor_split: tuple[float, ...] | None = None  # shares of the devices
-    main_gpu: int | None = None  # with split_mode none: index of the device
     n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
     override_tensor: tuple[str, ...] | None = None  # PATTERN=BUFFER
     kv_offload: bool | None = None

@@ -75,17 +75,15 @@ def _from_file(path: Path, params: Any) -> Any:
         n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
         return value.value.decode(errors="replace") if n >= 0 else ""
 
-    arch, reason = header("general.architecture"), ""
-    if lib.llama_model_is_diffusion(model):
-        reason = "is a diffusion model, which computes all tokens of an answer together, again and again"
-    elif lib.llama_model_has_encoder(model):
-        reason = "has an encoder, which reads the whole prompt apart from the decoder"
-    elif header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false":
-        reason = "is an embedding model, which turns a text into a vector and generates nothing"
-    if reason:
+    arch = header("general.architecture")
+    is_embedding = (
+        header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false"
+    )
+    if is_embedding or lib.llama_model_is_diffusion(model) or lib.llama_model_has_encoder(model):
         lib.llama_model_free(model)
         raise LabError(
-            f"{path.name} {reason}, so it has no prefill and decode to measure.",
+            f"{path.name} does not generate text token by token (it is a diffusion or embedding model, or has an "
+            "encoder), so it has no prefill and decode to measure.",
             "Use a model that generates text token by token: lab models",
         )
     return model
@@ -240,12 +238,10 @@ def vocabularies_differ(path: Path, other: Path) -> str | None:
     (own, kind, ends), (others, other_kind, other_ends) = sides
     if len(own) != len(others):
         return f"one has {len(own):,} tokens, the other {len(others):,}"
-    if kind != other_kind:
-        return "they split texts into tokens in different ways"
-    for i, (token, other_token) in enumerate(zip(own, others, strict=True)):
-        if token != other_token:
-            return f"token {i:,} is {token!r} in one and {other_token!r} in the other"
-    return None if ends == other_ends else "their texts begin or end with different tokens"
+    if n := sum(token != other_token for token, other_token in zip(own, others, strict=True)):
+        return f"{n:,} tokens differ"
+    is_equal = (kind, ends) == (other_kind, other_ends)
+    return None if is_equal else "they split texts into tokens, or end them, in different ways"
 
 
 def _check_vocabulary(vocab: Any) -> None:
@@ -278,8 +274,6 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
     params.n_gpu_layers = asked.n_gpu_layers
     if asked.split_mode is not None:
         params.split_mode = SPLIT_MODES[asked.split_mode]
-    if asked.main_gpu is not None:
-        params.main_gpu = asked.main_gpu
     if asked.mmap is not None:
         params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
     if asked.repack is not None:

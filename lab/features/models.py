@@ -62,31 +62,21 @@ def info(spec: str, as_json: bool) -> None:
 
     Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
     """
-    from lab.errors import printable
-    from lab.models import catalog, obtain, synthetic
-    from lab.models.catalog import SYNTHETIC
+    from lab.errors import LabError, printable
+    from lab.models import catalog, obtain
     from lab.process.worker import Worker
     from lab.show import console
     from lab.show.text_setup import megabytes
 
     wanted = catalog.parse(spec, or_shape=True)
+    file, entry = obtain.locate(wanted), wanted.entry
+    if file is None and entry is None:
+        raise LabError(f"{spec} is not on this machine.", f"Get it first: {obtain.how_to_get(wanted)}")
     with Worker() as worker:
-        file = obtain.locate(wanted)
-        if file is None and wanted.entry is None:
-            obtain.obtain(wanted, worker, None)  # says how to get it
         model = worker.read_model(file.path, file.name, file.source) if file else obtain.find(worker, spec)
-    path = printable(str(file.path)) if file else None
-    figures, entry = {"path": path, **_figures(model)}, None if file else wanted.entry
-    if entry:
-        sizes = {name: _figures(sized) for name, sized in synthetic.by_quantization(entry).items()}
-        kept = ("n_bytes", "weight_bytes_per_decode_step", "n_ctx_that_fits")
-        made = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
-        commands = [obtain.how_to_get(wanted), made]
-        of_sizes = {name: {key: one[key] for key in kept} for name, one in sizes.items()}
-        figures |= {"by_quantization": of_sizes, "shape_source": entry.shape_source, "get": commands}
+    path, figures = printable(str(file.path)) if file else None, _figures(model)
     if as_json:
-        del figures["n_bytes"]
-        console.print_json({"model": dataclasses.asdict(model), **figures})
+        console.print_json({"model": dataclasses.asdict(model), "path": path, **figures})
         return
     tensors = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
     cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in figures["kv_bytes"].items())
@@ -105,19 +95,15 @@ def info(spec: str, as_json: bool) -> None:
         "fits": f"{unknown if fits is None else f'a context of about {fits:,} tokens'} in the currently free memory",
     }
     click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
-    if not entry:
+    if not entry or file:
         return
-    grid = console.Grid("quantization", "MB", "MB read per decode step", "context that fits")
-    for name, one in sizes.items():
-        fits = one["n_ctx_that_fits"]
-        context = "unknown" if fits is None else f"{fits:,}" if fits else "none"
-        grid.add_row(name, megabytes(one["n_bytes"]), megabytes(one["weight_bytes_per_decode_step"]), context)
-    console.console().print("", grid, "", sep="\n")
-    click.echo(f"Computed from the shape ({entry.shape_source}). The context fits into the memory that is free now.")
-    if wanted.source != SYNTHETIC:
+    click.echo(f"\nComputed from the shape ({entry.shape_source}).")
+    if wanted.source != catalog.SYNTHETIC:
         n_bytes = entry.n_bytes if wanted.quantization in (None, entry.quantization) else None
-        click.echo(f"To get it: {commands[0]}" + (f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""))
-    click.echo(f"With random weights, to measure its speed: {commands[-1]}")
+        size = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
+        click.echo(f"To get it: {obtain.how_to_get(wanted)}{size}")
+    made = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
+    click.echo(f"With random weights, to measure its speed: {made}")
 
 
 @models.command()
@@ -185,15 +171,10 @@ def _figures(model: Model) -> dict[str, Any]:
     from lab.core import cost, memory
     from lab.runner import machine
 
-    available = machine.memory_available()
-    needed = {str(n): memory.of_length(model, n) for n in (1_000, 10_000, 128_000)}
+    lengths = (1_000, 10_000, 128_000)
     return {
-        "n_bytes": model.n_bytes,
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
         "kv_bytes_per_position": memory.kv_bytes_per_position(model),
-        "kv_bytes": {n: need.kv_cache_bytes for n, need in needed.items()},
-        "compute_bytes": {n: need.compute_bytes for n, need in needed.items()},
-        "uncounted": model.uncounted,
-        "memory_available_bytes": available,
-        "n_ctx_that_fits": memory.longest(model, available),
+        "kv_bytes": {str(n): memory.of_length(model, n).kv_cache_bytes for n in lengths},
+        "n_ctx_that_fits": memory.longest(model, machine.memory_available()),
     }

@@ -21,9 +21,6 @@ NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|p
 NOT_IN_NAMES = re.compile("nvidia|geforce|amd|radeon|intel|arc|apple|tesla|gpu|graphics|with|in|design|generation|tm|r")
 """Words that people write or leave out of a device's name."""
 
-KINDS_CALLED = {"macbook": "apple", "macbook-pro": "apple", "macbook-air": "apple", "mac": "apple"}
-"""What people call devices of a kind."""
-
 VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
 """Words of a name that distinguish variants with equal driver descriptions."""
 
@@ -105,8 +102,7 @@ def names_of(group: str) -> tuple[str, ...]:
     """The names of all devices for "all", those of a kind for its name, those of a list; empty for any other word."""
     if "," in group:
         return tuple(dict.fromkeys(find_device(name).name for name in group.split(",") if name.strip()))
-    wanted = KINDS_CALLED.get(_as_name(group), _as_name(group))
-    return tuple(name for name, device in devices().items() if wanted in (ALL, device.kind))
+    return tuple(name for name, device in devices().items() if _as_name(group) in (ALL, device.kind))
 
 
 def find_device(name: str) -> Device:

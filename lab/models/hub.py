@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from lab.errors import LabError
 from lab.models import catalog
+from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
 HEADER_BYTES = 32 << 20
@@ -43,37 +44,28 @@ class Remote:
     revision: str = "main"
     sha256: str | None = None
 
-
-@dataclass(frozen=True)
-class Pulled:
-    """A complete file in the cache; `revision` is its commit, `sha256` is None if its blob has another name."""
-
-    path: Path
-    revision: str
-    sha256: str | None
+    def at(self, path: Path, sha256: str | None) -> ModelFile:
+        """This file at its path in the cache, SNAPSHOT/FILE."""
+        return ModelFile(path.stem, HUB, path, self.repo, path.parents[self.file.count("/")].name, sha256)
 
 
-def cached(remote: Remote) -> Pulled | None:
+def cached(remote: Remote) -> ModelFile | None:
     """The complete file in the hub's cache, if any, without using the network or reading it. Raises LabError."""
-    _check(remote)
-    if not os.access(_folder(remote.repo), os.F_OK):
+    if not (_folder(remote) / "snapshots").exists():
         return None  # importing the library would take 0.3 s
     with _in_words(remote):
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
-        if not isinstance(found, str):
-            return None
-        path = Path(found)
-        sha256 = name if re.fullmatch(SHA256, name := _blob(path).name) else None
-        if sha256 and sha256 != (remote.sha256 or sha256).lower():
-            return None
-        return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
+    if not isinstance(found, str):
+        return None
+    sha256 = name if re.fullmatch(SHA256, name := _blob(Path(found)).name) else None
+    return None if sha256 and remote.sha256 and sha256 != remote.sha256.lower() else remote.at(Path(found), sha256)
 
 
-def pull(remote: Remote) -> Pulled:
+def pull(remote: Remote) -> ModelFile:
     """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256. Raises LabError."""
-    _check(remote)
+    folder, name = _folder(remote), f"{remote.file} of {remote.repo}"
     with _in_words(remote):
         from huggingface_hub import get_session, hf_hub_download
 
@@ -86,8 +78,8 @@ def pull(remote: Remote) -> Pulled:
         wanted = announced.etag if re.fullmatch(SHA256, announced.etag) else None
         if wanted and remote.sha256 and wanted != remote.sha256.lower():
             raise LabError(
-                f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 "
-                f"{wanted}, the catalog has {remote.sha256}. Nothing was downloaded.",
+                f"{name} is not the file in the catalog: the hub announces sha256 {wanted}, the catalog has "
+                f"{remote.sha256}. Nothing was downloaded.",
                 "The repo has changed: name a revision with the old file, or correct the catalog.",
             )
         _root().mkdir(parents=True, exist_ok=True)
@@ -97,18 +89,18 @@ def pull(remote: Remote) -> Pulled:
         path = Path(hf_hub_download(remote.repo, remote.file, **where))
         sha256 = catalog.sha256(path)
         if sha256 != (wanted or remote.sha256 or sha256).lower():
-            _drop(path)
+            _drop(path, folder)
             raise LabError(
-                f"{remote.file} of {remote.repo} arrived damaged: its sha256 is {sha256} instead of "
-                f"{wanted or remote.sha256}. The lab deleted it.",
+                f"{name} arrived damaged: its sha256 is {sha256} instead of {wanted or remote.sha256}. "
+                "The lab deleted it.",
                 "Pull it again. If this repeats, a proxy or mirror changes the file.",
             )
-        return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
+        return remote.at(path, sha256)
 
 
 def header(remote: Remote, path: Path) -> None:
     """Write the first HEADER_BYTES of a file to `path`, which gets the file's length: the rest is a hole."""
-    _check(remote)
+    _folder(remote)
     with _in_words(remote):
         from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
@@ -127,7 +119,7 @@ def header(remote: Remote, path: Path) -> None:
 def files(repo: str, revision: str = "main") -> list[str]:
     """The sorted .gguf files of a repo. Raises LabError."""
     remote = Remote(repo, "any.gguf", revision)
-    _check(remote)
+    _folder(remote)
     with _in_words(remote):
         from huggingface_hub import HfApi
 
@@ -137,7 +129,7 @@ def files(repo: str, revision: str = "main") -> list[str]:
 
 def cached_names(repo: str, _: str) -> list[str]:
     """The .gguf files of a repo in the cache, of any revision."""
-    snapshots = _folder(repo) / "snapshots"
+    snapshots = _folder(Remote(repo, "any.gguf")) / "snapshots"
     return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
 
 
@@ -145,14 +137,37 @@ def remove(remote: Remote) -> int:
     """Delete a file from the hub's cache, with all its names. Returns the bytes freed."""
     here = cached(remote)
     with _in_words(remote):
-        return _drop(here.path) if here else 0
+        return _drop(here.path, _folder(remote)) if here else 0
 
 
-def _check(remote: Remote) -> None:
-    """LabError for a name that would lead outside the cache."""
+def _root() -> Path:
+    """The hub's cache, with links resolved."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).resolve()
+
+
+def _folder(remote: Remote) -> Path:
+    """A repo's folder in the cache. LabError for a name that would lead outside the cache."""
     for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
         if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
+    return _root() / "--".join(["models", *remote.repo.split("/")])
+
+
+def _blob(path: Path) -> Path:
+    """The blob that a name in the cache links to, or the name itself if it is not a link."""
+    return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
+
+
+def _drop(path: Path, folder: Path) -> int:
+    """Delete a file of a repo's folder with every name that links to it. Returns the bytes freed. Raises OSError."""
+    n_bytes, blob = path.stat().st_size, _blob(path)
+    for name in (folder / "snapshots").rglob("*"):
+        if _blob(name) == blob:
+            name.unlink()
+    blob.unlink(missing_ok=True)
+    return n_bytes
 
 
 def _announced(remote: Remote) -> tuple[str, Any]:
@@ -164,42 +179,11 @@ def _announced(remote: Remote) -> tuple[str, Any]:
 
 
 def _refuse_paths(response: Any) -> None:
-    """LabError for announced names (a commit, a sum) that huggingface_hub would follow out of its cache.
-
-    On every answer: the library asks again what `pull` has asked.
-    """
-    if response.request.method == "HEAD":
-        for header in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
-            if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(header) or "absent"):
-                raise _no_hub()
-
-
-def _root() -> Path:
-    """The hub's cache, with links resolved."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE).resolve()
-
-
-def _folder(repo: str) -> Path:
-    return _root() / "--".join(["models", *repo.split("/")])
-
-
-def _blob(path: Path) -> Path:
-    """The blob that a name in the cache links to, or the name itself if it is not a link."""
-    return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
-
-
-def _drop(path: Path) -> int:
-    """Delete a file of the cache with every name that links to it. Returns the bytes freed. Raises OSError."""
-    from huggingface_hub import scan_cache_dir
-
-    n_bytes, blob = path.stat().st_size, _blob(path)
-    cache = scan_cache_dir(_root())
-    found = (file for repo in cache.repos for revision in repo.revisions for file in revision.files)
-    cache.delete_files(*(file for file in found if file.blob_path == blob)).execute()
-    blob.unlink(missing_ok=True)  # the library leaves out repos with a broken link
-    return n_bytes
+    """LabError for an announced commit or sum that would lead out of the cache. On every answer: the library asks
+    again what `pull` has asked."""
+    names = ("X-Repo-Commit", "X-Linked-Etag", "ETag") if response.request.method == "HEAD" else ()
+    if not all(re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(name) or "absent") for name in names):
+        raise _no_hub()
 
 
 def _endpoint() -> str:

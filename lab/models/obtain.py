@@ -6,6 +6,7 @@ cache, which other tools share.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -55,7 +56,7 @@ def locate(spec: Spec) -> ModelFile | None:
     if spec.path:
         return ModelFile(spec.name, FILE, spec.path)
     if (remote := _remote(spec, hub.cached_names)) and (pulled := hub.cached(remote)):
-        return ModelFile(spec.name, HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+        return dataclasses.replace(pulled, name=spec.name)
     if (made := _made_path(spec)) and made.exists():
         return ModelFile(spec.name, SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
     if spec.source == EMBEDDED and not spec.is_requantized:
@@ -76,8 +77,7 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
         names = ", ".join(hub.files(spec.repo or "", spec.revision)[:12]) or "no .gguf file"
         raise LabError(f"{spec.repo} has no file with quantization {spec.quantization}.", f"It has: {names}.")
     watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
-    pulled = hub.pull(remote)
-    return ModelFile(spec.name, HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+    return dataclasses.replace(hub.pull(remote), name=spec.name)
 
 
 def how_to_get(spec: Spec) -> str:

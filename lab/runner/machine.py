@@ -87,7 +87,7 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     else:
         offload = by_default(machine.devices)
     if settings.split_mode == "none":
-        return offload[settings.main_gpu or 0 :][:1]
+        return offload[:1]
     return offload
 
 

@@ -17,7 +17,7 @@ from lab.errors import LabError
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
-AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
+AS_ASKED = ("split_mode", "kv_offload", "op_offload", "mmap", "repack")
 """Settings that llama.cpp gets unchanged."""
 
 MOST_DEVICES = 16
@@ -30,8 +30,6 @@ MOST_TOKENS = 2**31
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
     """The fields of Settings for a model's placement. LabError for an unknown device or an invalid split."""
     used, offload = _asked_devices(asked, devices), machine.accelerators(devices)
-    if asked.main_gpu is not None and used and asked.main_gpu >= len(used):
-        raise LabError(f"--main-gpu {asked.main_gpu}: no such device.", f"The first is 0, the last {len(used) - 1}.")
     buffers = [CPU, *(device.name for device in offload)]
     for text in parts(asked.override_tensor):
         pattern, _, buffer = text.rpartition("=")

@@ -33,7 +33,6 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     "devices": ("--device", "--device", None, None),
     "split_mode": ("--split-mode", "--split-mode", "split_mode", None),
     "tensor_split": ("--tensor-split", "--tensor-split", "tensor_split", None),
-    "main_gpu": ("--main-gpu", "--main-gpu", "main_gpu", "main_gpu"),
     "n_cpu_moe": ("--n-cpu-moe", "--n-cpu-moe", None, None),
     "override_tensor": ("--override-tensor", "--override-tensor", None, None),
     "kv_offload": ("--kv-offload", "--no-kv-offload", "offload_kqv", None),
