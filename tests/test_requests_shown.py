@@ -111,7 +111,7 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
     assert "4.44 to 10.0" in out  # 40 ms of 9 tokens, or of 4
     assert "100 to 225" in out
     assert "In 1 of 1 requests the number of tokens in the first event is unknown" in out
-    assert "inter-chunk latency" in out and "5 events contained 10 tokens" in out
+    assert "inter-chunk latency" in out
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,6 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
         (served(usage=Usage(completion_tokens=4, cached_tokens=0)), "answers were shorter than requested (4 tokens"),
         (served(usage=Usage(prompt_tokens=103, completion_tokens=5, cached_tokens=0)), "103 instead of 100"),
         (served(usage=None), "1 of 1 answers have no token count"),
-        (served(usage=Usage(completion_tokens=5, counted_by="twin")), "the same request without streaming did"),
         (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenized afterwards"),
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],

@@ -14,10 +14,10 @@ import pytest
 import lab
 from lab.core import results
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
+from lab.core.request import NOT_SENT, RATE_LIMITED
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.serve import servers, through_server
+from lab.features.serve import through_server
 from lab.features.serve.servers import Server, connect
 from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from lab.runner.progress import Status
@@ -59,11 +59,11 @@ def new_file(plan: through_server.ServerPlan, server: Server, folder: Path) -> P
     return server.new_file(folder)
 
 
-def run(server: Server, folder: Path, seen: list[Status] | None = None, stream: bool = False, **asked: Any) -> Any:
+def run(server: Server, folder: Path, seen: list[Status] | None = None, **asked: Any) -> Any:
     """The records of a session, and its file."""
     plan = fitted(make_plan(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked}), server)
     path = new_file(plan, server, folder)
-    return list(execute(plan, server, path, (seen if seen is not None else []).append, stream)), path
+    return list(execute(plan, server, path, (seen if seen is not None else []).append)), path
 
 
 def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path:
     assert all(request.status == FAILED and request.sent_ns is None for request in refused.values())
 
 
-def test_an_answer_that_the_stream_did_not_count_is_counted_by_a_twin(null: NullServer, tmp_path: Path) -> None:
+def test_an_answer_that_the_stream_did_not_count_is_tokenized(null: NullServer, tmp_path: Path) -> None:
     with connect(null.url, "uncounted") as server:
         records, _ = run(server, tmp_path, prompt_len="20", repeat=1)
     warmup, measured = (record.request.usage for record in records)
     assert warmup is None  # nobody looks at it
-    assert (measured.completion_tokens, measured.counted_by, measured.prompt_tokens) == (5, "twin", 20)
+    assert (measured.completion_tokens, measured.counted_by) == (5, "tokenize")
 
 
 def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
@@ -168,38 +168,6 @@ def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
         assert not empty.exists()
 
 
-def endpoint_that(settings: ServerSettings | None, server: str = "llama-server", **answers: str) -> Endpoint:
-    names = ("streaming", "usage in streams", "tokens per event", "cached tokens", "ignore_eos", "server timings")
-    known = {name: answers.get(name.replace(" ", "_"), YES) for name in names}
-    capabilities = tuple(Capability(name, answer, "as seen") for name, answer in known.items())
-    url = "http://127.0.0.1:1/v1"
-    return Endpoint(url=url, api=CHAT, server=server, capabilities=capabilities, settings=settings)
-
-
-def test_what_cannot_be_measured_is_said_before() -> None:
-    tokenize, usage = (servers.Counter(by, lambda text: 1) for by in ("tokenize", "usage"))
-    all_known = ServerSettings(n_slots=4, n_ctx=4096)
-
-    def words(endpoint: Endpoint, counter: servers.Counter = tokenize, n_gen: int = 64) -> str:
-        return " ".join(through_server.not_visible(endpoint, counter, n_gen))
-
-    best = words(endpoint_that(all_known))
-    assert "the lab shows TTFT" in best and "shown separately" in best and "are not visible" in best
-    for endpoint, sentence in (
-        (endpoint_that(all_known, streaming=UNKNOWN), "If it buffers tokens"),
-        (endpoint_that(all_known, usage_in_streams=NO), "one more generation"),
-        (endpoint_that(all_known, tokens_per_event=NO), "TPOT is a range"),
-        (endpoint_that(all_known, cached_tokens=NO), "it is not known whether a run was warm"),
-        (endpoint_that(all_known, ignore_eos=NO), "may end before 64 tokens (as seen)"),
-        (endpoint_that(all_known, "SGLang"), "share the template"),
-        (endpoint_that(None), "does not report its context length"),
-        (endpoint_that(ServerSettings(n_slots=1, n_ctx=4096)), "one request at a time"),
-    ):
-        assert sentence in words(endpoint) and sentence not in best
-    assert "has no tokenizer endpoint" in words(endpoint_that(all_known), usage)
-    assert "may end before" not in words(endpoint_that(all_known, ignore_eos=NO), n_gen=1)
-
-
 def test_as_python(null: NullServer, tmp_path: Path) -> None:
     seen: list[Status] = []
     with pytest.warns(UserWarning, match="the shortest one has"):
@@ -219,7 +187,7 @@ def test_the_command_says_what_it_can_do_first_and_measures(
     asked = ("-m", "plain", "-p", "20,60", "-n", 5, "-r", 2, "--out", tmp_path, "--api-key-env", "THE_KEY")
     status, out, err = run_lab("measure", "--url", null.url, *asked, "--header", f"X-Team: {KEY}2", "--no-plot")
     assert status == 0, err
-    assert out.index("as seen in") < out.index("Not visible through this server") < out.index("5 tokens requested")
+    assert out.index("as seen in") < out.index("5 tokens requested")
     assert "20 prompt tokens, repeat 2: TTFT" in err and "left" in err
     (path,) = tmp_path.glob("*.jsonl")
     assert KEY not in out + err + path.read_text() and str(path) in out
@@ -232,7 +200,7 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     assert status == 1  # a length was refused
     assert document["model"] == "plain" and document["endpoint"]["url"] == null.url
     assert [row["n_prompt"] for row in document["rows"]] == [20]
-    assert len(document["failures"]) == 1 and any("the lab shows TTFT" in sentence for sentence in document["unseen"])
+    assert len(document["failures"]) == 1
     assert "as seen in" in err
 
 
@@ -277,7 +245,7 @@ def test_what_cannot_be_asked_is_said() -> None:
 def test_options_of_the_other_kind_are_refused_by_name(null: NullServer) -> None:
     for asked, words in (
         (("--url", null.url, "--threads", 2, "-u", 64), ("--threads, --ubatch are only for", "Leave them out")),
-        (("--url", null.url, "--until", "2%"), ("--until is only for the lab's own engine",)),
+        (("--url", null.url, "--stream"), ("--stream is only for the lab's own engine",)),
         (("--api", "chat", "--yes"), ("--api, --yes are only for a server", "--url http")),
         (("--api-key-env", "X"), ("--api-key-env is only for a server",)),
         (("--url", null.url), (f"The server lists {len(MODELS)} models",)),

@@ -184,7 +184,7 @@ class Usage:
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt
     reasoning_tokens: int | None = None  # of the completion
-    counted_by: str = "usage"  # usage: in the stream; twin: the same request without streaming; tokenize
+    counted_by: str = "usage"  # usage: in the stream; tokenize: by the server's tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

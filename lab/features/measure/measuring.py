@@ -65,13 +65,13 @@ def measure(
     `api_key_env` (the environment variable that holds the key), `header` (a list of "NAME: VALUE") and `timeout` (the
     seconds that a request may take). LabError if no server answers.
     """
-    check_side(settings, url)
+    check_side([*settings, *["stream"] * stream], url)
     if url is not None:
         from lab.features.serve import through_server
 
         how = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
         plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
-        return through_server.measure(url, plan, model, out, watch, stream, **how)
+        return through_server.measure(url, plan, model, out, watch, **how)
 
     wanted, lengths, spec = with_until(settings), prompt_len or DEFAULT_LENGTHS, model or catalog.DEFAULT
     return carry_out(lambda worker: make_plan(worker, lengths, gen, repeat, spec, **wanted), out, watch, stream)
@@ -118,7 +118,8 @@ def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
 ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
 """Parameters of `measure` that need a server."""
 
-ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "keep"} - {"prompt", "seed"}
+_OWN = ("settings", "every", "until", "max_repeats", "max_minutes", "keep", "stream")
+ONLY_ENGINE = {*table(), *_OWN} - {"prompt", "seed"}
 """Parameters of `measure` that need the lab's own engine."""
 
 
@@ -203,7 +204,7 @@ def parse_variant(text: str) -> dict[str, Any]:
     click.option(
         "--stream",
         is_flag=True,
-        help="Print the generated text, token by token; with --url at the end of each answer.",
+        help="Print the generated text, token by token.",
     ),
     DRY_RUN,
     URL,
@@ -222,7 +223,7 @@ def measure_command(context: click.Context, url: str | None, **asked: Any) -> No
 
     With --url the lab measures a server instead, one request at a time: by default three requests with 100 prompt
     tokens and three with 1,000. --model is then the server's name for a model (optional if it has only one), and
-    options of the engine are rejected. The lab first prints which figures it can and cannot get from this server.
+    options of the engine are rejected. The lab first prints what this server can do.
     """
     check_side(servers.given(context), url)
     if url is not None:

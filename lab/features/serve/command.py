@@ -217,7 +217,7 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
-    """Looks at a server, says what cannot be seen of it, measures and shows."""
+    """Examine a server, show what it can do, measure it and show the results."""
     from lab.features.serve import through_server
     from lab.features.serve.servers import connect, reaching_of
     from lab.show import console
@@ -231,10 +231,9 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         through_server.print_endpoint(server.endpoint, server.model, server.models, out)
         plan = through_server.fitted(plan, server)
-        out.print("\n".join(["\nNot visible through this server:", *(f"- {sentence}" for sentence in plan.unseen)]))
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
-        known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
+        known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model}
         if asked["dry_run"] and output.as_json:
             refused = [
                 {"n_prompt": one.n_prompt, "n_gen": one.n_gen, "refused": plan.refused.get(one)} for one in plan.cases
@@ -242,12 +241,8 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
             return console.print_json({**known, "cases": refused, "repeat": plan.n_repeat})
         if asked["dry_run"]:
             return out.print(f"\nPlan: {plan.summary}")
-        path, stream_to = server.new_file(output.folder), out if asked["stream"] else None
+        path = server.new_file(output.folder)
         records, problem = collect(
-            lambda watch: through_server.execute(plan, server, path, watch, asked["stream"]),
-            path,
-            err,
-            stream_to,
-            through_server.finished,
+            lambda watch: through_server.execute(plan, server, path, watch), path, err, None, through_server.finished
         )
         output.end(records, path, problem, bool(through_server.failures(records)), **known)

@@ -317,9 +317,9 @@ class Session:
             for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
                 if len(uncounted) > 1 and i % 10 == 0:
                     self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
-                request = self.server.counted(plan.ask(reply.index), reply)
+                request = self.server.counted(reply)
                 uncounted[i] = dataclasses.replace(reply, request=request)
-                if needs_count(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
+                if needs_count(request):  # the server has no tokenizer
                     self.can_count = False
                     break
             yield from self._keep(uncounted)

@@ -3,7 +3,7 @@
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
     ask = server.ask(prompt, server.asked(prompt, n_prompt=1000, n_gen=64))
-    results.save(path, server.record(session, server.counted(ask, server.send(ask))))
+    results.save(path, server.record(session, server.counted(server.send(ask))))
 
 First come requests that generate nothing (models, settings, version). Then follow at most MOST_PROBES requests of a few
 tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones. A
@@ -13,10 +13,8 @@ A server with /tokenize counts the tokens of any text (a chat with its template)
 one token says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of
 eight letters, so that no cache contains its beginning; after counting by usage it gets a new one.
 
-If a stream has no token counts (llama_cpp.server streams no usage), the lab repeats the request with the same seed and
-without streaming, which reports them for the price of one more generation. The count is valid only if the answer is the
-same: a cache or another batch changes the last bits of a sum, and so the text. Otherwise the answer's text is
-tokenized, which may join separately generated tokens.
+If a stream has no token counts (llama_cpp.server streams no usage), the server's tokenizer counts the answer's text,
+which may join separately generated tokens. An answer that ended at its limit has as many as were requested.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/props, /tokenize, /apply-template); vLLM, /version and
 vllm/entrypoints/serve/tokenize/protocol.py (/tokenize); llama-cpp-python llama_cpp/server/app.py
@@ -28,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import random
 import re
@@ -69,7 +66,6 @@ from lab.features.serve import formats
 from lab.features.serve.access import ANSWER_S, Access, Client, hidden
 from lab.features.serve.formats import (
     TIMEOUT_S,
-    TIMINGS,
     Ask,
     Reply,
     SendPlan,
@@ -78,14 +74,13 @@ from lab.features.serve.formats import (
     fresh_nonce,
     n_items,
     prompt_fields,
-    text_of,
     usage_of,
 )
 from lab.process import spawning
 from lab.runner import machine
 from lab.runner.prompts import TEXT, offset, source
 
-TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
+TOKENIZE, USAGE = "tokenize", "usage"
 
 MOST_COUNTS = 24  # maximum number of counts for one prompt
 FILLERS = (" a", " the", " x", " 1", ".")
@@ -252,29 +247,17 @@ def needs_count(request: Request) -> bool:
     return request.status == OK and times.n_generated(request) is None
 
 
-def with_count(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
-    """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
-
-    Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
-    """
+def with_count(access: Access, model: str, reply: Reply) -> Request:
+    """The request with a token count by the server's tokenizer, if it had none and the server can count."""
     request = reply.request
     if not needs_count(request):
         return request
-    if request.asked.seed is not None and sent.nonce is None:  # with a nonce, another prompt was sent
-        fields = json.loads(sent.body)
-        for name in ("stream", "stream_options", TIMINGS):
-            fields.pop(name, None)
-        twin = posted(access, access.interface(api), fields, access.timeout_s)
-        usage, choice = usage_of(as_dict(twin.get("usage"))), formats.first(twin.get("choices"))
-        is_same = choice.get("finish_reason") == request.finish_reason == "length"
-        is_same = is_same or bool(reply.text and text_of(choice) == reply.text)
-        if usage and usage.completion_tokens is not None and is_same:
-            usage = dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
-            return dataclasses.replace(request, usage=usage)
-    n_tokens = first_known(count(reply.text) for count in tokenizers(access, COMPLETIONS, model, is_prompt=False))
-    if n_tokens is None:
+    n = first_known(count(reply.text) for count in tokenizers(access, COMPLETIONS, model, is_prompt=False))
+    if n is None:
         return request
-    return dataclasses.replace(request, usage=Usage(completion_tokens=n_tokens, counted_by=TOKENIZE))
+    if request.finish_reason == "length" and n >= times.JOINED * request.asked.n_gen:
+        n = request.asked.n_gen
+    return dataclasses.replace(request, usage=Usage(completion_tokens=n, counted_by=TOKENIZE))
 
 
 MOST_PROBES = 10  # maximum number of requests that generate tokens, besides one for counting prompts
@@ -368,9 +351,9 @@ class Server:
         (reply,) = self.client.run(SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.access.timeout_s), watch)
         return reply
 
-    def counted(self, ask: Ask, reply: Reply) -> Request:
-        """The request with a token count, if the stream had none; this may send it once more."""
-        return with_count(self.access, self.endpoint.api, self.own_name, ask, reply)
+    def counted(self, reply: Reply) -> Request:
+        """The request with a token count, if the stream had none."""
+        return with_count(self.access, self.own_name, reply)
 
     def record(self, session: str, request: Request) -> RequestRecord:
         """A request as a line of a results file."""

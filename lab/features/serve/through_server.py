@@ -26,13 +26,10 @@ from lab.core import request_times as times
 from lab.core.lists import grouped, plural
 from lab.core.record import FAILED, OK
 from lab.core.request import (
-    CHAT,
     LOST,
-    NO,
     NOT_SENT,
     REASONING,
     REFUSED,
-    YES,
     Asked,
     Endpoint,
     Events,
@@ -46,12 +43,12 @@ from lab.errors import LabError
 from lab.features.measure import plot_runs, text_results
 from lab.features.serve import servers
 from lab.features.serve.load_figures import server_options, span, wrong
-from lab.features.serve.servers import MOST_COUNTS, USAGE, Counter, Prompt, Reaching, Server, connect, prompt_text
+from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
 from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
-from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
+from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
 from lab.show import table, wording
 from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, print_section, tabled
@@ -89,14 +86,13 @@ PAUSE_S = 1.0  # after a failure
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What to measure on any server. Of a server that was examined: why it refuses cases, and what is not visible."""
+    """What to measure on any server. Of a server that was examined: why it refuses cases."""
 
     cases: tuple[Case, ...]
     n_repeat: int
     text: str
     seed: int
     refused: dict[Case, str] = field(default_factory=dict)
-    unseen: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -112,7 +108,6 @@ def measure(
     model: str | None,
     out: str | Path,
     watch: ShowStatus | None,
-    stream: bool,
     **how: Unpack[Reaching],
 ) -> list[RequestRecord]:
     """What `lab.measure` does with `url`."""
@@ -121,7 +116,7 @@ def measure(
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
             plan = fitted(plan, server)
             path = server.new_file(Path(out))
-            records = list(execute(plan, server, path, show, stream))
+            records = list(execute(plan, server, path, show))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
     warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])
     return records
@@ -152,18 +147,14 @@ def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
             problem = servers.impossible(case.n_prompt, n_least)
         if problem:
             refused[case] = str(problem).replace("\n", " ")
-    unseen = tuple(not_visible(server.endpoint, server.counter, plan.cases[0].n_gen))
-    return dataclasses.replace(plan, refused=refused, unseen=unseen)
+    return dataclasses.replace(plan, refused=refused)
 
 
-def execute(
-    plan: ServerPlan, server: Server, path: Path, watch: ShowStatus, stream: bool = False
-) -> Iterator[RequestRecord]:
+def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
     """Send the plan's requests, append each to `path` when it ends, and yield its record.
 
-    With `stream` a status has the complete generated text when a request has ended. LabError if the server is gone.
-    Stopping early (Ctrl-C) keeps all finished requests. The prompt is cut at another place for each repeat, or has only
-    another nonce if counting costs requests.
+    LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished requests. The prompt is cut at another
+    place for each repeat, or has only another nonce if counting costs requests.
     """
     possible = sorted((case for case in plan.cases if case not in plan.refused), key=lambda case: case.n_prompt)
     warmups = [(0, case) for case in possible]
@@ -202,12 +193,10 @@ def execute(
                 asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
                 ask = server.ask(prompt, asked, is_sent_once=True)
                 reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
-                request = reply.request if is_warmup else server.counted(ask, reply)
+                request = reply.request if is_warmup else server.counted(reply)
                 own = figures(request)
                 if own.status == OK and own.ttft_ns is not None and own.e2e_ns is not None:
                     reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, own.asked.n_gen)
-                if stream and not is_warmup:
-                    reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
             yield kept(request)
             lost = [*lost, request] if request.failure in GONE else []
             if len(lost) >= MAX_GONE:
@@ -220,59 +209,6 @@ def execute(
                 yield kept(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
             if request.status != OK and (warmups or todo):
                 time.sleep(PAUSE_S)
-
-
-def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
-    """What is not visible in answers of `n_gen` tokens, from the server's capabilities."""
-    how, settings = {one.name: one.how for one in endpoint.capabilities}, endpoint.settings
-    streams, caches = endpoint.can("streaming"), endpoint.can("cached tokens")
-    if streams == NO:
-        yield f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."
-    else:
-        if streams != YES:
-            yield (
-                f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
-                "tokens, TTFT is later than the first token."
-            )
-        own = " The server's own times are shown separately." if endpoint.can("server timings") == YES else ""
-        yield (
-            "Prefill time is not visible: the lab shows TTFT, which includes the server's queue, its tokenizer and its "
-            f"first token.{own}"
-        )
-        if endpoint.can("tokens per event") != YES:
-            yield (
-                "Events do not say how many tokens they contain: gaps are those between events (inter-chunk latency), "
-                "not ITL, and TPOT is a range unless there are as many events as tokens."
-            )
-    if endpoint.can("usage in streams") != YES:
-        yield (
-            "The stream does not count its tokens: the lab sends each request once more without streaming, which costs "
-            "one more generation. If that answer differs, the server's tokenizer counts the tokens; without one, TPOT "
-            "is not known."
-        )
-    if caches != YES:
-        yield (
-            "The server does not report cached tokens, so it is not known whether a run was warm. Each prompt begins "
-            "with different letters, so only the template before them can come from a cache."
-        )
-    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which gets cache_prompt: false
-        yield (
-            "All chats share the template before their prompts, which the server may cache: runs with cached tokens "
-            "are shown separately, as warm. --api completions has no template."
-        )
-    if endpoint.can("ignore_eos") != YES and n_gen > 1:
-        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately."
-    if settings is None or settings.n_ctx is None:
-        yield "The server does not report its context length: a prompt that is too long for it fails."
-    if settings is not None and settings.n_slots == 1:
-        yield "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
-    else:
-        yield "Requests of other clients make these runs slower, and are not visible."
-    if counter is not None and counter.by == USAGE:
-        yield (
-            "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
-            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
-        )
 
 
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
@@ -317,36 +253,23 @@ def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
     pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
     if other := sorted((asked, found) for asked, found in pairs if None not in (asked, found) and asked != found):
         named = ", ".join(f"{found:,} instead of {asked:,}" for asked, found in other[:4])
-        more = f", and {len(other) - 4} more" if len(other) > 4 else ""
-        words.append(f"The server counted other prompt lengths than requested: {named}{more}.")
+        words.append(f"The server counted other prompt lengths than requested: {named}.")
     if n_uncounted := sum(one.n_generated is None for one in ones):
         words.append(f"{n_uncounted} of {n} answers have no token count, so their TPOT is unknown.")
+    elif any(request.usage and request.usage.counted_by == TOKENIZE for request in requests):
+        words.append("The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.")
     if n_bounds := sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones):
         words.append(
             f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: TPOT lies between the "
             "two figures."
         )
-    ways = {request.usage.counted_by for request in requests if request.usage}
-    if "twin" in ways:
-        words.append("The stream did not count tokens; the same request without streaming did.")
-    if "tokenize" in ways:
-        words.append("The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.")
-    pieces = [one for one, request in zip(ones, requests, strict=True) if times.itl_ns(request) is None]
-    if bundled := [one for one in pieces if not one.came_at_once]:
-        differ = [one for one in bundled if one.n_generated not in (None, one.n_events)]
-        example = "".join(
-            f" For example, {one.n_events:,} events contained {one.n_generated:,} tokens." for one in differ[:1]
-        )
+    if any(times.itl_ns(request) is None and not one.came_at_once for request, one in zip(requests, ones, strict=True)):
         words.append(
             "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
-            f"latency), not between tokens (ITL).{example}"
+            "latency), not between tokens (ITL)."
         )
-    if reasoned := [one for one, request in zip(ones, requests, strict=True) if REASONING in request.events.kind]:
-        n_inside = sum(one.first_output_ns is None for one in reasoned)
-        words.append(
-            f"{len(reasoned)} of {n} answers began with reasoning, which counts as tokens."
-            f"{f' {n_inside} ended during the reasoning.' * (n_inside > 0)}"
-        )
+    if n_reasoned := sum(REASONING in request.events.kind for request in requests):
+        words.append(f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens.")
     return [*wrong(ones), *words]
 
 
@@ -422,25 +345,18 @@ def _section(label: str, rows: pd.DataFrame) -> Section:
 
 
 def _findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on a summary of one setup and one n_gen: TTFT over the prompt's length, and its share of E2E."""
+    """A sentence on a summary of one setup and one n_gen: how TTFT grows with the prompt."""
     rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
-    if rows.empty:
+    rows = rows.sort_values("n_prompt")
+    if rows.n_prompt.nunique() < 2:
         return []
-    rows, sentences = rows.sort_values("n_prompt"), list[str]()
     short, long = rows.iloc[0], rows.iloc[-1]
-    if long.n_prompt > short.n_prompt:
-        ratio = long.ttft_s / short.ttft_s
-        times_word = "about the same as" if 0.95 < ratio < 1.05 else wording.times(ratio)
-        sentences.append(
-            f"TTFT of {long.n_prompt:,} prompt tokens was {times_word} that of {short.n_prompt:,} "
-            f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
-        )
-    if long.e2e_s > 0:
-        shares = [
-            f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}" for row in (short, long) if row.e2e_s
-        ]
-        sentences.append(f"TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
-    return sentences
+    ratio = long.ttft_s / short.ttft_s
+    return [
+        f"TTFT of {long.n_prompt:,} prompt tokens was "
+        f"{'about the same as' if 0.95 < ratio < 1.05 else wording.times(ratio)} that of {short.n_prompt:,} "
+        f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
+    ]
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
