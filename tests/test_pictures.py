@@ -162,7 +162,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     figure = canvas.drawn(drawn["ab"], (11, 5))
     (ax,) = figure.axes
     labels = [tick.get_text() for tick in ax.get_yticklabels()]
-    assert labels == ["prefill time, 1,000 tokens", "TPOT, 1,000 tokens"]
+    assert labels == ["prefill, 1,000 tokens", "TPOT, 1,000 tokens"]
     assert "\u2190 B is faster" in ax.get_xlabel() and "A is faster \u2192" in ax.get_xlabel()
     assert ax.get_title() == "B: --threads 1\nagainst A: --threads 2"
     lines: list[Any] = list(ax.lines)

@@ -330,14 +330,13 @@ def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | No
     *SETTINGS,
     click.option("--ceilings", "results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
     *OUTPUT,
-    click.option("--details", is_flag=True, help="Show a table by layer, too."),
 )
-def command(text: str | None, details: bool, **asked: Any) -> None:
+def command(text: str | None, **asked: Any) -> None:
     """Show where the time of one token goes, operation by operation.
 
     \b
       lab trace                             # a prompt of 200 tokens
-      lab trace -p 1000 -m llama-3.2-3b --details
+      lab trace -p 1000 -m llama-3.2-3b
       lab trace --attention "The cat sat on the mat"
 
     Follows a prefill and decode steps through llama.cpp. For each operation (norm, Q, K, V, attention, feed-forward,
@@ -348,15 +347,12 @@ def command(text: str | None, details: bool, **asked: Any) -> None:
     With several devices the copies between them are an operation of their own. The picture shows all layers. The
     results file keeps all figures, for lab show and lab report.
     """
-    from lab.features import known
     from lab.show import console, text_setup
-    from lab.show.section import Context
 
     unused = {"prompt_len": "--prompt-len", "gen": "--gen", "repeat": "--repeat", "results": "--ceilings"}
     output, err = Output.taken_from(asked), console.console(stderr=True)
     if text is not None:
-        options = {**unused, "details": "--details"}
-        if found := [options[name] for name in sorted(options) if name in given(click.get_current_context())]:
+        if found := [unused[name] for name in sorted(unused) if name in given(click.get_current_context())]:
             raise LabError(
                 f"--attention looks at its own text once and does not use {join_and(found)}.",
                 f"Leave {join_and(found)} out, or trace times without --attention.",
@@ -367,10 +363,4 @@ def command(text: str | None, details: bool, **asked: Any) -> None:
         record = find(**asked, out=output.folder, watch=watch)
     for line in text_setup.describe(record.machine, record.model):
         err.print(line)
-    made = known.sections([record], Context(details=details))
-    output.finish(
-        [record],
-        output.folder / f"{record.session}.jsonl",
-        lambda out: known.print_results([record], console.console() if details else out, made),
-        made=made,
-    )
+    output.finish([record], output.folder / f"{record.session}.jsonl")

@@ -57,7 +57,7 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
         model = text_setup.model_label(record)
         row: dict[str, Any] = {"session": record.session, "model": record.model.name}
         if traced := record.run.trace:
-            prefill, decode = (_section(model, phase, context.details) for phase in traced.phases)
+            prefill, decode = (_section(model, phase) for phase in traced.phases)
             hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
             draws = partial(draw, subject=text_setup.where([record]), traced=traced)
             notes, picture = [*decode.notes, *hint], Picture("trace", CAPTION, draws, (10, 7))
@@ -86,42 +86,29 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     ]
 
 
-def _section(model: str, phase: Phase, by_layer: bool) -> Section:
-    """A phase by operation (and by layer), and how far the sum is from the step without stops."""
+def _section(model: str, phase: Phase) -> Section:
+    """A phase by operation, and how far the sum is from the step without stops."""
     total_s = phase.total_s
 
     def known(amount: float | None, unit: float) -> str:
         return UNKNOWN if amount is None or unit <= 0 else digits(amount / unit)
 
-    def largest(part: Part) -> str:
-        own = [one for one in phase.parts if one.layer == part.layer]
-        return max(summed(own, lambda one: one.operation), key=lambda one: one.seconds).operation
-
-    def of_ceiling(part: Part) -> str:
-        return percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN
-
-    sizes: Columns = (
+    several = len({part.device for part in phase.parts}) > 1
+    columns: Columns = (
+        ("operation", lambda part: part.operation),
+        ("device", lambda part: part.device if several else ""),
+        ("count", lambda part: str(part.n)),
         ("MB read", lambda part: known(part.n_bytes, 1e6)),
         ("MFLOP", lambda part: known(part.flops, 1e6)),
         ("ms", lambda part: digits(1e3 * part.seconds)),
         ("share", lambda part: percent(part.seconds / total_s) if part.seconds >= 0.001 * total_s else "< 0.1 %"),
-    )
-    is_single = len({part.device for part in phase.parts}) == 1
-    columns: Columns = (
-        ("operation", lambda part: part.operation),
-        *(() if is_single else (("device", lambda part: part.device),)),
-        ("count", lambda part: str(part.n)),
-        *sizes,
         ("GB/s", lambda part: known(part.n_bytes, 1e9 * part.seconds)),
         ("GFLOP/s", lambda part: known(part.flops, 1e9 * part.seconds)),
-        ("of\nceiling", of_ceiling),
+        (
+            "of\nceiling",
+            lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN,
+        ),
     )
-    of_layers: Columns = (
-        ("layer", lambda part: UNKNOWN if part.layer is None else str(part.layer)),
-        *sizes,
-        ("largest", largest),
-    )
-    layers = summed(phase.parts, lambda part: (part.layer,))
     costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
     threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
     off = (
@@ -129,17 +116,15 @@ def _section(model: str, phase: Phase, by_layer: bool) -> Section:
         f"add up to {seconds(phase.sum_s)}, {percent(abs(phase.off))} {'more' if phase.off >= 0 else 'less'} than a "
         f"step without stops ({seconds(phase.untraced_s)})"
     )
-    doubt = f"{off}: too far for the shares to be right. Trace again while no other program runs."
     is_near = abs(phase.off) <= OFF
-    by_layers = Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))
+    doubt = f"{off}: too far for the shares to be right. Trace again while no other program runs."
     return Section(
         f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}",
         f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else ""),
         name=phase.name,
         **tabled(columns, summed(phase.parts, lambda part: (part.operation, part.device))),
-        parts=[by_layers] if by_layer else (),
-        notes=[f"{off}."] if is_near else (),
-        warnings=() if is_near else [doubt],
+        notes=[f"{off}."] * is_near,
+        warnings=[doubt] * (not is_near),
     )
 
 
@@ -147,10 +132,6 @@ def sentences(traced: TokenTrace) -> list[str]:
     """Where the time of a decode step goes, and what prefill does with its time."""
     prefill, decode = traced.phases
     total_s, parts = decode.total_s, grouped(decode.parts, family)
-    (read, flops), (many, more) = (
-        (sum(part.n_bytes or 0 for part in phase.parts), sum(part.flops or 0 for part in phase.parts))
-        for phase in (decode, prefill)
-    )
 
     def share(name: str) -> str:
         return percent(sum(max(0.0, part.seconds) for part in parts.get(name, ())) / total_s)
@@ -158,12 +139,9 @@ def sentences(traced: TokenTrace) -> list[str]:
     words = [
         f"Where do the {seconds(total_s)} of a decode step after {plural(decode.n_past, 'token')} go? The feed-forward "
         f"takes {share(FEED_FORWARD)}, the matrices of Q, K, V and the attention's output {share(PROJECTIONS)}, and "
-        f"the last matrix, which rates every token of the vocabulary, {share(token_trace.OUTPUT_MATRIX)}.",
-        f"Attention itself (rotation, reading and writing the cache) takes {share(ATTENTION)}, norms, activations and "
-        f"sums {share(SMALL)}, and what lies outside the operations (inputs, sampling) {share(AROUND)}.",
-        f"The step reads {digits(read / 1e6)} MB for its {plural(decode.n_tokens, 'token')}, "
-        f"{digits(read / total_s / 1e9)} GB/s; prefill reads {digits(many / 1e6)} MB for "
-        f"{plural(prefill.n_tokens, 'token')}.",
+        f"the last matrix, which rates every token of the vocabulary, {share(token_trace.OUTPUT_MATRIX)}. Attention "
+        f"itself (rotation, reading and writing the cache) takes {share(ATTENTION)}, norms, activations and sums "
+        f"{share(SMALL)}, and what lies outside the operations (inputs, sampling) {share(AROUND)}.",
     ]
     held = [part for part in decode.parts if part.least_s is not None]
     least_s, held_s = sum(part.least_s or 0 for part in held), sum(part.held_s for part in held)
@@ -174,8 +152,7 @@ def sentences(traced: TokenTrace) -> list[str]:
             f"At the ceilings of their kernels, {plural(sum(part.n for part in held), 'operation')} of the step would "
             f"take {seconds(least_s)} instead of {seconds(held_s)}."
         )
-    if token_trace.COPIES in parts:
-        words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
+    flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
     if flops and more:
         longer = prefill.untraced_s / decode.untraced_s
         why = ": each matrix it reads serves all its tokens" if longer < more / flops else ""
