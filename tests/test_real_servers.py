@@ -162,7 +162,7 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["usage"]["prompt_tokens"] == prompt.n_tokens == n
     usage = send(server, ask_of(server, n, 2, is_sent_once=True)).usage  # with another nonce
-    assert usage is not None and usage.prompt_tokens == n
+    assert usage is not None and usage.prompt_tokens == (n if which[0] == LLAMA else None)
 
 
 @pytest.mark.parametrize("which", ALL)
