@@ -84,7 +84,6 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "batch": (lambda: of_levers(batches((1, 2, 8)), "batch"), (11, 5)),
     "stall": (lambda: of_levers(stalled(), "stall"), (11, 5)),
     "load": (lambda: pictures(*levels(1, 4, 8, 16))["load"], (11, 5)),
-    "throughput": (lambda: pictures(*levels(1, 4, 8, 16))["throughput"], (11, 5)),
     "timeline": (lambda: pictures(*levels(1, 4, 8, 16))["timeline"], (11, 7)),
 }
 

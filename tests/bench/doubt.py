@@ -43,7 +43,7 @@ FIRM = (
     r"(?<!about )(?<![\d.])\d+(\.\d+)?x as fast",
     r"is (slower|faster) than",
     r"is the fastest",
-    r"Prefill took",
+    r"Prefill of [\d,]+ tokens took",
     r"each token cost",
 )
 """What only firm sentences have."""
@@ -199,7 +199,7 @@ def problems(name: str, texts: dict[str, str]) -> list[str]:
         is_firm = " limits prefill" in texts["explain 80"] and "Predicted for " in texts["page"]
         want(is_firm, "a quiet sample is not firm")
         lines = [line for line in texts["show 80"].splitlines() if "training length" not in line]
-        want("Prefill took" in texts["show 80"] and "!" not in " ".join(lines), "a quiet sample is marked")
+        want("tokens took" in texts["show 80"] and "!" not in " ".join(lines), "a quiet sample is marked")
     return wrong
 
 

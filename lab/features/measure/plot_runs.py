@@ -1,8 +1,8 @@
 """The pictures of runs and of requests to servers: prefill, decode, both laws of a sweep, and the variants of a trial.
 
 All points of all runs are drawn, hollow for disturbed runs; the line is a median. A server does not show prefill, so a
-picture with requests shows TTFT of both. Warm requests and short answers are drawn and named. Experiments and loads
-have separate pictures.
+picture with requests shows TTFT of both. Warm requests and short answers are drawn only where there are no others.
+Experiments and loads have separate pictures.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core import phases, request_times, shown
+from lab.core.lists import plural
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features.compare import comparison, text_compare
 from lab.features.measure import sweep_laws
 from lab.show import canvas, table, text_setup
-from lab.show.canvas import MOST_SERIES, OF_DECODE, OF_PREFILL, points
+from lab.show.canvas import OF_DECODE, OF_PREFILL, points
 from lab.show.text_setup import one_of
-from lab.show.wording import digits, seconds, times
+from lab.show.wording import seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
 
 Records = Sequence[Record | RequestRecord]
 
-RUNNING, HEADROOM, OFF, WIDE = 15, 1.35, 0.05, 12
-"""Of a decode plot: the positions in a running median or mean; the upper end, relative to the 95th percentile of the
-gaps of the slowest line. If the table's TPOT differs from a line by more than OFF, the legend says why; if the lines
-differ by more than the factor WIDE, the axis is logarithmic."""
+RUNNING, HEADROOM, WIDE = 15, 1.35, 12
+"""Of a decode plot: the positions in a running median; the upper end, relative to the 95th percentile of the gaps of
+the slowest line. If the lines differ by more than the factor WIDE, the axis is logarithmic."""
 
 MOST_GROWTHS = 4
 """Lengths up to which a prefill plot of one setup says by how much the time grows from one to the next."""
@@ -57,31 +57,27 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    engine, lines = table.of_engine(timed), _lines(rows)
+    engine, setups = table.of_engine(timed), table.setups(rows)
     steps, kind = table.steps(engine), "run" if engine else "request"
-    axes = canvas.panels(ax or canvas.new_axes(), [name for name, *_ in lines])
-    has_panels = axes[0] is not axes[-1]
-    styles = canvas.styles(1 if has_panels else 1 + lines[-1][2])
-    per_token: dict[float, float] = {}
-    for (name, own, setup, is_usual), one in zip(lines, axes, strict=True):
-        style, is_alone = styles[0 if has_panels else setup], has_panels or not name
+    axes = canvas.panels(ax or canvas.new_axes(), [name for name, _ in setups])
+    has_panels, per_token = axes[0] is not axes[-1], dict[float, float]()
+    is_alone = has_panels or len(setups) == 1
+    styles = canvas.styles(1) * len(setups) if has_panels else canvas.styles(len(setups))
+    for (name, own), one, style in zip(setups, axes, styles, strict=True):
         if not is_ttft and not steps.empty:  # imported runs have no steps
             inside = steps[(steps.kind == PREFILL) & steps.compute_ms.notna() & steps.run.isin(own.run)]
             for number, (_, run) in enumerate(run for run in inside.groupby("run") if len(run[1]) > 1):
                 label = "steps of each run" if is_alone and not number else "_"
                 one.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5, label=label)
-        medians, dashes = own.groupby("n_prompt")[figure].median(), "-" if is_usual else ":"
+        medians = own.groupby("n_prompt")[figure].median()
         at: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
-        label = f"median over {kind}s" if is_alone else "_"
-        one.plot(medians, ls=dashes, lw=2, color=style["color"], label=label, **at)
+        one.plot(medians, lw=2, color=style["color"], label=f"median over {kind}s" if is_alone else "_", **at)
         if not is_alone:  # the legend, with the shape of the points
-            one.plot([], [], ls=dashes, lw=2, ms=6, **style, label=f"{name}: median")
+            one.plot([], [], lw=2, ms=6, **style, label=f"{name}: median")
         of_points = f"{kind}s" if is_alone else None
         points(one, own.n_prompt, own[figure], own.disturbed, ms=6, alpha=0.6, **style, label=of_points)
-        if is_usual or not any(usual for *_, usual in lines):
-            per_token |= {float(value / n): float(n) for n, value in medians.items()}
-        is_firm = own.groupby("n_prompt").disturbed.mean().lt(0.5).all()
-        if is_firm and len(lines) == 1 < len(medians) <= MOST_GROWTHS:
+        per_token |= {float(value / n): float(n) for n, value in medians.items()}
+        if len(setups) == 1 < len(medians) <= MOST_GROWTHS and own.groupby("n_prompt").disturbed.mean().lt(0.5).all():
             for (n, t), (next_n, next_t) in itertools.pairwise(medians.items()):
                 words = f"{times(next_n / n)} the tokens:\n{times(next_t / t)} the time"
                 middle = math.sqrt(n * next_n), math.sqrt(t * next_t)
@@ -140,10 +136,8 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
 
     Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of the per-token
     medians. Points above the axis are counted and marked at its upper edge. Setups of very different speed get a
-    logarithmic axis. More than six lines get a panel for each setup, or for each length if there are more lengths.
-
-    If a server does not say how many tokens are in an event, gaps are between events (inter-chunk latency). Tokens that
-    arrived together have gaps of 0, and the line is a running mean.
+    logarithmic axis. More than six lines of several setups get a panel for each setup. Where tokens of a server arrive
+    together, or it does not say how many arrive, gaps are between events (inter-chunk latency).
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -151,43 +145,34 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     gaps = _gaps(timed, rows)
     if gaps is None:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    lines = [own for _, own in gaps.groupby(["line", "n_prompt"])]
-    lengths = [f"after {own.n_prompt.iloc[0]:,} prompt tokens" for own in lines]
-    setups = [own.setup.iloc[0] for own in lines]
-    by_length = len(set(setups)) <= MOST_SERIES < gaps.n_prompt.nunique()
-    axes = canvas.panels(ax or canvas.new_axes(), lengths if by_length else setups)
+    lines = [(setup, n_prompt, own) for (setup, n_prompt), own in gaps.groupby(["setup", "n_prompt"], sort=False)]
+    lines.sort(key=lambda line: line[1])
+    setups, lengths = list(dict.fromkeys(gaps.setup)), sorted(set(gaps.n_prompt))
+    axes = canvas.panels(ax or canvas.new_axes(), [setup for setup, *_ in lines])
     has_panels = axes[0] is not axes[-1]
-    names = [", ".join(filter(None, both)) for both in zip(lengths, setups, strict=True)]
-    names = names if not has_panels else setups if by_length else lengths
-    looks = _styles(lines, setups, has_panels, by_length)
-    if has_panels:  # the legend, in the order of lengths
-        styles = dict(zip(names, looks, strict=True))
-        for name in dict.fromkeys(names[i] for i in sorted(range(len(lines)), key=lambda i: lines[i].n_prompt.iloc[0])):
-            axes[0].plot([], [], lw=2, ms=4, **styles[name], label=name)
-    together = [own.together.any() for own in lines]  # then the median gap means nothing
-    known = [own.ms[own.ms > 0] for own in lines]
-    top = HEADROOM * max(ms.quantile(0.95, "lower") if len(ms) else 1.0 for ms in known)
-    for own, one, name, style, is_together in zip(lines, axes, names, looks, together, strict=True):
-        centre = "mean" if is_together else "median"
-        running = own.groupby("place").ms.agg(centre).rolling(RUNNING, center=True, min_periods=1).agg(centre)
-        note = ", running mean" if is_together else ""
-        if not has_panels and not note and (own.kind == "token").all():
-            tpot_ms = own.groupby("run").ms.mean().median()
-            is_off = abs(tpot_ms / running.median() - 1) > OFF
-            note = f" (TPOT {digits(tpot_ms)} ms: mean over tokens)" if is_off else ""
+    bases = dict(zip(setups, canvas.styles(len(setups), OF_DECODE), strict=True))
+    top = HEADROOM * max(own.ms.quantile(0.95, "lower") for *_, own in lines) or 1.0
+    labelled = set[str]()
+    for (setup, n_prompt, own), one in zip(lines, axes, strict=True):
+        colour = OF_DECODE if has_panels else bases[setup]["color"]
+        style = canvas.styles(len(lengths), colour, is_shaded=True)[lengths.index(n_prompt)]
+        style |= {} if has_panels or len(setups) == 1 else {"marker": bases[setup]["marker"]}
+        running = own.groupby("place").ms.median().rolling(RUNNING, center=True, min_periods=1).median()
         above = own[own.ms > top]
-        note += f" ({len(above):,} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
+        note = f" ({plural(len(above), 'point')} above the axis)" if len(above) else ""
         points(one, own.place, own.ms, own.hollow, ms=3, alpha=0.3, **style)
         if len(above):
             one.plot(above.place, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
-        look: dict[str, Any] = {"color": style["color"], "lw": 2, "ls": "-" if own.usual.all() else ":"}
-        one.plot(running, label="_", **look)
-        if not has_panels:
-            one.plot([], [], marker=style["marker"], ms=4, label=name + note, **look)
-        elif note:
-            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8, pad=8)
-    middles = [ms.median() for ms in known if len(ms)]
-    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(together)
+        one.plot(running, label="_", lw=2, color=style["color"])
+        after = f"after {n_prompt:,} prompt tokens"
+        name = after if has_panels else ", ".join(filter(None, [after, setup if len(setups) > 1 else ""])) + note
+        if name not in labelled:
+            one.plot([], [], lw=2, ms=4, **style, label=name)
+        labelled.add(name)
+        if has_panels and note:
+            one.set_title(f"{one.get_title()}\n{after}{note}", fontsize=8, pad=8)
+    middles = [own.ms.median() for *_, own in lines]
+    is_log = max(middles) > WIDE * min(middles) > 0
     for one in dict.fromkeys(axes):
         one.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         one.set_yscale("log" if is_log else "linear")
@@ -203,52 +188,23 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     return axes[0]
 
 
-def _styles(
-    lines: Sequence[pd.DataFrame], setups: Sequence[str], has_panels: bool, by_length: bool
-) -> list[dict[str, Any]]:
-    """Colour and marker of each line of a decode plot: a colour for each setup, and shades of it for lengths."""
-    names, lengths = list(dict.fromkeys(setups)), [own.n_prompt.iloc[0] for own in lines]
-    bases = dict(zip(names, canvas.styles(len(names), OF_DECODE), strict=True))
-    if by_length and has_panels:
-        return [bases[setup] for setup in setups]
-    made, places = [], sorted(set(lengths))
-    for setup, n_prompt in zip(setups, lengths, strict=True):
-        colour = OF_DECODE if has_panels else bases[setup]["color"]
-        shade = canvas.styles(len(places), colour, is_shaded=True)[places.index(n_prompt)]
-        is_one = has_panels or len(names) == 1
-        made.append(shade if is_one else shade | {"marker": bases[setup]["marker"]})
-    return made
-
-
 def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame | None:
-    """A row for each gap of each answer, from that before its second token (or event) on; None without any.
-
-    `kind`: what it is between; `together`: some tokens of the answer arrived in one event.
-    """
+    """A row for each gap of each answer, from that before its second token (or event) on; None without any."""
     import pandas as pd
 
     parts = []
-    for line, (setup, own, _, usual) in enumerate(_lines(rows)):
+    for setup, own in table.setups(rows) if len(rows) else ():
         for n_prompt, run, hollow in zip(own.n_prompt, own.run, own.disturbed, strict=True):
-            record, kind, together = timed[run], "token", False
+            record, kind = timed[run], "token"
             if isinstance(record, Record):
                 ns: Sequence[float] = phases.itl_ns(record.run)
             else:
                 by_token, ns = request_times.itl_ns(record.request), request_times.chunk_gaps_ns(record.request)
-                kind, together = ("event", False) if by_token is None else ("token", len(by_token) > len(ns))
-                ns = ns if by_token is None else by_token
-            if ns:
-                gaps = pd.DataFrame({"place": range(2, len(ns) + 2), "ms": [one / 1e6 for one in ns]})
-                of_line = {"line": line, "setup": setup, "n_prompt": int(n_prompt), "run": run, "usual": usual}
-                parts.append(gaps.assign(**of_line, hollow=bool(hollow), kind=kind, together=together))
-    if not parts:
-        return None
-    made = pd.concat(parts, ignore_index=True)
-    if made.kind.nunique() > 1:
-        kinds = made.groupby(["line", "n_prompt"]).kind.transform("first")
-        pairs = zip(made.setup, kinds, strict=True)
-        made["setup"] = [", ".join(filter(None, (setup, f"between {kind}s"))) for setup, kind in pairs]
-    return made
+                kind = "event" if by_token is None or len(by_token) > len(ns) else "token"
+            gaps = pd.DataFrame({"place": range(2, len(ns) + 2), "ms": [one / 1e6 for one in ns]})
+            parts.append(gaps.assign(setup=setup, n_prompt=int(n_prompt), run=run, hollow=bool(hollow), kind=kind))
+    made = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return made if len(made) else None
 
 
 def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
@@ -349,24 +305,14 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
         what = "run" if engine or not table.alone(records) else "request"
         raise LabError(f"There is nothing to draw: no {what} went well.", "Look at the errors: lab show RESULTS")
     rows = table.runs(timed)
+    usual = table.measured(rows)
+    rows = usual if len(usual) else rows
     return timed, comparison.sessions_apart(rows) if by_session else rows
 
 
 def _experiments_apart(records: Sequence[Record]) -> list[Record]:
     """Successful timed runs, without experiments, which have separate pictures."""
     return [record for record in records if record.run.is_timed and record.run.lever is None]
-
-
-def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, int, bool]]:
-    """The lines of a picture: name, rows, number of the setup, and whether neither warm nor of short answers."""
-    setups, made = table.setups(rows) if len(rows) else [], []
-    for number, (label, own) in enumerate(setups):
-        warm, short = (own[kind].eq(True) if kind in own else own.run.ne(own.run) for kind in ("warm", "short"))
-        for is_warm, is_short in itertools.product((False, True), repeat=2):
-            if len(part := own[(warm == is_warm) & (short == is_short)]):
-                words = [label * (len(setups) > 1), "warm" * is_warm, "short answers" * is_short]
-                made.append((", ".join(filter(None, words)), part, number, not (is_warm or is_short)))
-    return made
 
 
 def _subject(records: Records, rows: pd.DataFrame) -> str:

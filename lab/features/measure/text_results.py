@@ -42,9 +42,10 @@ MOST_ROWS = 8
 """Lengths of a sweep that a terminal shows; --details shows all."""
 
 MOST_NAMED = 5
+"""Lengths that a sentence lists."""
+
 WIDE_RANGES = 2.0
 """Of two lengths the products of their runs' ranges (largest over smallest) above which their growth is not told."""
-"""Lengths that a sentence lists."""
 
 MEANINGS = (
     "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
@@ -195,13 +196,6 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)})"
                 f"{', because attention works through the whole KV cache' if is_clear else ''}."
             )
-    if len(known) and known.sweep_every.isna().any():  # a sweep generates too few tokens for a share
-        few = known if len(known) <= MOST_NAMED else known.iloc[[0, len(known) // 2, -1]]
-        shares = [f"{100 * row.prefill_share:.0f} % at {row.n_prompt:,}" for row in few.itertuples()]
-        n_gen = int(known.n_gen.iloc[0])
-        rest = f"decoding {n_gen:,} tokens" if n_gen > 1 else "sampling one token"
-        shares[0] = shares[0].replace("%", "% of the time")
-        sentences.append(f"Prefill took {join_and(shares)} prompt tokens; {rest} took the rest.")
     if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
         some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
         sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
