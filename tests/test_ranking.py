@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 
 import lab
 from lab.core.request import Slo
-from lab.core.results import read, save
+from lab.core.results import read
 from lab.errors import LabError
 from lab.features.predict import datasheet, prediction
 from lab.features.predict.prediction import HERE, Prediction
-from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
+from tests.conftest import MODEL, SETTINGS, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"
 
@@ -59,32 +60,28 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
     assert math.isnan(prediction.chance(row(prefill=(math.nan, math.nan)), Slo(ttft_s=1.0)))
 
 
-def test_this_machine_stands_there_with_what_it_measured(tmp_path: Path) -> None:
-    here = lab.measure("100", gen=4, repeat=2, out=tmp_path)
-    found = lab.predict("102", 4, results=tmp_path)
-    own = [one for one in found if one.name == HERE]
-    assert len(own) == 1 and own[0].is_measured and len(found) == len(datasheet.devices()) + 1
-    ends = lab.summary(lab.runs(here)).iloc[0]
-    assert own[0].prefill_s == pytest.approx((ends.ttft_s_min, ends.ttft_s_max))
-    for model in ("smollm2-135m", "smollm2-135m:F16"):  # neither measured nor are there ceilings
-        assert not [one for one in lab.predict("5000", 4, model, results=tmp_path) if one.name == HERE]
-    with pytest.raises(LabError, match="not been measured"):
-        lab.predict("102", 4, device="here", results=tmp_path)
-    save(tmp_path / "another.jsonl", make_record(make_run(5000, 4), model=MODEL))
-    assert not [one for one in lab.predict("5000", 4, results=tmp_path) if one.name == HERE]
-
-
-def test_this_machine_is_predicted_from_its_ceilings_and_runs_for_several_users() -> None:
-    contents = read([Path("results/sample-smollm2-135m-amd-epyc.jsonl")])
+def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
+    contents, plan = read([sample]), prediction.plan_for("smollm2-135m", {})
     first = contents.records[0]
-    plan = prediction.plan_for("smollm2-135m", {})
     plan = dataclasses.replace(plan, machine=first.machine, model=first.model, settings=first.settings)
-    kept = list(contents.records), list(contents.ceilings)
-    (measured,) = prediction._on_this(plan, [1000], 200, 1, kept, is_ranked=True)
-    (one,) = prediction._on_this(plan, [1000], 200, 1, kept, is_ranked=False)
-    (many,) = prediction._on_this(plan, [1000], 200, 8, kept, is_ranked=True)
-    assert measured.is_measured and not one.is_measured and "are fitted to" in one.basis
-    assert one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0] and many.users == 8 and many.name == HERE
+    monkeypatch.setattr(prediction, "plan_for", lambda model, settings: plan)
+    shutil.copy(sample, tmp_path)
+    found = lab.predict("1000", 200, results=tmp_path)
+    (own,) = [one for one in found if one.name == HERE]
+    assert own.is_measured and len(found) == len(datasheet.devices()) + 1
+    ends = lab.summary(lab.runs(contents.records)).query("n_prompt == 1000").iloc[0]
+    assert own.prefill_s == pytest.approx((ends.ttft_s_min, ends.ttft_s_max))
+    (one,) = lab.predict("1000", 200, device="here", results=tmp_path)
+    many = next(row for row in lab.predict("1000", 200, users=8, results=tmp_path) if row.name == HERE)
+    assert not one.is_measured and "are fitted to" in one.basis
+    assert one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0] and many.users == 8 and not many.is_measured
+    (tmp_path / "none").mkdir()
+    assert not [one for one in lab.predict("1000", 4, results=tmp_path / "none") if one.name == HERE]
+    with pytest.raises(LabError, match="not been measured"):
+        lab.predict("102", 4, device="here", results=tmp_path / "none")
 
 
 def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
