@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import itertools
 import json
 import time
@@ -61,13 +60,10 @@ def written(secret: str) -> list[str]:
     """Ways in which a server may quote a secret."""
     data = secret.encode()
     coded = [base64.b64encode(before + data + b"more").decode() for before in (b"", b"x", b"xy")]
-    escaped = "".join(f"%{byte:02X}" for byte in data)
-    plain = [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), escaped, json.dumps(secret)[1:-1]]
-    entities = ("".join(f"&#{ord(letter)};" for letter in secret), "".join(f"&#x{ord(letter):x};" for letter in secret))
-    return [*plain, data.hex(), data.hex(" "), secret[::-1], " ".join(secret), *entities]
+    return [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), json.dumps(secret)[1:-1]]
 
 
-@pytest.mark.parametrize("way", range(15))
+@pytest.mark.parametrize("way", range(8))
 def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
     asked = access("http://me:pass%20word@127.0.0.1:1", "THE_KEY", ["X-Team: another-secret"])
@@ -85,17 +81,10 @@ def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.
     assert masked("no\nsecret \x1b", asked) == "no\nsecret \x1b"
 
 
-def quoting(asked: dict[str, Any]) -> Iterator[bytes]:
-    """A stream that quotes the key in two pieces, and in other ways."""
-    texts = [*["w "] * (asked["max_tokens"] - 12), KEY[:11], KEY[11:]]
-    texts += [f" {text} " for text in written(KEY)] + ["\n"]
-    yield from paced(stream(*texts))
-
-
-@pytest.mark.parametrize("place", ["model", "props", "stream", "error"])
+@pytest.mark.parametrize("place", ["model", "props", "error"])
 def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
-    answers = chat(quoting if place == "stream" else asked_for)
+    answers = chat(asked_for)
     if place == "props":
         settings = {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 1, "build_info": f"b1-{KEY}"}
         answers["/props"] = as_json({**settings, "model_path": f"/models/{KEY}/{KEY}.gguf", "model_ftype": KEY.upper()})
@@ -104,33 +93,16 @@ def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, mo
     with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
         lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20)
         options = (*lengths, "--api-key-env", "THE_KEY", "--no-plot", "--out")
-        status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path, "--stream")
+        status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path)
     assert status == (1 if place == "error" else 0), err
     if place != "error":
         (path,) = tmp_path.glob("*.jsonl")
-        assert path.read_text().count("***") >= (place in ("model", "props"))
+        assert path.read_text().count("***") >= 1
     seen = out + err + "".join(f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir())
     assert "***" in out + err
     for text in written(KEY):
         assert text not in seen
     assert KEY[:8].lower() not in seen.lower() and KEY[-8:].lower() not in seen.lower()
-
-
-# Escapes
-
-
-def test_a_stream_cannot_command_the_terminal(tmp_path: Path) -> None:
-    evil = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x85\u202e\u2066"
-
-    def commanding(asked: dict[str, Any]) -> Iterator[bytes]:
-        yield from paced(stream(*["w\n"] * (asked["max_tokens"] - 1), evil))
-
-    with odd_server(chat(commanding)) as server:
-        options = ("-p", 20, "-n", 4, "-r", 1, "--out", tmp_path, "--stream", "--no-plot")
-        status, out, err = run_lab("measure", "--url", server.url, *options)
-    assert status == 0, err
-    assert "w\nw\nw\nevil?]0;owned??[2J?31m" in out  # its lines stay
-    assert not set(out + err) & set("\x1b\x07\x9b\x7f\x85\u202e\u2066")
 
 
 # Buffered answers
@@ -150,7 +122,6 @@ def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
             status, out, err = run_lab("measure", "--url", server.url, *options)
             assert status == 0, err
             paths += (tmp_path / name).glob("*.jsonl")
-    assert "Only E2E is visible, not TTFT and TPOT" in out
     assert "6 of 6 answers arrived in one piece (64 events)" in out and "E2E 0.2" in err
     assert "TPOT\n" not in out and "TTFT of a prompt" not in out
     kept = lab.read(paths).requests
@@ -218,7 +189,6 @@ HTML = Canned(b"<html><head><style>p {}</style></head><body><h1>Welcome</h1> to 
 ELSEWHERE = Canned(b"", 307, headers=(("Location", "http://127.0.0.1:1/api/models"),))
 BUSY = Canned(b'{"error": {"message": "slow down"}}', 429, headers=(("Retry-After", "30"),))
 LOCKED = Canned(b'{"error": {"message": "no"}}', 401)
-ZIPPED = Canned(gzip.compress(b"".join(stream("w", "w"))), kind=STREAM, headers=(("Content-Encoding", "gzip"),))
 CAUSES = {
     "redirected": ("/v1/models", ELSEWHERE, ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "not follow")),
     "not found": ("/v1/models", Canned(b"nothing here", 404, "text/plain"), ("404 Not Found", "nothing here")),
@@ -227,7 +197,6 @@ CAUSES = {
     "TLS wanted": ("/v1/models", Canned(b"plain HTTP request sent to HTTPS port", 400), ("HTTPS port", "https://")),
     "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
     "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
-    "zipped": (CHAT_PATH, ZIPPED, ("text/event-stream, compressed without being asked (Content-Encoding: gzip;",)),
     "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
 }
 

@@ -12,14 +12,12 @@ Plans are sent by a separate process (exchange.py); a Client is the parent's end
 from __future__ import annotations
 
 import base64
-import html
 import ipaddress
 import json
 import os
 import queue
 import re
 import socket
-import string
 import tempfile
 import threading
 import time
@@ -50,7 +48,6 @@ PIECE = 8
 """Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
 characters."""
 
-_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
 
 
@@ -151,8 +148,7 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
 def masked(text: str, asked: Access) -> str:
     """`text` with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
 
-    Finds it in upper or lower case, plain, spaced, backwards, as hexadecimal digits, in JSON, URL or HTML encoding, or
-    as a part of base64 text.
+    Finds it in upper or lower case, plain, in JSON or URL encoding, or as a part of base64 text.
     """
     values, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
     for value in values:
@@ -165,7 +161,7 @@ def masked(text: str, asked: Access) -> str:
     if pattern is None:
         return text
     parts, end = list[str](), 0
-    for found in pattern.finditer(text.translate(_LOWER)):
+    for found in pattern.finditer(text):
         if found.end(1) > end:
             parts += [text[end : found.start()], "***"] if found.start() > end or not parts else []
             end = found.end(1)
@@ -174,34 +170,19 @@ def masked(text: str, asked: Access) -> str:
 
 @lru_cache(maxsize=8)
 def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Matches, also overlapping, the strings that `masked` looks for, in lower case; None without secrets."""
+    """Matches, also overlapping, the strings that `masked` looks for; None without secrets."""
     found = set[str]()
     for secret in secrets:
-        if len(secret) > 3 and secret.lower() not in _NO_SECRETS:
-            starts = range(max(1, len(secret) - PIECE + 1))
-            found.update(form for i in starts for form in _forms(secret[i : i + PIECE]))
-            for text in _in_base64(secret):
-                found.update(text[i : i + PIECE] for i in range(max(1, len(text) - PIECE + 1)))
-    longest_first = sorted({form.translate(_LOWER) for form in found}, key=len, reverse=True)
-    return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if longest_first else None
-
-
-def _forms(piece: str) -> Iterator[str]:
-    """The encodings of a piece of a secret, letter by letter."""
-    data = piece.encode()
-    yield from (piece, piece[::-1], " ".join(piece), json.dumps(piece)[1:-1], quote(piece, safe=""), html.escape(piece))
-    yield from (data.hex(), data.hex(" "), data.hex(":"), "".join(f"%{byte:02x}" for byte in data))
-    yield from ("".join(form.format(ord(letter)) for letter in piece) for form in ("&#{};", "&#x{:x};", "\\u{:04x}"))
-
-
-def _in_base64(secret: str) -> Iterator[str]:
-    """A secret as a part of base64 text, without the letters that it shares with its neighbours."""
-    data = secret.encode()
-    for n in range(3):  # bytes before it in the same group of three
-        whole = base64.b64encode(bytes(n) + data).decode().rstrip("=")
-        inside = whole[(0, 2, 3)[n] : len(whole) if (n + len(data)) % 3 == 0 else -1]
-        if len(inside) > 3:
-            yield from (inside, inside.translate(str.maketrans("+/", "-_")))
+        if len(secret) < 4 or secret.lower() in _NO_SECRETS:
+            continue
+        data, forms = secret.encode(), [secret, json.dumps(secret)[1:-1], quote(secret, safe="")]
+        for n in range(3):  # bytes before it in the same group of three, which share letters of base64 with it
+            coded = base64.b64encode(bytes(n) + data).decode().rstrip("=")
+            inside = coded[(0, 2, 3)[n] : len(coded) if (n + len(data)) % 3 == 0 else -1]
+            forms += [inside, inside.translate(str.maketrans("+/", "-_"))] if len(inside) > 3 else []
+        found.update(form[i : i + PIECE] for form in forms for i in range(max(1, len(form) - PIECE + 1)))
+    longest_first = sorted(found, key=len, reverse=True)
+    return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))", re.IGNORECASE) if longest_first else None
 
 
 def hidden(text: str, asked: Access) -> str:
@@ -293,8 +274,6 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
         plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
         begin = " ".join(plain.split())[:160]
         words = f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
-        if (coding := headers.get("content-encoding", "identity")) != "identity":
-            words = f"{kind}, compressed without being asked (Content-Encoding: {coding}; turn that off)"
     if status in (401, 403):  # servers quote the key
         words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
     if status == 200:

@@ -1,15 +1,13 @@
 """What crosses to a server and back: plans of requests, their bodies, and the events of streams.
 
 A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time
-is that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing. Lines and
-fields of a stream follow WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR; a byte order mark at
-the beginning is skipped). In addition, an event with empty data counts as a ping: servers send it to keep the
-connection open.
+is that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing. Fields of a
+stream follow WHATWG HTML, 9.2 Server-sent events; a line ends with LF or CR LF. An event with empty data counts as a
+ping: servers send it to keep the connection open.
 """
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import json
 import random
@@ -220,29 +218,20 @@ def n_items(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def as_text(value: Any, name: str = "text") -> str:
-    """Content: text, or a list of parts with text (in Mistral's reasoning those are lists of such parts, too)."""
-    parts = [as_dict(part).get(name) for part in value] if isinstance(value, list) else [value]
-    inner = [as_dict(one).get("text") for part in parts if isinstance(part, list) for one in part]
-    return "".join(part for part in (*parts, *inner) if isinstance(part, str))
+def as_text(value: Any) -> str:
+    """Content: text, or a list of parts with text."""
+    parts = [as_dict(part).get("text") for part in value] if isinstance(value, list) else [value]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
     """The reasoning in a message, or in the delta of a stream."""
-    fields = "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
-    content = message.get("content")
-    return fields + (as_text(content, "thinking") if isinstance(content, list) else "")
-
-
-def text_of(choice: dict[str, Any]) -> str:
-    """The generated text of an answer that was not streamed, with reasoning."""
-    message = as_dict(choice.get("message"))
-    return reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
+    return "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
 
 
 Piece = tuple[int, bytes | bytearray]  # when bytes of an answer's body arrived, and the bytes
 
-_COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
+_COUNTS = {"token ids": False, "usage": True, "timings": True}
 """The sources of an event's token count, the best first, and whether each is a running total."""
 
 _FIELDS = ("event", "data", "id", "retry")
@@ -327,12 +316,10 @@ def _chunk(
     choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any]
 ) -> tuple[str, dict[str, int | None], str]:
     """The kind of a chunk of the answer, its token count by each of _COUNTS, and its text with reasoning."""
-    logprobs = as_dict(choice.get("logprobs"))  # of chat {"content": [...]}, of completions {"tokens": [...]}
     counts = {
         "token ids": n_items(choice.get("token_ids")),
         "usage": as_count(usage.get("completion_tokens")),
         "timings": as_count(timings.get("predicted_n")),
-        "logprobs": first_known((n_items(logprobs.get("content")), n_items(logprobs.get("tokens")))),
     }
     delta = as_dict(choice.get("delta"))
     text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
@@ -374,7 +361,7 @@ def _events(pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str, str]]:
     data: list[str] = []
     for ns, line, n in _lines(pieces):
         n_bytes += n
-        if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
+        if n and not line.endswith(b"\n") and line.strip() not in (b"data: [DONE]", b""):
             yield ns, n, kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes"
             return
         text = line.decode(errors="replace").rstrip("\r\n")
@@ -397,21 +384,14 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
 
     Adds an empty line of 0 bytes at the end, because some servers omit the last one.
     """
-    begun: list[bytes | bytearray] = []
-    n_before = 0  # skipped bytes that count with the next line: a byte order mark, or the LF of a split CR LF
-    ns, last = 0, b""
-    for i, (ns, data) in enumerate(pieces):
-        skipped = codecs.BOM_UTF8 if i == 0 else b"\n" if last == b"\r" else b""
-        kept = data.removeprefix(skipped)
-        n_before += len(data) - len(kept)
-        for line in kept.splitlines(keepends=True):
-            begun.append(line)
-            if line.endswith((b"\n", b"\r")):
-                whole = b"".join(begun)
-                yield ns, whole, n_before + len(whole)
-                begun.clear()
-                n_before = 0
-        last = bytes(data[-1:]) or last
-    if rest := b"".join(begun):
-        yield ns, rest, len(rest)
+    begun, ns = bytearray(), 0
+    for ns, data in pieces:
+        *ends, rest = data.split(b"\n")
+        for part in ends:
+            begun += part + b"\n"
+            yield ns, bytes(begun), len(begun)
+            begun.clear()
+        begun += rest
+    if begun:
+        yield ns, bytes(begun), len(begun)
     yield ns, b"", 0
