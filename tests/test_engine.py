@@ -1,6 +1,5 @@
 """The timed loop, exactly, with a fake engine and a fake clock."""
 
-import dataclasses
 from functools import partial
 
 from lab.core import phases
@@ -53,7 +52,7 @@ def test_shapes_of_a_script_count_positions_of_every_sequence() -> None:
         Operation(LOAD, sequence=3),
         Operation(DECODE, (Part(3, (9,), 1),)),
     ]
-    shapes = [dataclasses.astuple(shape) for shape in scripts.shapes(written)]
+    shapes = [tuple(shape) for shape in scripts.shapes(written)]
     assert shapes == [
         (PREFILL, 4, 0, 1, 0),
         (PREFILL, 1, 4, 1, 1),

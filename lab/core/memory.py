@@ -251,11 +251,10 @@ def places(
     everywhere = (*names, CPU)
     known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]  # first match counts
     for text in settings.override_tensor or ():
-        pattern, _, buffer = text.rpartition("=")
-        target = device_of_override(buffer, (CPU, *names))
-        if target is None:
+        pattern, _, device = text.rpartition("=")
+        if device not in everywhere:
             return None
-        known.append((re.compile(pattern), target))
+        known.append((re.compile(pattern), device))
     if settings.split_mode == "tensor" or model.n_layer is None:
         return None
     if not tensors:
@@ -289,11 +288,6 @@ def places(
         cache = None if by_layer is None else round(caches[device])
         found.append(Place(device, own, Memory(weights[device], cache, compute)))
     return tuple(found)
-
-
-def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
-    """The device that an override names, by the device's name or its buffer's."""
-    return next((name for name in names if buffer == name or buffer.startswith(f"{name}[")), None)
 
 
 def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:

@@ -18,6 +18,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lab.core.record import COPY, DECODE, DRAFT, FORGET, LOAD, PREFILL, SAVE
 
@@ -69,8 +70,7 @@ class Operation:
 Script = Sequence[Operation]
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The columns of Steps that are known before an operation runs."""
 
     kind: str
@@ -98,8 +98,8 @@ def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[
 def prefill(sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True) -> list[Operation]:
     """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
     pieces = [tuple(tokens[first : first + n_ubatch]) for first in range(0, len(tokens), n_ubatch)]
-    parts = [Part(sequence, piece, int(is_last and i == len(pieces) - 1)) for i, piece in enumerate(pieces)]
-    return [Operation(PREFILL, (part,)) for part in parts]
+    n_outputs = [0] * (len(pieces) - 1) + [int(is_last)]
+    return [Operation(PREFILL, (Part(sequence, *one),)) for one in zip(pieces, n_outputs, strict=False)]
 
 
 def decode(sequences: Sequence[int], n: int) -> list[Operation]:

@@ -35,14 +35,6 @@ def walk(moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[i
 
 def as_steps(shapes: Sequence[Shape], stamps: Sequence[int]) -> Steps:
     """The stamps of `walk` as columns, relative to the first start."""
-    since_start = [stamp - stamps[0] for stamp in stamps]
-    return Steps(
-        kind=tuple(shape.kind for shape in shapes),
-        n_tokens=tuple(shape.n_tokens for shape in shapes),
-        n_past=tuple(shape.n_past for shape in shapes),
-        start_ns=tuple(since_start[0::3]),
-        ready_ns=tuple(since_start[1::3]),
-        end_ns=tuple(since_start[2::3]),
-        n_seq=tuple(shape.n_seq for shape in shapes),
-        n_outputs=tuple(shape.n_outputs for shape in shapes),
-    )
+    since_start = tuple(stamp - stamps[0] for stamp in stamps)
+    known = dict(zip(Shape._fields, zip(*shapes, strict=True), strict=True)) if shapes else {}
+    return Steps(start_ns=since_start[0::3], ready_ns=since_start[1::3], end_ns=since_start[2::3], **known)

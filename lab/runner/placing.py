@@ -35,7 +35,7 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         pattern, _, buffer = text.rpartition("=")
         if not pattern:
             raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
-        if sizes.device_of_override(buffer, buffers) is None:
+        if buffer not in buffers:
             raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(buffers)}.")
         try:
             re.compile(pattern)
