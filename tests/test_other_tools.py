@@ -26,10 +26,8 @@ CHOSEN: dict[str, Any] = {
     "type_k": "q8_0",
     "type_v": "q4_0",
     "kv_unified": True,
-    "split_mode": "tensor",
     "tensor_split": (3.0, 1.5),
     "n_cpu_moe": 2,
-    "override_tensor": ("ffn_.*_exps=CPU", "attn.*=CPU"),
     "kv_offload": False,
     "op_offload": False,
     "mmap": False,
@@ -72,7 +70,6 @@ def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
         "flash_attn_type": 1,  # LLAMA_FLASH_ATTN_TYPE_ENABLED
         "cache_type_k": types["q8_0"],
         "cache_type_v": types["q4_0"],
-        "split_mode": 3,  # LLAMA_SPLIT_MODE_TENSOR
         "no_kv_offload": True,
         "no_op_offload": True,
         "load_mode": 0,  # LLAMA_LOAD_MODE_NONE
@@ -107,10 +104,8 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
         "--cache-type-v": "q4_0",
         "--n-gpu-layers": "7",
         "--device": "CUDA0/CUDA1",
-        "--split-mode": "tensor",
         "--tensor-split": "3/1.5",
         "--n-cpu-moe": "2",
-        "--override-tensor": "ffn_.*_exps=CPU;attn.*=CPU",
         "--no-kv-offload": "1",
         "--no-op-offload": "1",
         "--load-mode": "none",
@@ -153,9 +148,8 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
     library = type("library", (), {**vars(llama_cpp), "Llama": lambda **keywords: given.update(keywords)})
     eval(made(ALL)["llama-cpp-python"], {"llama_cpp": library})
     assert given["model_path"] == MODEL and given["tensor_split"] == [3.0, 1.5] and given["offload_kqv"] is False
-    assert (given["type_k"], given["type_v"], given["split_mode"]) == (8, 2, 3)
+    assert (given["type_k"], given["type_v"]) == (8, 2)
     assert all(hasattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in CACHE_TYPES if name != "bf16")
-    assert all(hasattr(llama_cpp, f"LLAMA_SPLIT_MODE_{name.upper()}") for name in table()["split_mode"].choices)
     assert (
         f"type_k={GGMLQuantizationType.BF16.value},"
         in made(dataclasses.replace(ALL, type_k="bf16"))["llama-cpp-python"]
@@ -164,7 +158,6 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
         *(
             "3 users at once",
             "--n-cpu-moe 2",
-            "--override-tensor 'ffn_.*_exps=CPU,attn.*=CPU'",
             "--no-repack",
         ),
     )

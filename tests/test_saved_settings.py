@@ -19,7 +19,7 @@ from lab.runner.as_options import read, save
 from lab.runner.as_options import settings as load
 from tests.conftest import run_lab
 
-FAST = {"threads": 1, "ubatch": 64, "repack": False, "override_tensor": ["a=CPU", "b=CPU"], "kv_unified": True}
+FAST = {"threads": 1, "ubatch": 64, "repack": False, "tensor_split": [3, 1.5], "kv_unified": True}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def contexts(name: str, *words: str) -> dict[str, Any]:
 
 
 def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
-    path = save("fast", FAST | {"split_mode": None}, "tiny on this machine")
+    path = save("fast", FAST | {"mmap": None}, "tiny on this machine")
     assert path == folder / "fast.json"
     assert json.loads(path.read_text()) == {"about": "tiny on this machine", "settings": FAST}
     assert load("fast") == lab.settings("fast") == FAST
@@ -108,9 +108,9 @@ def test_saved_settings_are_the_defaults_of_a_command(name: str, capsys: pytest.
     save("fast", FAST, "tiny, 10 tokens")
     given = contexts(name, "--threads", "2", "--settings", "fast")
     assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
-    assert given["override_tensor"] == "a=CPU,b=CPU" and given["batch"] == 2048
+    assert given["tensor_split"] == "3,1.5" and given["batch"] == 2048
     unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
-    used = "--ubatch 64 --no-repack --override-tensor a=CPU,b=CPU"
+    used = "--ubatch 64 --no-repack --tensor-split 3,1.5"
     assert capsys.readouterr().err == f"Note: --settings fast stands for {used}{unified} (tiny, 10 tokens).\n"
 
 
@@ -119,7 +119,7 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
     values |= {name: 1 for name, setting in table().items() if setting.most}
     values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"], "tensor_split": [3, 1.5]}
-    values |= {"override_tensor": "a=CPU", "lib": "/a/b", "split_mode": "none", "mmap": False}
+    values |= {"lib": "/a/b", "mmap": False}
     save("all", values, "")
     given = contexts("measure", "--settings", "all")
     written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}

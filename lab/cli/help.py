@@ -28,7 +28,7 @@ GROUPS = {
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (
-        *("device", "n-gpu-layers", "split-mode", "tensor-split", "n-cpu-moe", "override-tensor"),
+        *("device", "n-gpu-layers", "tensor-split", "n-cpu-moe"),
         *("kv-offload", "op-offload"),
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),

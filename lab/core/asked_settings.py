@@ -59,10 +59,8 @@ class AskedSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     device: str | Sequence[str] | None = None
-    split_mode: str | None = None
     tensor_split: str | Sequence[float] | None = None
     n_cpu_moe: int | None = None
-    override_tensor: str | Sequence[str] | None = None
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
@@ -112,10 +110,8 @@ class SettingsKeywords(TypedDict, total=False):
     cache_type_k: str
     cache_type_v: str
     device: str | Sequence[str] | None
-    split_mode: str | None
     tensor_split: str | Sequence[float] | None
     n_cpu_moe: int | None
-    override_tensor: str | Sequence[str] | None
     kv_offload: bool | None
     op_offload: bool | None
     mmap: bool | None

@@ -42,7 +42,10 @@ RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern 
     ("rate|duration_s", 1e-9, 10**9),
     (".*", -(10**15), 10**15),
 )
-GONE = {"prefix": "lab prefix", "rpc": "RPC", "main_gpu": "--main-gpu"}
+GONE = {
+    **{"prefix": "lab prefix", "rpc": "RPC"},
+    **{"main_gpu": "--main-gpu", "split_mode": "--split-mode", "override_tensor": "--override-tensor"},
+}
 """Fields of runs and their settings that older versions wrote, and what they were for."""
 
 MOST_LETTERS = 10_000

@@ -152,7 +152,6 @@ def compute_bytes(
     settings: Settings,
     device: str = CPU,
     of_layers: Sequence[str] = (),
-    has_overrides: bool = False,
     n_devices: int = 0,
 ) -> int | None:
     """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
@@ -183,15 +182,15 @@ def compute_bytes(
     in_layers = mask + max(3 * hidden + (3 if is_fused else 4) * n_embd, of_experts, attention)
     # A small mask leaves a gap that nothing else fits into.
     in_hole = mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0
-    kinds = settings.split_mode, settings.kv_offload, has_overrides
-    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, *kinds)
+    keeps_some = settings.kv_offload is False or bool(settings.n_cpu_moe)
+    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, keeps_some)
     inputs: float = (N_COPIES if is_pipe else 1) * (mask + (0 if is_flash else 2 * keys))
     need = 0.0
     if device == CPU:
         need = inputs + (5 if is_pipe else 2) * n_embd
         if settings.kv_offload is False:
             need = max(need, inputs + n_embd + queries + (3 * keys if is_fused else 0))
-        if has_overrides or CPU in of_layers[:-1]:
+        if settings.n_cpu_moe or CPU in of_layers[:-1]:
             need = max(need, in_layers)
         if of_layers[-1] == CPU:
             need = max(need, n_vocab + 2 * n_embd + in_hole)
@@ -226,18 +225,12 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
     return (*(None for _ in range(n_all - n_there)), *(min(index, len(ends) - 1) for index in on_devices))
 
 
-def is_pipeline(
-    n_layer: int | None,
-    n_gpu_layers: int,
-    n_devices: int,
-    split_mode: str | None,
-    kv_offload: bool | None,
-    has_overrides: bool,
-) -> bool:
-    """Whether llama.cpp runs the devices as a pipeline, with several ubatches at the same time."""
-    is_whole = n_gpu_layers < 0 or (n_layer is not None and n_gpu_layers > n_layer)
-    is_split = n_devices > 1 and is_whole and split_mode in (None, "layer")
-    return is_split and kv_offload is not False and not has_overrides
+def is_pipeline(n_layer: int | None, n_gpu_layers: int, n_devices: int, keeps_some: bool) -> bool:
+    """Whether llama.cpp runs the devices as a pipeline, with several ubatches at the same time.
+
+    `keeps_some`: the cache or experts stay with the CPU.
+    """
+    return n_devices > 1 and not keeps_some and (n_gpu_layers < 0 or (n_layer is not None and n_gpu_layers > n_layer))
 
 
 def places(
@@ -245,17 +238,11 @@ def places(
 ) -> tuple[Place, ...] | None:
     """The layers and memory of each device of `names` (in llama.cpp's order) and of the CPU.
 
-    `tensors` are those of the model's file; without any the layers count as equal. None for split mode tensor, and if
-    an override names another buffer than those of these devices. Raises re.error for an override's invalid pattern.
+    `tensors` are those of the model's file; without any the layers count as equal. None if the layers are unknown.
     """
     everywhere = (*names, CPU)
-    known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]  # first match counts
-    for text in settings.override_tensor or ():
-        pattern, _, device = text.rpartition("=")
-        if device not in everywhere:
-            return None
-        known.append((re.compile(pattern), device))
-    if settings.split_mode == "tensor" or model.n_layer is None:
+    on_cpu = [re.compile(EXPERTS.format(layer)) for layer in range(settings.n_cpu_moe or 0)]
+    if model.n_layer is None:
         return None
     if not tensors:
         table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
@@ -275,16 +262,17 @@ def places(
             held = [CPU if _INPUT.match(tensor.name) else of_layers[-1]]
         if is_tied and tensor.name == "token_embd.weight" and of_layers[-1] != CPU:
             held.append(of_layers[-1])  # a copy of the table, as the output matrix
+        if any(pattern.search(tensor.name) for pattern in on_cpu):
+            held = [CPU]
         for device in held:
-            target = next((target for pattern, target in known if pattern.search(tensor.name)), device)
-            weights[target] += tensor.n_bytes
+            weights[device] += tensor.n_bytes
     by_layer, caches = _kv_bytes_by_layer(model, settings), dict.fromkeys(everywhere, 0.0)
     for device, n_bytes in zip(of_layers, by_layer or (), strict=False):
         caches[CPU if settings.kv_offload is False else device] += n_bytes
     found = []
     for device in everywhere:
         own = tuple(layer for layer, where in enumerate(of_layers) if where == device)
-        compute = compute_bytes(model, settings, device, of_layers, bool(known), len(names))
+        compute = compute_bytes(model, settings, device, of_layers, len(names))
         cache = None if by_layer is None else round(caches[device])
         found.append(Place(device, own, Memory(weights[device], cache, compute)))
     return tuple(found)

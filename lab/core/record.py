@@ -143,10 +143,8 @@ class Settings:
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
-    split_mode: str | None = None  # none, layer, tensor
     tensor_split: tuple[float, ...] | None = None  # shares of the devices
     n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
-    override_tensor: tuple[str, ...] | None = None  # PATTERN=BUFFER
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,9 +253,6 @@ def _check_vocabulary(vocab: Any) -> None:
         )
 
 
-SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
-"""enum llama_split_mode of llama.h. 2 (row) is deprecated there, and no device known to the lab loads it."""
-
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
 _LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
 
@@ -269,11 +266,9 @@ class _Override(ctypes.Structure):
 def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
     """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model.
 
-    LabError for an unknown device or buffer.
+    LabError for an unknown device.
     """
     params.n_gpu_layers = asked.n_gpu_layers
-    if asked.split_mode is not None:
-        params.split_mode = SPLIT_MODES[asked.split_mode]
     if asked.mmap is not None:
         params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
     if asked.repack is not None:
@@ -289,7 +284,9 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
         shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
         params.tensor_split = shares
         alive.append(shares)
-    if overrides := _overrides(asked.n_cpu_moe or 0, asked.override_tensor or ()):
+    if asked.n_cpu_moe:  # the experts of the first layers stay in the CPU's memory
+        on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
+        overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe)]
         array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
         params.tensor_buft_overrides = ctypes.addressof(array)
         alive.append(array)
@@ -326,22 +323,6 @@ def read_log(
             owner = (owners or {}).get(match[1].removesuffix("_Mapped"))
             buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20), owner))
     return tuple(layers), tuple(buffers)
-
-
-def _overrides(n_cpu_moe: int, asked: Sequence[str]) -> list[_Override]:
-    """The overrides of the settings; experts of the first `n_cpu_moe` layers stay in the CPU's memory."""
-    memories = {}
-    for device in devices.handles():
-        memory = ggml().ggml_backend_dev_buffer_type(device)
-        memories[devices.name_of(device)] = memories[ggml().ggml_backend_buft_name(memory).decode()] = memory
-    on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
-    overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(n_cpu_moe)]
-    for text in asked:
-        pattern, _, name = text.rpartition("=")
-        if name not in memories:
-            raise LabError(f"--override-tensor {text}: no buffer {name}.", f"Use one of: {', '.join(memories)}.")
-        overrides.append(_Override(pattern.encode(), memories[name]))
-    return overrides
 
 
 Rows = list[tuple[int, Any, list[Any]]]

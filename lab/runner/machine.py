@@ -86,8 +86,6 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
         offload = tuple(known[name] for name in settings.devices if name in known)
     else:
         offload = by_default(machine.devices)
-    if settings.split_mode == "none":
-        return offload[:1]
     return offload
 
 

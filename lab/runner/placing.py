@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from lab.errors import LabError
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
-AS_ASKED = ("split_mode", "kv_offload", "op_offload", "mmap", "repack")
+AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")
 """Settings that llama.cpp gets unchanged."""
 
 MOST_DEVICES = 16
@@ -29,23 +28,7 @@ MOST_TOKENS = 2**31
 
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
     """The fields of Settings for a model's placement. LabError for an unknown device or an invalid split."""
-    used, offload = _asked_devices(asked, devices), machine.accelerators(devices)
-    buffers = [CPU, *(device.name for device in offload)]
-    for text in parts(asked.override_tensor):
-        pattern, _, buffer = text.rpartition("=")
-        if not pattern:
-            raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
-        if buffer not in buffers:
-            raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(buffers)}.")
-        try:
-            re.compile(pattern)
-            if foreign := re.search(r"\(\?[^:=!]", pattern):
-                raise re.error(f"llama.cpp uses C++ syntax, which has no {foreign[0]}")
-        except re.error as problem:
-            raise LabError(
-                f"--override-tensor {text}: {pattern} is not a valid regular expression ({problem}).",
-                "A dot matches any character, .* any text: ffn_.*_exps=CPU",
-            ) from None
+    used = _asked_devices(asked, devices)
     shares = None
     if asked.tensor_split:
         split = asked.tensor_split
@@ -66,11 +49,10 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         "devices": tuple(device.name for device in used) or None if parts(asked.device) else None,
         "tensor_split": shares,
         "n_cpu_moe": asked.n_cpu_moe or None,
-        "override_tensor": parts(asked.override_tensor) or None,
         "lib": builds.name_of(asked.lib),
     }
-    kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
-    waits_once = sizes.is_pipeline(model.n_layer, n_gpu_layers, len(used), *kinds)
+    keeps_some = asked.kv_offload is False or bool(asked.n_cpu_moe)
+    waits_once = sizes.is_pipeline(model.n_layer, n_gpu_layers, len(used), keeps_some)
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 

@@ -54,8 +54,8 @@ def poisoned(value: Any) -> Any:
 def evil_record(source: str = HUB, **changes: Any) -> Record:
     record: Record = poisoned(timed(1.1)[0])
     model = dataclasses.replace(record.model, source=source, repo=EVIL, file=EVIL, revision=EVIL)
-    lists: dict[str, Any] = dict.fromkeys(("devices", "override_tensor"), (EVIL, EVIL))
-    settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", split_mode=EVIL, **lists)
+    lists: dict[str, Any] = {"devices": (EVIL, EVIL)}
+    settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", **lists)
     run = dataclasses.replace(record.run, **changes)
     return dataclasses.replace(record, model=model, settings=settings, run=run)
 
@@ -82,7 +82,7 @@ def empty(tmp_path: Path) -> Path:
 
 def hints() -> list[str]:
     """The commands at the end of errors: of missing kernels, models and names."""
-    spec, model = Spec(EVIL, HUB, repo=EVIL, quantization=EVIL), evil_record().model
+    spec, model = Spec(EVIL, HUB, repo="owner/repo", quantization=EVIL), evil_record().model
     product = Matrix(FEED_FORWARD, EVIL, model.n_ff or 1, model.n_embd or 1, 1)
     heads = Heads(1, 32, 8, 0)
     calls = (

@@ -31,10 +31,8 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     "type_v": ("--cache-type-v", "--cache-type-v", "type_v", "OLLAMA_KV_CACHE_TYPE"),
     "n_gpu_layers": ("--n-gpu-layers", "--n-gpu-layers", "n_gpu_layers", "num_gpu"),
     "devices": ("--device", "--device", None, None),
-    "split_mode": ("--split-mode", "--split-mode", "split_mode", None),
     "tensor_split": ("--tensor-split", "--tensor-split", "tensor_split", None),
     "n_cpu_moe": ("--n-cpu-moe", "--n-cpu-moe", None, None),
-    "override_tensor": ("--override-tensor", "--override-tensor", None, None),
     "kv_offload": ("--kv-offload", "--no-kv-offload", "offload_kqv", None),
     "op_offload": ("--op-offload", "--no-op-offload", "op_offload", None),
     "mmap": ("--load-mode", "--load-mode", "use_mmap", "use_mmap"),
@@ -56,7 +54,7 @@ GGML_TYPE_BF16 = "30"
 ALL_LAYERS = 999
 """More than any model has; llama.cpp takes it for all."""
 
-USUAL = {"kv_offload": True, "op_offload": True, "repack": True, "split_mode": "layer"}
+USUAL = {"kv_offload": True, "op_offload": True, "repack": True}
 """What programs do that have no option for it, in addition to the lab's defaults, which are llama.cpp's."""
 
 
@@ -137,7 +135,7 @@ def _words(name: str, options: str, value: Any, column: int) -> list[str]:
             return [options if value else f"--no-{options[2:]}"]
         value = int(value != options.startswith("--no-"))
     if isinstance(value, tuple):
-        between = "," if column == LLAMA else ";" if name == "override_tensor" else "/"
+        between = "," if column == LLAMA else "/"
         value = between.join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
     return [options, str(value)]
 
@@ -151,8 +149,6 @@ def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...
             return repr(list(value) if isinstance(value, tuple) else value)
         if name in ("type_k", "type_v"):
             return GGML_TYPE_BF16 if value == "bf16" else f"llama_cpp.GGML_TYPE_{value.upper()}"
-        if name == "split_mode":
-            return f"llama_cpp.LLAMA_SPLIT_MODE_{value.upper()}"
         return repr(value == "on" if name == "flash_attn" else value)
 
     keywords = "".join(f", {option}={written(name, value)}" for name, option, value in found)

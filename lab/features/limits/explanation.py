@@ -496,7 +496,6 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         f"{ceilings.measured_at}).",
     ]
     caveats = {
-        "Tensors that --override-tensor moved are counted on the device of their layer.": settings.override_tensor,
         "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
     }
     warnings = [*(sentence for sentence, is_so in caveats.items() if is_so), *probing.doubt_words(ceilings)]

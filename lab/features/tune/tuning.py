@@ -174,7 +174,7 @@ def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
             "n_gpu_layers": [0, n_layer // 2],
             "op_offload": [False] if now.n_gpu_layers <= n_layer or base.model.n_expert else [],
             "kv_offload": [False],
-            "split_mode": ["none", "tensor"] if len(devices) > 1 else [],
+            "device": [devices[0].name] if len(devices) > 1 else [],
             "n_cpu_moe": [n_layer // 2, n_layer] if base.model.n_expert else [],
         }
     if allow_lossy:
