@@ -54,7 +54,7 @@ def test_numbers_that_no_claim_has_are_refused() -> None:
         with pytest.raises(LabError) as caught:
             session.choose(only)
         assert words in str(caught.value)
-    assert [one.number for one in session.choose("5, 1")] == [1, 5]
+    assert [one["number"] for one in session.choose("5, 1")] == [1, 5]
     assert session.choose(2) == session.choose([2]) and session.choose(None) == CLAIMS
 
 
@@ -71,7 +71,7 @@ def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -
     }
     assert variants["half"].n_threads == variants["base"].n_threads // 2
     assert not made.probes and sum(seconds for _, seconds in PARTS.values()) <= 5 * 60
-    assert {part for claim in CLAIMS for part in claim.parts} == {*PARTS, "ceilings"}
+    assert {part for claim in CLAIMS for part in claim["parts"]} == {*PARTS, "ceilings"}
 
 
 def test_ceilings_are_measured_for_those_that_need_them(worker: Any, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_what_cannot_be_measured_is_told(worker: Any, tmp_path: Path, embedded: 
     made = planned(worker, tmp_path, "13,18", model=str(embedded))
     assert "cannot be made in other quantizations" in str(made.problems["quantizations"])
     records, _ = run(made, worker, tmp_path / "a.jsonl")
-    first, second = verdicts(records, "13,18").judged
-    assert first.verdict == UNTESTABLE and "cannot be made in other quantizations" in first.words
-    assert second.verdict in (HOLDS, HOLDS_NOT)
+    first, second = verdicts(records, "13,18").rows
+    assert first["verdict"] == UNTESTABLE and "cannot be made in other quantizations" in first["words"]
+    assert second["verdict"] in (HOLDS, HOLDS_NOT)
 
 
 def test_more_sequences_are_decoded_on_a_gpu(worker: Any, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_part_that_fails_leaves_the_reason_and_the_others_go_on(worker: Any, t
 
     worker.on_run = dying
     records, _ = run(planned(worker, tmp_path, "5,10"), worker, tmp_path / "a.jsonl")
-    first, second = verdicts(records, "5,10").judged
-    assert first.verdict == UNTESTABLE and "`lengths` failed: The engine's process ended" in first.words
-    assert second.verdict != UNTESTABLE
+    first, second = verdicts(records, "5,10").rows
+    assert first["verdict"] == UNTESTABLE and "`lengths` failed: The engine's process ended" in first["words"]
+    assert second["verdict"] != UNTESTABLE
 
 
 def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path) -> No
             break
     runs.close()  # type: ignore[attr-defined]
     kept = list(results.read([tmp_path / "a.jsonl"]).records)
-    assert [one.claim.number for one in verdicts(kept).judged] == [5, 7, 10, 34]
+    assert [row["number"] for row in verdicts(kept).rows] == [5, 7, 10, 34]
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +146,11 @@ def judged() -> Verdicts:
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
     print_sections(judging.sections([judged], Context(details=True)), console.console())
     out = " ".join(capsys.readouterr().out.split())
-    assert all(one.claim.criterion in out for one in judged.judged) and judged.summary in out
+    assert all(row["criterion"] in out for row in judged.rows) and judged.summary in out
     assert "must be at least 60 %" in out and "16 claims: " in out
     row = json.loads(json.dumps(judged.rows, allow_nan=False))[0]
     assert row.keys() >= {"session", "claim", "verdict", "figures", "criterion", "number", "words"}
-    assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n"}
+    assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n", "least", "most"}
 
 
 def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, t
     path = page.report(tmp_path / "a.html", records, [ceilings])
     html = Page(path.read_text())
     assert "Do the textbooks' claims hold on this machine?" in html.text and judged.summary in html.text
-    assert all(one.claim.criterion in html.text for one in judged.judged) and len(html.named("figure")) == 1
+    assert all(row["criterion"] in html.text for row in judged.rows) and len(html.named("figure")) == 1
     assert list(results.read([path]).records) == records
     plain = [make_record(make_run(20, 5, i), session="b") for i in range(2)]
     both = Page(page.html([*plain, *records], [ceilings]))

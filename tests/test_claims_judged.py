@@ -28,8 +28,6 @@ from lab.features.claims.judging import (
     UNSURE,
     UNTESTABLE,
     Claim,
-    Condition,
-    Judged,
     judge,
 )
 from lab.features.compare import comparison
@@ -191,7 +189,7 @@ def work() -> Iterator[Work]:
         yield "turns", None, case, turns.write, USUAL, "Q4_0"
 
 
-BY_NUMBER = {claim.number: claim for claim in CLAIMS}
+BY_NUMBER = {claim["number"]: claim for claim in CLAIMS}
 FAST = 20 * Planted().gflops
 
 PLANTED: list[tuple[int, str, Planted]] = [
@@ -235,19 +233,20 @@ PLANTED: list[tuple[int, str, Planted]] = [
 ]
 
 
-def judged(number: int, machine: Planted, **changes: int) -> Judged:
-    return judge(BY_NUMBER[number], Evidence(machine.session(BY_NUMBER[number].parts, **changes), machine.ceilings()))
+def judged(number: int, machine: Planted, **changes: int) -> dict[str, Any]:
+    claim = BY_NUMBER[number]
+    return judge(claim, Evidence(machine.session(tuple(claim["parts"]), **changes), machine.ceilings()))
 
 
 @pytest.mark.parametrize(("number", "verdict", "machine"), PLANTED)
 def test_the_verdict_is_that_of_the_planted_machine(number: int, verdict: str, machine: Planted) -> None:
     one = judged(number, machine)
-    assert one.verdict == verdict, one.words
+    assert one["verdict"] == verdict, one["words"]
 
 
 def test_every_claim_has_a_machine_on_which_it_holds_and_one_on_which_it_does_not() -> None:
     assert {(number, verdict) for number, verdict, _ in PLANTED} >= {
-        (claim.number, verdict) for claim in CLAIMS for verdict in (HOLDS, HOLDS_NOT)
+        (claim["number"], verdict) for claim in CLAIMS for verdict in (HOLDS, HOLDS_NOT)
     }
 
 
@@ -255,26 +254,26 @@ def test_every_claim_has_a_machine_on_which_it_holds_and_one_on_which_it_does_no
 def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
     truth = next(machine for n, verdict, machine in PLANTED if (n, verdict) == (number, HOLDS))
     noisy = dataclasses.replace(truth, noise=0.15)
-    verdicts = [judged(number, noisy, seed=seed).verdict for seed in range(10)]
+    verdicts = [judged(number, noisy, seed=seed)["verdict"] for seed in range(10)]
     assert verdicts.count(HOLDS_NOT) <= 1 and set(verdicts) <= {HOLDS, UNSURE, HOLDS_NOT}
 
 
 def test_what_is_missing_or_failed_is_named() -> None:
     records = Planted().session(("lengths", "settings"))
-    assert "Run: lab ceilings" in judge(BY_NUMBER[1], Evidence(records)).words
-    assert judge(BY_NUMBER[6], Evidence(records)).words == "The session has no measurement `context`."
+    assert "Run: lab ceilings" in judge(BY_NUMBER[1], Evidence(records))["words"]
+    assert judge(BY_NUMBER[6], Evidence(records))["words"] == "The session has no measurement `context`."
     failed = dataclasses.replace(records[0].run, part="context", status=FAILED, error="Out of memory.")
     one = judge(BY_NUMBER[6], Evidence([*records, make_record(failed)]))
-    assert (one.verdict, one.words) == (UNTESTABLE, "The measurement `context` failed: Out of memory.")
+    assert (one["verdict"], one["words"]) == (UNTESTABLE, "The measurement `context` failed: Out of memory.")
     alone = [record for record in records if record.run.variant != "half"]
-    assert "cannot be halved" in judge(BY_NUMBER[2], Evidence(alone, Planted().ceilings())).words
+    assert "cannot be halved" in judge(BY_NUMBER[2], Evidence(alone, Planted().ceilings()))["words"]
     on_gpu = [dataclasses.replace(one, settings=dataclasses.replace(one.settings, n_gpu_layers=9)) for one in records]
-    assert "on a GPU" in judge(BY_NUMBER[2], Evidence(on_gpu, Planted().ceilings())).words
+    assert "on a GPU" in judge(BY_NUMBER[2], Evidence(on_gpu, Planted().ceilings()))["words"]
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim["number"]))
 def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_session(claim: Claim) -> None:
-    records, ceilings = Planted().session(claim.parts, n_repeat=1), Planted().ceilings()
+    records, ceilings = Planted().session(tuple(claim["parts"]), n_repeat=1), Planted().ceilings()
     still = [dataclasses.replace(one, run=dataclasses.replace(one.run, steps=stopped(one))) for one in records]
     unknown = [
         dataclasses.replace(one, model=dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None, matrices=None))
@@ -283,8 +282,8 @@ def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_sess
     few = dataclasses.replace(ceilings, rates=ceilings.rates[:2])
     for own, best in ((still, ceilings), (unknown, ceilings), (records[:1], ceilings), (records, few), ([], None)):
         one = judge(claim, Evidence(own, best))
-        assert one.words and one.verdict in (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
-    assert one.verdict == UNTESTABLE
+        assert one["words"] and one["verdict"] in (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
+    assert one["verdict"] == UNTESTABLE
 
 
 def stopped(record: Record) -> Steps:
@@ -298,15 +297,15 @@ def test_mostly_disturbed_runs_are_not_sure_unless_they_were_measured_side_by_si
 ) -> None:
     monkeypatch.setattr(disturbances, "disturbances", lambda record: ["another process used a core"])
     alone = judged(34, Planted())
-    assert alone.verdict == UNSURE and alone.words.startswith("12 of 12 runs were disturbed")
-    assert judged(16, Planted()).verdict == HOLDS
+    assert alone["verdict"] == UNSURE and alone["words"].startswith("12 of 12 runs were disturbed")
+    assert judged(16, Planted())["verdict"] == HOLDS
 
 
 @pytest.mark.parametrize(("n", "low", "high"), [(6, 1, 6), (3, 0.457, 7.22), (2, 0.798, 2.51), (1, 0.798, 1.254)])
 def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -> None:
     known = figure("a figure", [float(i + 1) for i in range(n)])
-    assert known is not None and known.n == n
-    assert [known.low, known.high] == pytest.approx([low, high], 0.01)
+    assert known is not None and known["n"] == n
+    assert [known["low"], known["high"]] == pytest.approx([low, high], 0.01)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
@@ -319,7 +318,8 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch
         ]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)
-    condition, nothing = Condition("drawn", "A ratio", most=1.1), Evidence([])
+    condition = {"figures": "drawn", "what": "A ratio", "most": 1.1}
+    claim = {"number": 1, "words": "a claim", "parts": [], "conditions": [condition]}
     for _ in range(400):
-        verdicts.append(judge(Claim(1, "a claim", (), (condition,)), nothing).verdict)
+        verdicts.append(judge(claim, Evidence([]))["verdict"])
     assert verdicts.count(UNSURE) >= 0.92 * 400

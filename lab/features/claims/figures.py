@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, phases, stats
 from lab.core.payloads import in_chunks
@@ -38,22 +38,11 @@ TIMES = ["prefill", "decode", "TTFT", "compute", "batch step", "drafted token", 
 CASE = ["record", "part", "variant", "n_prompt", "repeat", "block", "format", "n_bytes", "n_seq", "chunk", "text"]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A value with its interval; `n` is the number of values behind it."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    n: int
+Figures = list[dict[str, Any] | None]
+"""A figure has its `name`, `value`, `low` and `high` end (None: infinite), `unit`, and `n`, the values behind it."""
 
 
-Figures = list[Figure | None]
-
-
-def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0) -> Figure | None:
+def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0) -> dict[str, Any] | None:
     """The centre of positive values, one for each engine, walk or block, with its 95 % interval; None for no values.
 
     6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with Student's t interval on
@@ -62,13 +51,12 @@ def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: fl
     known = sorted(scale * value for value in values if value is not None and value > 0)
     if not known:
         return None
-    if known[-1] == math.inf:
-        return Figure(name, math.inf, known[0], math.inf, unit, len(known))
     interval, centre = stats.median_interval(known), statistics.median(known)
     if interval is None:
         interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
-    ends = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
-    return Figure(name, centre, *ends, unit, len(known))
+    low, high = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
+    made = {"name": name, "value": centre, "low": low, "high": high, "unit": unit, "n": len(known)}
+    return made | ({"value": None, "low": known[0], "high": None} if known[-1] == math.inf else {})
 
 
 @dataclass(frozen=True)

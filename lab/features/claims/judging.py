@@ -7,10 +7,9 @@ if one fails. The printed criterion is made from the conditions, so both always 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from lab.core.record import QUANT, Ceilings, Record
 from lab.errors import LabError
 from lab.features import known
 from lab.features.claims import figures as functions
-from lab.features.claims.figures import Evidence, Figure
+from lab.features.claims.figures import Evidence
 from lab.features.limits import probing, step_kernels
 from lab.features.measure import text_results
 from lab.runner import as_options
@@ -31,7 +30,7 @@ from lab.show.section import Cell, Context, Kind, Picture, Section
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
 HOLDS, HOLDS_NOT = "holds here", "does not hold here"
 UNSURE, UNTESTABLE = "cannot be told", "not testable here"
@@ -39,7 +38,7 @@ STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "qui
 """Classes of the page's style sheet."""
 
 REASONS = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
-"""How the figures of each verdict are introduced; the first verdict that a figure has is that of the claim."""
+"""How the figures of each verdict are introduced. The first verdict that a figure has is that of the claim."""
 
 CEILINGS = "ceilings"
 """Among the parts of a claim: its figures need the machine's ceilings."""
@@ -52,95 +51,40 @@ MOST_SHOWN, MOST_RATIO = 3, 100.0
 
 CAPTION = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
 
+Claim = dict[str, Any]
+"""A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where there are any."""
 
-@dataclass(frozen=True)
-class Condition:
-    """Figures (a function of figures.py and words for it) with thresholds. `what` names them in the criterion."""
-
-    figures: str
-    what: str
-    least: float = -math.inf
-    most: float = math.inf
-    unit: str = ""
-
-    @property
-    def bounds(self) -> str:
-        """The thresholds in words."""
-        least, most, unit = f"{self.least:,.4g}", f"{self.most:,.4g}", f" {self.unit}" if self.unit else ""
-        if self.most == math.inf:
-            return f"at least {least}{unit}"
-        return f"at most {most}{unit}" if self.least == -math.inf else f"between {least} and {most}{unit}"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim, who claims it (if known), the parts of a session that it needs, and its conditions."""
-
-    number: int
-    words: str
-    parts: tuple[str, ...]
-    conditions: tuple[Condition, ...]
-    note: str = ""
-    source: str = ""
-
-    @property
-    def criterion(self) -> str:
-        """The conditions in words."""
-        return " ".join([*(f"{one.what} is {one.bounds}." for one in self.conditions), *filter(None, [self.note])])
-
-
-TEXTS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
-CLAIMS = tuple(
-    Claim(int(number), **{**text, "conditions": tuple(Condition(**one) for one in text["conditions"])})
-    for number, text in TEXTS.items()
+CLAIMS: tuple[Claim, ...] = tuple(
+    {"number": int(number), **claim}
+    for number, claim in tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")).items()
 )
-"""All claims."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A claim with its verdict, the reasons in sentences, and each figure with its condition."""
+def bounds(condition: Mapping[str, Any]) -> str:
+    """The thresholds of a condition in words."""
+    least, most = (f"{condition[end]:,.4g}" if end in condition else "" for end in ("least", "most"))
+    words = f"between {least} and {most}" if least and most else f"at least {least}" if least else f"at most {most}"
+    return f"{words} {condition.get('unit', '')}".rstrip()
 
-    claim: Claim
-    verdict: str
-    words: str
-    figures: tuple[tuple[Figure, Condition], ...] = ()
+
+def criterion(claim: Claim) -> str:
+    """The conditions of a claim in words."""
+    conditions = [f"{one['what']} is {bounds(one)}." for one in claim["conditions"]]
+    return " ".join([*conditions, *filter(None, [claim.get("note")])])
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts of a session of claims, with its records."""
+    """The verdicts of a session of claims: a row for each claim (as `judge` returns it), and the session's records."""
 
     session: str
-    judged: tuple[Judged, ...]
+    rows: list[dict[str, Any]]
     records: tuple[Record, ...] = field(repr=False)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each claim, as the JSON of `lab claims` has it."""
-
-        def as_row(figure: Figure) -> dict[str, Any]:
-            return {key: None if value == math.inf else value for key, value in dataclasses.asdict(figure).items()}
-
-        return [
-            {
-                "session": self.session,
-                "number": one.claim.number,
-                "claim": one.claim.words,
-                "source": one.claim.source,
-                "verdict": one.verdict,
-                "criterion": one.claim.criterion,
-                "words": one.words,
-                "figures": [as_row(figure) for figure, _ in one.figures],
-                "parts": list(one.claim.parts),
-            }
-            for one in self.judged
-        ]
 
     @property
     def summary(self) -> str:
         """The number of claims with each verdict, in a sentence."""
-        verdicts = [one.verdict for one in self.judged]
+        verdicts = [row["verdict"] for row in self.rows]
         counts = [f"{verdicts.count(one)} {one}" for one in STYLES if one in verdicts]
         return f"{plural(len(verdicts), 'claim')}: {join_and(counts) or 'none is left'}."
 
@@ -150,8 +94,8 @@ def of_sessions(claims: Sequence[Claim], records: Iterable[Record], known: Seque
     for session, own in grouped((one for one in records if one.run.part), lambda one: one.session).items():
         evidence = Evidence(own, probing.known(known, probing.place_of_record(own[0])))
         tried = {CEILINGS, *(record.run.part for record in own)}
-        judged = tuple(judge(one, evidence) for one in claims if tried.issuperset(one.parts))
-        yield Verdicts(session, judged, tuple(own))
+        judged = [judge(one, evidence) for one in claims if tried.issuperset(one["parts"])]
+        yield Verdicts(session, [{"session": session, **row} for row in judged], tuple(own))
 
 
 def failures(records: Iterable[Record]) -> dict[str, str]:
@@ -161,64 +105,69 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     return {run.part: run.error for run in reversed(runs) if run.error and run.part and run.part not in good}
 
 
-def judge(claim: Claim, evidence: Evidence) -> Judged:
-    """The verdict on a claim."""
-    for part in claim.parts:
+def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
+    """The row of a claim: its words, criterion and parts, the verdict, the reasons in `words`, and its figures.
+
+    A figure has its value, the ends of its interval (None: infinite), and the thresholds of its condition.
+    """
+    figures, shown = list[dict[str, Any]](), {verdict: list[str]() for verdict in REASONS}
+
+    def row(verdict: str, words: str) -> dict[str, Any]:
+        named = {"number": claim["number"], "claim": claim["words"], "source": claim.get("source", "")}
+        of_claim = {"criterion": criterion(claim), "parts": claim["parts"]}
+        return {**named, "verdict": verdict, "words": words, **of_claim, "figures": figures}
+
+    for part in claim["parts"]:
         rates = evidence.ceilings.rates if evidence.ceilings else ()
         if part == CEILINGS and not any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates):
-            return Judged(claim, UNTESTABLE, "The ceilings of this machine are not measured. Run: lab ceilings")
+            return row(UNTESTABLE, "The ceilings of this machine are not measured. Run: lab ceilings")
         if part != CEILINGS and evidence.of(part).empty:
             error = failures(evidence.records).get(part)
             failed = f"The measurement `{part}` failed: {error}"
-            return Judged(claim, UNTESTABLE, failed if error else f"The session has no measurement `{part}`.")
-    shown: dict[str, list[str]] = {verdict: [] for verdict in REASONS}
-    figures = list[tuple[Figure, Condition]]()
-    for condition in claim.conditions:
-        name, *words = condition.figures.split()
+            return row(UNTESTABLE, failed if error else f"The session has no measurement `{part}`.")
+    for condition in claim["conditions"]:
+        name, *words = condition["figures"].split()
         try:
             found = [one for one in getattr(functions, name)(evidence, *words) if one is not None]
         except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
-            return Judged(claim, UNTESTABLE, f"{problem.what} {problem.hint}".strip())
+            figures.clear()
+            return row(UNTESTABLE, f"{problem.what} {problem.hint}".strip())
         if not found:
-            shown[UNTESTABLE].append(f"{condition.what[:1].lower()}{condition.what[1:]}")
+            shown[UNTESTABLE].append(f"{condition['what'][:1].lower()}{condition['what'][1:]}")
+        least, most = condition.get("least", -math.inf), condition.get("most", math.inf)
         for one in found:
-            unit = one.unit if one.unit in ("", "x") else f" {one.unit}"
-            interval = f" ({digits(one.low)}-{digits(one.high)})" if one.low != one.high else ""
-            few = f", interval assumed for {plural(one.n, 'value')}" if one.n < 3 else ""
-            is_within = condition.least <= one.low and one.high <= condition.most
-            is_outside = one.high < condition.least or one.low > condition.most
-            verdict = HOLDS if is_within else HOLDS_NOT if is_outside else UNSURE
-            known = (
-                f"{digits(one.value)}{unit}{interval}" if one.high < math.inf else f"at least {digits(one.low)}{unit}"
-            )
-            shown[verdict].append(f"{one.name}: {known}{few}, must be {condition.bounds}")
-            figures.append((one, condition))
+            low, high = one["low"], math.inf if one["high"] is None else one["high"]
+            verdict = HOLDS if least <= low and high <= most else HOLDS_NOT if high < least or low > most else UNSURE
+            unit = one["unit"] if one["unit"] in ("", "x") else f" {one['unit']}"
+            value = f"at least {digits(low)}{unit}"
+            if one["value"] is not None:
+                value = f"{digits(one['value'])}{unit}{f' ({digits(low)}-{digits(high)})' if low != high else ''}"
+            few = f", interval assumed for {plural(one['n'], 'value')}" if one["n"] < 3 else ""
+            shown[verdict].append(f"{one['name']}: {value}{few}, must be {bounds(condition)}")
+            figures.append(one | {end: condition.get(end) for end in ("least", "most")})
     verdict = next(name for name, own in shown.items() if own)
     reasons = []
     for name, own in shown.items():
         more = [f"{len(own) - MOST_SHOWN} more"] if len(own) > MOST_SHOWN else []
         reasons += [f"{REASONS[name]}: {'; '.join([*own[:MOST_SHOWN], *more])}."] if own else []
-    runs = evidence.of(*(part for part in claim.parts if part in ONE_BY_ONE)).record
+    runs = evidence.of(*(part for part in claim["parts"] if part in ONE_BY_ONE)).record
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
         reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
-    return Judged(claim, verdict, " ".join(reasons), tuple(figures))
+    return row(verdict, " ".join(reasons))
 
 
 def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
     """A table of all verdicts for each session, its picture and, on a page or with details, the criteria."""
     made, is_whole = [], context.details or context.is_page
     for i, verdicts in enumerate(sessions, 1):
-        judged, failed = verdicts.judged, failures(verdicts.records)
+        rows, failed = verdicts.rows, failures(verdicts.records)
         rest = [record for record in verdicts.records if record.run.part not in failed]
         errors = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
-        figures = [(one.claim.number, *pair) for one in judged for pair in one.figures]
-        criteria = {
-            str(claim.number): claim.criterion + (f" Claimed by {claim.source}." if claim.source else "")
-            for claim in (one.claim for one in judged)
-        }
-        size = 10.0, 1.8 + 0.2 * len(figures)
+        sources = [f" Claimed by {row['source']}." if row["source"] else "" for row in rows]
+        criteria = {str(row["number"]): row["criterion"] + own for row, own in zip(rows, sources, strict=True)}
+        size = 10.0, 1.8 + 0.2 * sum(len(row["figures"]) for row in rows)
         made.append(
             Section(
                 "Claims and verdicts",
@@ -227,39 +176,40 @@ def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
                 question="Do the textbooks' claims hold on this machine?",
                 headings=("", "claim", "verdict", "figures"),
                 cells=[
-                    [str(one.claim.number), one.claim.words, Cell(one.verdict, style=STYLES[one.verdict]), one.words]
-                    for one in judged
+                    [str(row["number"]), row["claim"], Cell(row["verdict"], style=STYLES[row["verdict"]]), row["words"]]
+                    for row in rows
                 ],
                 warnings=[*known.warnings(verdicts.records), *(f"failed: {line}" for line in errors)],
                 words=() if context.is_page else [verdicts.summary],
                 sentences=[verdicts.summary] if context.is_page else (),
-                pictures=[Picture("claims", CAPTION, partial(_draw, figures), size)] if figures else [],
+                pictures=[Picture("claims", CAPTION, partial(_draw, rows), size)] if size[1] > 1.8 else [],
                 parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if is_whole else [],
-                data=partial(dict, rows=verdicts.rows),
+                data=partial(dict, rows=rows),
             )
         )
     return made
 
 
-def _draw(known: Sequence[tuple[int, Figure, Condition]], canvas_figure: Canvas) -> None:
+def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
     """A line for each figure and threshold: the interval of their ratio, in the colour of what it shows."""
     ax, labels = canvas_figure.subplots(), {"holds": COLOURS[2], "fails": COLOURS[1], "cannot be told": COLOURS[4]}
-    for at, (_, figure, condition) in enumerate(known):
-        for threshold, mark, above in ((condition.least, ">", -0.15), (condition.most, "<", 0.15)):
-            if not math.isfinite(threshold):
+    known = [(f"{row['number']}  {one['name']}", one) for row in rows for one in row["figures"]]
+    for at, (_, one) in enumerate(known):
+        for end, mark, above in (("least", ">", -0.15), ("most", "<", 0.15)):
+            if one[end] is None:
                 continue
-            ends = (figure.low / threshold, figure.value / threshold, figure.high / threshold)
+            ends = [math.inf if one[name] is None else one[name] / one[end] for name in ("low", "value", "high")]
             low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
             good, bad = (low >= 1, high < 1) if mark == ">" else (high <= 1, low > 1)
             colour = labels["holds" if good else "fails" if bad else "cannot be told"]
-            y = at + above * math.isfinite(condition.least) * math.isfinite(condition.most)
+            y = at if None in (one["least"], one["most"]) else at + above
             ax.plot([low, high], [y, y], color=colour, lw=2)
             ax.plot(value, y, mark, color=colour, ms=6)
     for label, colour in labels.items():
         ax.plot([], [], color=colour, lw=2, label=label)
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_xscale("log")
-    ax.set_yticks(range(len(known)), [f"{number}  {figure.name}" for number, figure, _ in known], fontsize=7)
+    ax.set_yticks(range(len(known)), [label for label, _ in known], fontsize=7)
     ax.invert_yaxis()
     ax.set_xlabel("figure over threshold")
     canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
@@ -270,7 +220,7 @@ def again(records: Sequence[Record]) -> str:
     timed = as_options.timed(records)
     usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
     tried = {CEILINGS, *(record.run.part for record in timed)}
-    tested = [claim.number for claim in CLAIMS if tried.issuperset(claim.parts)]
+    tested = [claim["number"] for claim in CLAIMS if tried.issuperset(claim["parts"])]
     only = None if len(tested) == len(CLAIMS) else tested
     return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
 

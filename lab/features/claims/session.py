@@ -116,7 +116,7 @@ def claims(
 
 def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     """The claims with these numbers, or all of them. LabError for unknown numbers."""
-    known = {claim.number: claim for claim in CLAIMS}
+    known = {claim["number"]: claim for claim in CLAIMS}
     wanted = known if only is None else numbers("--only", only, max(known))
     if unknown := [number for number in wanted if number not in known]:
         raise LabError(f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}.")
@@ -129,7 +129,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     `folder` is that of the results, where ceilings may be kept.
     """
     base = make_plan(worker, [1], 1, 1, **settings)
-    needed = {part for claim in chosen for part in claim.parts}
+    needed = {part for claim in chosen for part in claim["parts"]}
     planned, problems, todo = dict[str, dict[str, Plan]](), dict[str, LabError](), list[Probe]()
     for part in (name for name in PARTS if name in needed):
         try:
@@ -281,7 +281,7 @@ def command(only: str | None, **asked: Any) -> None:
         if dry_run:
             grid = console.Grid("part", "what it is", "time", "claims")
             for name, seconds in planned.expected_s.items():
-                users = ",".join(str(claim.number) for claim in chosen if name in claim.parts)
+                users = ",".join(str(claim["number"]) for claim in chosen if name in claim["parts"])
                 what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
                 grid.add_row(name, what, duration(seconds), users)
             if output.as_json:
