@@ -221,8 +221,9 @@ def _identity(parsed: Line) -> Hashable:
         return whose, when, request.status, request.error, request.events.arrive_ns[:1], request.usage
     run = parsed.run
     began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
+    where = run.engine, run.part
     setup = run.totals and (parsed.machine, parsed.model.name, parsed.model.quantization, parsed.settings)
-    return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
+    return began, where, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
 
 
 def pack(lines: Iterable[Line]) -> str:
