@@ -1,7 +1,6 @@
 """What a CPU has against what llama.cpp was compiled for, on described machines."""
 
 import platform
-import sys
 
 import pytest
 
@@ -52,35 +51,10 @@ def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
     unused: set[str] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(runner_machine, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
     assert builds.missing(build) == missing
     assert builds.unused(build) == unused
-
-
-INTEL_MAC = {
-    "machdep.cpu.features": "FPU SSE SSE2 SSE3 PCLMULQDQ SSSE3 FMA SSE4.1 AVX1.0 F16C",
-    "machdep.cpu.leaf7_features": "BMI1 AVX2 BMI2",
-}
-M1 = {"hw.optional.AdvSIMD": "1", "hw.optional.arm.FEAT_DotProd": "1", "hw.optional.arm.FEAT_I8MM": "0"}
-
-
-@pytest.mark.parametrize(
-    ("machine", "answers", "features"),
-    [
-        ("x86_64", INTEL_MAC, {"SSE3", "SSSE3", "FMA", "AVX", "AVX2", "F16C", "BMI2"}),
-        ("arm64", M1, {"NEON", "DOTPROD"}),
-        ("arm64", {}, None),
-    ],
-)
-def test_a_mac_is_asked_through_sysctl(
-    machine: str, answers: dict[str, str], features: set[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(runner_machine, "sysctl", answers.get)
-    assert builds.cpu_features() == features
 
 
 def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:

@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.features.measure.measuring import parse_variant
 from lab.main import lab as main
 from lab.runner import as_options
-from lab.runner.as_options import read, save
+from lab.runner.as_options import save
 from lab.runner.as_options import settings as load
 from tests.conftest import run_lab
 
@@ -37,12 +37,11 @@ def contexts(name: str, *words: str) -> dict[str, Any]:
 
 
 def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
-    path = save("fast", FAST | {"mmap": None}, "tiny on this machine")
+    path = save("fast", FAST | {"mmap": None})
     assert path == folder / "fast.json"
-    assert json.loads(path.read_text()) == {"about": "tiny on this machine", "settings": FAST}
+    assert json.loads(path.read_text()) == FAST
     assert load("fast") == lab.settings("fast") == FAST
-    assert read("fast").about == "tiny on this machine"
-    save("fast", {"threads": 2}, "again")
+    save("fast", {"threads": 2})
     assert load("fast") == {"threads": 2}
 
 
@@ -55,15 +54,15 @@ def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(LabError, match=r"no settings named fast\.\nNone are saved yet"):
         load("fast")
-    save("slow", {}, "")
-    save("best-4.users", {}, "")
+    save("slow", {})
+    save("best-4.users", {})
     with pytest.raises(LabError, match=r"no settings named fast\.\nSaved are: best-4\.users, slow\."):
         load("fast")
 
 
 @pytest.mark.parametrize("name", ["", "../fast", "a/b", "a b", ".hidden", "-x", "a\nb", "ü", "x" * 65])
 def test_odd_names_are_refused(name: str) -> None:
-    for use in (lambda: load(name), lambda: save(name, {}, "")):
+    for use in (lambda: load(name), lambda: save(name, {})):
         with pytest.raises(LabError, match="cannot name settings"):
             use()
 
@@ -72,12 +71,11 @@ def test_odd_names_are_refused(name: str) -> None:
     ("text", "words"),
     [
         ("{", "it is not JSON"),
-        ("[]", "Saved"),
-        ('{"about": ""}', "Saved.settings is missing"),
-        ('{"about": "", "settings": {"threads": "many"}}', "Saved.settings.threads is text, not a whole number"),
-        ('{"about": "", "settings": {"colour": 1, "threads": 2}}', "this lab has no setting colour"),
-        ('{"about": "", "settings": {"threads": 0}}', "--threads 0 is not possible"),
-        ('{"about": "", "settings": {"flash_attn": "maybe"}}', "--flash-attn maybe is not possible"),
+        ("[]", "SettingsKeywords"),
+        ('{"threads": "many"}', "SettingsKeywords.threads is text, not a whole number"),
+        ('{"colour": 1, "threads": 2}', "this lab has no setting colour"),
+        ('{"threads": 0}', "--threads 0 is not possible"),
+        ('{"flash_attn": "maybe"}', "--flash-attn maybe is not possible"),
     ],
 )
 def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
@@ -105,13 +103,13 @@ def test_all_commands_with_settings_of_the_engine_have_it() -> None:
 
 @pytest.mark.parametrize("name", ["measure", "batch", "doctor", "sweep"])
 def test_saved_settings_are_the_defaults_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    save("fast", FAST, "tiny, 10 tokens")
+    save("fast", FAST)
     given = contexts(name, "--threads", "2", "--settings", "fast")
     assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
     assert given["tensor_split"] == "3,1.5" and given["batch"] == 2048
     unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
     used = "--ubatch 64 --no-repack --tensor-split 3,1.5"
-    assert capsys.readouterr().err == f"Note: --settings fast stands for {used}{unified} (tiny, 10 tokens).\n"
+    assert capsys.readouterr().err == f"Note: --settings fast stands for --threads 1 {used}{unified}.\n"
 
 
 def test_every_setting_can_be_saved_and_given() -> None:
@@ -120,24 +118,24 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values |= {name: 1 for name, setting in table().items() if setting.most}
     values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"], "tensor_split": [3, 1.5]}
     values |= {"lib": "/a/b", "mmap": False}
-    save("all", values, "")
+    save("all", values)
     given = contexts("measure", "--settings", "all")
     written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
     assert {name: given[name] for name in table()} == written
 
 
 def test_a_variant_may_name_saved_settings() -> None:
-    save("fast", {"ubatch": 64, "threads": 1}, "")
+    save("fast", {"ubatch": 64, "threads": 1})
     assert parse_variant("--settings fast --threads 4") == {"ubatch": 64, "threads": 4}
     with pytest.raises(LabError, match="no settings named slow"):
         parse_variant("--settings slow")
 
 
 def test_a_measurement_uses_them(tmp_path: Path) -> None:
-    save("fast", {"threads": 1, "ubatch": 64}, "tiny")
+    save("fast", {"threads": 1, "ubatch": 64})
     words = shlex.split("measure --settings fast -u 32 -p 10 -n 4 --dry-run --json")
     status, out, err = run_lab(*words, "--out", tmp_path)
-    assert status == 0 and err.startswith("Note: --settings fast stands for --threads 1 (tiny).\n")
+    assert status == 0 and err.startswith("Note: --settings fast stands for --threads 1 --ubatch 64.\n")
     settings = json.loads(out)["settings"]
     assert (settings["n_threads"], settings["n_ubatch"]) == (1, 32)
 
@@ -147,15 +145,15 @@ def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
         1,
         "Error: There are no settings named fast.\nNone are saved yet: lab tune --save NAME saves some.\n",
     )
-    save("fast", {"threads": 1}, "")
+    save("fast", {"threads": 1})
     status, _, err = run_lab("measure", "--settings", "fast", "--url", "http://127.0.0.1:1/v1")
     assert status == 1 and "--settings is only for the lab's own engine, not for a server." in err
-    (folder / "fast.json").write_text("{}")
+    (folder / "fast.json").write_text('{"colour": 1}')
     status, _, err = run_lab("batch", "--settings", "fast")
-    assert status == 1 and "The settings fast cannot be used: Saved.about is missing" in err
+    assert status == 1 and "The settings fast cannot be used: this lab has no setting colour" in err
 
 
 def test_python_takes_them_as_keywords() -> None:
-    save("fast", {"threads": 1, "ubatch": 64}, "")
+    save("fast", {"threads": 1, "ubatch": 64})
     bound = inspect.signature(lab.measure).bind("10", gen=4, **lab.settings("fast"))
     assert bound.kwargs["threads"] == 1

@@ -6,9 +6,6 @@ import inspect
 from typing import Any
 
 import click
-from click.core import ParameterSource
-
-from lab.core import shell
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
@@ -45,10 +42,6 @@ REST = ("Engine", "Devices", "Server")
 MOST = 15
 
 
-SAVED = "lab.settings"
-"""In a context's `meta`: the name of saved settings, what they are for, and options that they stand for."""
-
-
 def long_name(option: click.Option) -> str:
     """An option as users write it, without its dashes: `prompt-len`."""
     return max(option.opts, key=len).removeprefix("--")
@@ -78,22 +71,6 @@ class Command(click.Command):
                 ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show_all, help=about
             )
             self.params.append(option)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Say on stderr which options came from saved settings (--settings)."""
-        rest = super().parse_args(ctx, args)
-        if SAVED in ctx.meta:
-            name, about, options = ctx.meta[SAVED]
-            used = [
-                word
-                for key, words in options.items()
-                for word in words
-                if ctx.get_parameter_source(key) is ParameterSource.DEFAULT_MAP
-            ]
-            found_for = f" ({about})" if about else ""
-            words = shell.join(*used) or "nothing here"
-            click.echo(f"Note: --settings {name} stands for {words}{found_for}.", err=True)
-        return rest
 
     @property
     def paragraphs(self) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from lab.cli.help import SAVED
+from lab.core import shell
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 
 
@@ -78,12 +79,12 @@ def _take_saved(context: click.Context, _: click.Parameter, name: str | None) ->
         return
     options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
     own = {key for key, setting in table().items() if key in options and options[key].help == setting.help}
-    saved = as_options.read(name)
-    given = {key: value for key, value in {**saved.settings}.items() if key in own}
-    written = {key: as_options.option(key, value) for key, value in given.items()}
+    saved = as_options.settings(name)
+    written = {key: as_options.option(key, value) for key, value in saved.items() if key in own}
     values = {key: words[1] if len(words) == 2 else not words[0].startswith("--no-") for key, words in written.items()}
     context.default_map = {**(context.default_map or {}), **values}
-    context.meta[SAVED] = name, saved.about, written
+    words = shell.join(*itertools.chain(*written.values())) or "nothing here"
+    click.echo(f"Note: --settings {name} stands for {words}.", err=True)
 
 
 SAVED_SETTINGS = click.option(

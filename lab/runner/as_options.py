@@ -1,7 +1,7 @@
 """Settings as command-line options: those that reproduce a record, and those that `lab tune --save NAME` found.
 
-The settings of a name are a JSON file in the user's configuration folder, or in $LAB_SETTINGS. It holds settings by
-their names in `AskedSettings`, and in words what they were found for.
+The settings of a name are a JSON file in the user's configuration folder, or in $LAB_SETTINGS, with settings by their
+names in `AskedSettings`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +89,6 @@ def line(
     return shell.lab(name, *first, *(word for words in (*known, *last) for word in words))
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The content of a file. `about`: the model, the machine and the work that the settings were found for."""
-
-    about: str
-    settings: SettingsKeywords
-
-
 def folder() -> Path:
     """Where the files are: $LAB_SETTINGS, or mini-lab/settings in the user's configuration folder."""
     import platformdirs
@@ -107,13 +98,12 @@ def folder() -> Path:
     return platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
 
 
-def save(name: str, settings: Mapping[str, Any], about: str) -> Path:
+def save(name: str, settings: Mapping[str, Any]) -> Path:
     """Keep settings (keywords of AskedSettings) under a name, instead of earlier ones of that name; returns the file.
 
     LabError for a name with odd characters, for invalid settings, and if the file cannot be written.
     """
-    path, given = path_of(name), {key: value for key, value in settings.items() if value is not None}
-    text = to_json({"about": about, "settings": given})
+    path, text = path_of(name), to_json({key: value for key, value in settings.items() if value is not None})
     _parse(text, f"Settings cannot be saved as {name}", "Correct them.")
     try:
         write_whole(path, f"{text}\n".encode(), "The file")
@@ -122,8 +112,11 @@ def save(name: str, settings: Mapping[str, Any], about: str) -> Path:
     return path
 
 
-def read(name: str) -> Saved:
-    """The settings saved under a name, every value checked. LabError if there are none, or if the file is broken."""
+def settings(name: str) -> dict[str, Any]:
+    """The settings saved under a name, as keyword arguments. LabError if there are none, or if the file is broken.
+
+    lab.measure(**lab.settings("fast"))
+    """
     path = path_of(name)
     try:
         text = path.read_text(encoding="utf-8")
@@ -136,14 +129,6 @@ def read(name: str) -> Saved:
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
 
 
-def settings(name: str) -> dict[str, Any]:
-    """The settings saved under a name, as keyword arguments. LabError as for `read`.
-
-    lab.measure(**lab.settings("fast"))
-    """
-    return {**read(name).settings}
-
-
 def path_of(name: str) -> Path:
     """The file of a name. LabError for a name that is no file name on every system."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
@@ -151,13 +136,13 @@ def path_of(name: str) -> Path:
     return folder() / f"{name}.json"
 
 
-def _parse(text: str, what: str, hint: str) -> Saved:
-    """LabError, beginning with `what`, if `text` is not JSON of Saved with valid settings."""
+def _parse(text: str, what: str, hint: str) -> dict[str, Any]:
+    """LabError, beginning with `what`, if `text` is not JSON of valid settings."""
     try:
-        saved = from_json(Saved, text)
-        if unknown := sorted(json.loads(text)["settings"].keys() - table().keys()):
+        saved: dict[str, Any] = {**from_json(SettingsKeywords, text)}
+        if unknown := sorted(json.loads(text).keys() - table().keys()):
             raise ValueError(f"this lab has no setting {', '.join(unknown)}")
-        AskedSettings(**saved.settings).check()
+        AskedSettings(**saved).check()
     except ValueError as problem:
         raise LabError(f"{what}: {problem}.", hint) from None
     except LabError as problem:

@@ -1,14 +1,12 @@
 """Check that a build of llama.cpp fits the CPU and the Python bindings, and name it for records.
 
-A build with `-march=native`, such as the README's, needs every instruction set of the CPU that it was built on, and
-ends with SIGILL on a CPU without one of them. A build that omits an instruction set of the CPU runs more slowly. Both
-are visible before a model is loaded, in `llama_print_system_info` (ggml-cpu/ggml-cpu.cpp), which on x86 and arm64
-prints what the compiler was told. Not visible are instruction sets that llama.cpp does not print (such as GFNI), and an
-older x86 CPU emulated by qemu, because /proc/cpuinfo then describes the host.
+A build with `-march=native`, such as the README's, ends with SIGILL on a CPU without one of its instruction sets, and a
+build that omits one of the CPU's runs more slowly. Both are visible in `llama_print_system_info`, before a model is
+loaded; Linux lists those of the CPU. Not visible are sets that llama.cpp does not print (such as GFNI).
 
-An environment variable tells llama-cpp-python the folder of its libraries. Its bindings fit one version of llama.cpp;
-with another version values would silently arrive in wrong fields. So the lab loads the installed libraries and the
-others, each in a separate process, and compares them before it measures.
+--lib or an environment variable names the folder of other libraries. The bindings fit one version of llama.cpp; with
+another version values would silently arrive in wrong fields. So the lab loads the installed libraries and the others,
+each in a separate process, and compares them before it measures.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import hashlib
 import os
 import platform
 import re
-import sys
 from pathlib import Path
 
 from lab.core import shell
@@ -28,53 +25,29 @@ from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine
 
-_ELSEWHERE = {
-    "SSE3": {"pni", "SSE3"},
-    "SSSE3": {"ssse3", "SSSE3"},
-    "AVX": {"avx", "AVX1.0"},
-    "AVX_VNNI": {"avx_vnni"},
-    "AVX2": {"avx2", "AVX2"},
-    "F16C": {"f16c", "F16C"},
-    "FMA": {"fma", "FMA"},
-    "BMI2": {"bmi2", "BMI2"},
-    "AVX512": {"avx512f", "AVX512F"},
-    "AVX512_VBMI": {"avx512vbmi", "AVX512VBMI"},
-    "AVX512_VNNI": {"avx512_vnni", "AVX512VNNI"},
-    "AVX512_BF16": {"avx512_bf16"},
-    "AMX_INT8": {"amx_int8"},
-    "NEON": {"asimd", "AdvSIMD"},
-    "FP16_VA": {"asimdhp", "arm.FEAT_FP16"},
-    "MATMUL_INT8": {"i8mm", "arm.FEAT_I8MM"},
-    "DOTPROD": {"asimddp", "arm.FEAT_DotProd"},
-    "SVE": {"sve"},
-    "SME": {"sme", "arm.FEAT_SME"},
-    "SME2": {"sme2", "arm.FEAT_SME2"},
-}
-"""llama.cpp's names, each with those of Linux (/proc/cpuinfo) and macOS (sysctl)."""
+_ON_LINUX = dict(
+    pair.split("=")
+    for pair in (
+        "SSE3=pni SSSE3=ssse3 AVX=avx AVX_VNNI=avx_vnni AVX2=avx2 F16C=f16c FMA=fma BMI2=bmi2 AVX512=avx512f "
+        "AVX512_VBMI=avx512vbmi AVX512_VNNI=avx512_vnni AVX512_BF16=avx512_bf16 AMX_INT8=amx_int8 "
+        "NEON=asimd FP16_VA=asimdhp MATMUL_INT8=i8mm DOTPROD=asimddp SVE=sve SME=sme SME2=sme2"
+    ).split()
+)
+"""llama.cpp's names of instruction sets, and those of /proc/cpuinfo."""
 
 
 def cpu_features() -> frozenset[str] | None:
-    """The instruction sets of this CPU, in llama.cpp's names; None if the system does not list them (Windows).
-
-    Sources: the `flags` (x86) or `Features` (arm) that all cores in /proc/cpuinfo have; on macOS sysctl.
-    """
+    """The instruction sets that all cores have, in llama.cpp's names; None where there is no /proc/cpuinfo."""
     arm = platform.machine().lower() in ("arm64", "aarch64")
-    if sys.platform != "darwin":
-        # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
-        lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
-        listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
-    elif arm:
-        names = {name for others in _ELSEWHERE.values() for name in others if name.startswith(("arm.", "Adv"))}
-        listed = {name for name in names if machine.sysctl(f"hw.optional.{name}") == "1"}
-    else:
-        parts = ("features", "leaf7_features")
-        listed = {word for part in parts for word in (machine.sysctl(f"machdep.cpu.{part}") or "").split()}
-    return frozenset(ours for ours, others in _ELSEWHERE.items() if others & listed) if listed else None
+    # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
+    lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
+    listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
+    return frozenset(ours for ours, theirs in _ON_LINUX.items() if theirs in listed) if listed else None
 
 
 def built_for(system_info: str) -> frozenset[str]:
     """The instruction sets of this build of llama.cpp, from the text of `llama_print_system_info`."""
-    return frozenset(name for name in re.findall(r"(\w+) = 1\b", system_info) if name in _ELSEWHERE)
+    return frozenset(name for name in re.findall(r"(\w+) = 1\b", system_info) if name in _ON_LINUX)
 
 
 def missing(system_info: str) -> frozenset[str] | None:
@@ -157,10 +130,9 @@ def _check(path: Path, _: str) -> None:
         worker.use(str(path))
         try:
             theirs = worker.libraries()
-        except WorkerDied as problem:
-            raise LabError(f"--lib {path}: {problem.what}", f"These libraries do not run here. {_BUILD}") from None
         except LabError as problem:
-            raise LabError(f"--lib {path}: {problem.what}", problem.hint) from None
+            died = f"These libraries do not run here. {_BUILD}" if isinstance(problem, WorkerDied) else problem.hint
+            raise LabError(f"--lib {path}: {problem.what}", died) from None
     compare(own, theirs, path)
 
 
@@ -172,14 +144,12 @@ def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
             f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}.",
             "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built.",
         )
-    if own.version.split(".")[:2] != theirs.version.split(".")[:2]:
-        raise LabError(
-            f"--lib {path}: these libraries have ggml {theirs.version}; the installed llama-cpp-python needs "
-            f"ggml {own.version}.",
-            _BUILD,
-        )
-    for what in dict.fromkeys((*own.layout, *theirs.layout)):
-        here, there = own.layout.get(what, "unknown"), theirs.layout.get(what, "unknown")
+    minor = (".".join(one.version.split(".")[:2]) for one in (own, theirs))
+    pairs = [("ggml's version", *minor)]
+    pairs += [
+        (what, *(one.layout.get(what, "unknown") for one in (own, theirs))) for what in {**own.layout, **theirs.layout}
+    ]
+    for what, here, there in pairs:
         if here != there:
             raise LabError(
                 f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {what} is {there}, but "

@@ -369,7 +369,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
     adds the recommended settings for other programs.
     """
-    from lab.show import console, text_setup
+    from lab.show import console
 
     if save is not None:
         as_options.path_of(save)  # an odd name is known before the search, not after it
@@ -412,8 +412,7 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
             f"Nothing is saved as {save}: no settings are recommended.",
             "Keep the default, or search longer: --budget 30min",
         )
-    about = f"{found.workload}, {text_setup.model_label(found.winner)}"
-    kept = as_options.save(save, as_options.asked(found.winner.settings), about)
+    kept = as_options.save(save, as_options.asked(found.winner.settings))
     model = dict(found.choice).get("model")
     options = shell.join("--settings", save, *(["--model", model] if model else []))
     note(f"The settings are saved as {kept}: {options} uses them.")
