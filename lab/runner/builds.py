@@ -27,11 +27,28 @@ from lab.runner import machine
 
 _ON_LINUX = dict(
     pair.split("=")
-    for pair in (
-        "SSE3=pni SSSE3=ssse3 AVX=avx AVX_VNNI=avx_vnni AVX2=avx2 F16C=f16c FMA=fma BMI2=bmi2 AVX512=avx512f "
-        "AVX512_VBMI=avx512vbmi AVX512_VNNI=avx512_vnni AVX512_BF16=avx512_bf16 AMX_INT8=amx_int8 "
-        "NEON=asimd FP16_VA=asimdhp MATMUL_INT8=i8mm DOTPROD=asimddp SVE=sve SME=sme SME2=sme2"
-    ).split()
+    for pair in [
+        "SSE3=pni",
+        "SSSE3=ssse3",
+        "AVX=avx",
+        "AVX_VNNI=avx_vnni",
+        "AVX2=avx2",
+        "F16C=f16c",
+        "FMA=fma",
+        "BMI2=bmi2",
+        "AVX512=avx512f",
+        "AVX512_VBMI=avx512vbmi",
+        "AVX512_VNNI=avx512_vnni",
+        "AVX512_BF16=avx512_bf16",
+        "AMX_INT8=amx_int8",
+        "NEON=asimd",
+        "FP16_VA=asimdhp",
+        "MATMUL_INT8=i8mm",
+        "DOTPROD=asimddp",
+        "SVE=sve",
+        "SME=sme",
+        "SME2=sme2",
+    ]
 )
 """llama.cpp's names of instruction sets, and those of /proc/cpuinfo."""
 
