@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
+from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.core import results
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
@@ -248,7 +248,6 @@ def execute(
     *ENGINE,
     SEED,
     *OUTPUT,
-    DRY_RUN,
 )
 def command(only: str | None, **asked: Any) -> None:
     """Test common claims about LLM inference on this machine.
@@ -266,29 +265,16 @@ def command(only: str | None, **asked: Any) -> None:
     from lab.show import console
     from lab.show.section import Context
 
-    output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
-    chosen, err = choose(only), console.console(stderr=True)
+    output, chosen, err = Output.taken_from(asked), choose(only), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            asked["watch"] = None if dry_run else transferring
-            planned = plan(worker, chosen, output.folder, **asked)
+            planned = plan(worker, chosen, output.folder, **asked, watch=transferring)
         plans = [planned.base, *(plan for own in planned.plans.values() for plan in own.values())]
         introduce([planned.base], err, err, list(dict.fromkeys(one for plan in plans for one in plan.warnings)))
         size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
         err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
-        if dry_run:
-            grid = console.Grid("part", "what it is", "time", "claims")
-            for name, seconds in planned.expected_s.items():
-                users = ",".join(str(claim["number"]) for claim in chosen if name in claim["parts"])
-                what = PARTS[name][0] if name in PARTS else "the best rate of each kernel"
-                grid.add_row(name, what, duration(seconds), users)
-            if output.as_json:
-                console.print_json({"parts": planned.expected_s})
-            else:
-                console.console().print(grid)
-            return
         path = session.new_results_file(planned.base, output.folder)
         records, problem = collect(lambda watch: execute(planned, worker, path, watch, err.print), path, err)
     judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))

@@ -21,10 +21,9 @@ from typing import Any, Unpack
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.cli.options import OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
-from lab.core.lists import plural
 from lab.core.payloads import Tuning
 from lab.core.record import Record
 from lab.errors import LabError
@@ -353,9 +352,8 @@ class Session:
     *SETTINGS,
     SEED,
     *OUTPUT,
-    DRY_RUN,
 )
-def command(save: str | None, dry_run: bool, **asked: Any) -> None:
+def command(save: str | None, **asked: Any) -> None:
     """Find the fastest settings for your requests, and prove it.
 
     \b
@@ -376,22 +374,8 @@ def command(save: str | None, dry_run: bool, **asked: Any) -> None:
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            made = plan(worker, **asked, watch=None if dry_run else transferring)
+            made = plan(worker, **asked, watch=transferring)
         introduce([made.default], err, err)
-        if dry_run:
-            space: dict[str, list[Any]] = {}
-            for name, value in sorted({pair for choice in made.choices for pair in choice}, key=str):
-                space.setdefault(name, []).append(value)
-            if output.as_json:
-                console.print_json({"budget_s": made.budget_s, "choices": len(made.choices), **space})
-                return
-            click.echo(
-                f"{plural(len(made.choices), 'choice')} in {progress.duration(made.budget_s)}, of these settings:"
-            )
-            for name, values in space.items():
-                words = [as_options.option(name, value) for value in values]
-                click.echo(f"  {words[0][0]:18} {', '.join(value for _, *rest in words for value in rest)}".rstrip())
-            return
         path = new_results_file(made.default, output.folder)
 
         def so_far(records: Sequence[Any], path: Any) -> str:

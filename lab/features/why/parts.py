@@ -135,9 +135,7 @@ def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
             squares.append(1.96**2 * (one.spread**2 + between**2))
     if lacking:
         return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {', '.join(dict.fromkeys(lacking))}")
-    assumed = {one.between_source for one in (fast, slow) if one.between_source and not is_together}
-    words = "; ".join(f"spread between sessions {source}" for source in sorted(assumed))
-    return Part(UNEXPLAINED, log, math.sqrt(sum(squares)), REST, words)
+    return Part(UNEXPLAINED, log, math.sqrt(sum(squares)), REST)
 
 
 UNKNOWN_COUNTS = {
@@ -331,7 +329,7 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
     if len(served) != 1:
         return []
     letter, one, slow = served[0], sides[served[0]], list(sides)[1]
-    requests, reported = [record.request for record in one.requests], one.requests[0].endpoint.settings
+    requests = [record.request for record in one.requests]
     pairs = list[tuple[float, float]]()  # seconds of a prompt, or of a token, at the client and by the server
     for request in requests:
         figures, timings = request_times.figures(request), request.timings
@@ -348,16 +346,12 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
         words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
         how = f"from {letter}'s own times, {len(logs)} requests"
         http = Part(name, sign * statistics.fmean(logs), half_range(logs), how, words)
-    is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
-    n_slots = reported.n_slots if reported else None
-    words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
-    made = [http, alike("sampling", is_greedy, "not given for both"), alike("slots", n_slots == 1, words)]
     cached = [request.usage.cached_tokens if request.usage else None for request in requests]
     if not one.is_prefill or None in cached or not one.n_prompt:
-        return [*made, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
+        return [http, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
     n_cached = statistics.fmean(n or 0 for n in cached)
     log, words = math.log1p(-min(n_cached / one.n_prompt, 0.99)), f"{n_cached:,.0f} of {one.n_prompt:,} tokens"
-    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
+    return [http, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
 
 
 def figure(run: Any, is_prefill: bool) -> float | None:

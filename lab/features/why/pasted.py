@@ -63,7 +63,6 @@ class Setup:
     settings: Mapping[str, Any] = field(default_factory=dict)  # keywords of AskedSettings
     spread: float | None = None  # the standard deviation of the figure's logarithm
     between: float | None = None  # that between sessions
-    between_source: str = ""
     compute_tps: float | None = None  # of decode steps without sampling
     records: tuple[Record, ...] = ()  # of the lab
     requests: tuple[RequestRecord, ...] = ()

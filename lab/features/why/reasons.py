@@ -103,7 +103,6 @@ def of_records(name: str) -> list[list[Setup]]:
                     settings=settings_of(runs[0]) if runs else {},
                     spread=math.sqrt(math.pi / 2 / len(logs)) * statistics.stdev(logs) if len(logs) > 1 else None,
                     between=between.sd,
-                    between_source=between.source,
                     compute_tps=1e3 / statistics.median(compute[0]) if compute and compute[0] else None,
                     records=runs,
                     requests=requests,
