@@ -314,16 +314,13 @@ def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None
     [
         ("obedient", "ignore_eos", "yes"),
         ("short", "ignore_eos", "no"),
-        ("plain", "ignore_eos", "unknown"),
         ("strict", "ignore_eos", "no"),
         ("cache", "cached tokens", "yes"),
         ("silent cache", "cached tokens", "no"),
         ("no usage", "usage in streams", "no"),
-        ("reasoning", "reasoning field", "yes"),
-        ("plain", "reasoning field", "unknown"),
     ],
 )
-def test_the_probe_says_yes_no_or_unknown(client: Client, asked: Access, model: str, name: str, answer: str) -> None:
+def test_the_probe_says_yes_or_no(client: Client, asked: Access, model: str, name: str, answer: str) -> None:
     endpoint = examine(asked, client, model).endpoint
     assert endpoint.can(name) == answer
     assert all(capability.how for capability in endpoint.capabilities)

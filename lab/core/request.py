@@ -171,7 +171,6 @@ class Asked:
     ignore_eos: bool | None = None  # None: not requested
     repeat: int = 0
     warmup: bool = False
-    prompt_sha256: str | None = None  # of the text without its nonce
     load: Load | None = None  # None: it ran alone
     turn: Turn | None = None  # of a conversation
 

@@ -69,7 +69,7 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
       lab server http://127.0.0.1:8080/v1
       lab server https://HOST/v1 --model NAME --api-key-env MY_KEY
 
-    Sends at most eleven requests with a few tokens each.
+    Sends at most ten requests with a few tokens each.
     """
     from lab.features.serve.servers import connect
     from lab.features.serve.through_server import print_endpoint

@@ -5,9 +5,8 @@ with connect("http://127.0.0.1:8080/v1") as server:
     ask = server.ask(prompt, server.asked(prompt, n_prompt=1000, n_gen=64))
     results.save(path, server.record(session, server.counted(server.send(ask))))
 
-First come requests that generate nothing (models, settings, version). Then follow at most MOST_PROBES requests of a few
-tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones. A
-capability that cannot be observed is `unknown`.
+First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
+tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones.
 
 A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a request for
 one token says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of
@@ -25,7 +24,6 @@ lmstudio.ai/docs/developer/rest (/api/v0/models).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import random
 import re
@@ -124,15 +122,10 @@ class Prompt:
     counted_by: str
     nonce: str
 
-    @property
-    def body(self) -> str:
-        """The text after the nonce."""
-        return self.text.removeprefix(self.nonce)
-
     def renewed(self, rng: random.Random) -> Prompt:
         """The same prompt with another nonce."""
         nonce = fresh_nonce(rng)
-        return dataclasses.replace(self, text=nonce + self.body, nonce=nonce)
+        return dataclasses.replace(self, text=nonce + self.text.removeprefix(self.nonce), nonce=nonce)
 
 
 def counter_of(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
@@ -260,7 +253,7 @@ def with_count(access: Access, model: str, reply: Reply) -> Request:
     return dataclasses.replace(request, usage=Usage(completion_tokens=n, counted_by=TOKENIZE))
 
 
-MOST_PROBES = 10  # maximum number of requests that generate tokens, besides one for counting prompts
+MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
 N_SHORT, N_LONG = 4, 48
 SHORT = "Say yes."
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
@@ -332,7 +325,6 @@ class Server:
             n_gen=n_gen,
             temperature=formats.temperature(self.endpoint.accepted),
             ignore_eos=self.ignores_eos,
-            prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
             **more,
         )
 
@@ -425,21 +417,19 @@ def examine(
         return reply.request
 
     used, accepted, first = _first_answer(access, send, shown, (api,) if api else (CHAT, COMPLETIONS))
-    # the same prompt with a short answer, without and with ignore_eos, and with the server's cache
-    takes = tuple(option for option in accepted if option != formats.NO_CACHE)
-    free = send(used, LONG, N_LONG, takes, False)
-    forced = send(used, LONG, N_LONG, takes, True) if formats.IGNORE_EOS in takes else None
+    takes_ignore_eos = formats.IGNORE_EOS in accepted
+    long = send(used, LONG, N_LONG, accepted, takes_ignore_eos or None)
     has_no_effect = {
         formats.INCLUDE_USAGE: times.n_generated(first) is None,
         formats.CONTINUOUS_USAGE: first.tokens_by != "usage",
         formats.TOKEN_IDS: first.tokens_by != "token ids",
         formats.TIMINGS: first.timings is None,
-        formats.IGNORE_EOS: _ignores_eos(free, forced)[0] == NO,
+        formats.IGNORE_EOS: long.finish_reason != "length",
     }
     working = tuple(option for option in accepted if not has_no_effect.get(option))
     endpoint = Endpoint(url=access.url, api=used, server=program, version=version, accepted=working, settings=settings)
     counter = counter_of(access, endpoint, chosen)
-    capabilities = tuple(_capabilities(first, free, forced, counter, settings))
+    capabilities = tuple(_capabilities(first, long, working, counter, settings))
     endpoint = dataclasses.replace(endpoint, capabilities=capabilities)
     return Server(endpoint, chosen, shown, models, counter, access, client, machine.describe())
 
@@ -537,54 +527,48 @@ def _first_answer(
 
 
 def _capabilities(
-    first: Request, free: Request, forced: Request | None, counter: Counter | None, settings: ServerSettings | None
+    first: Request,
+    long: Request,
+    working: tuple[str, ...],
+    counter: Counter | None,
+    settings: ServerSettings | None,
 ) -> Iterator[Capability]:
-    def seen(name: str, is_there: bool, how: str, how_not: str, otherwise: str = NO) -> Capability:
-        return Capability(name, YES if is_there else otherwise, how if is_there else how_not)
-
-    requests = [request for request in (first, free, forced) if request and request.status == OK]
-    n_content = [len(times.generated(request)) for request in requests]
-    long = [one for one, n in zip(requests, n_content, strict=True) if n >= times.AT_ONCE_EVENTS]
-    if long and all(map(times.came_at_once, long)):
-        how = f"{max(n_content)} events with content arrived at once: the answer was buffered until its end"
+    """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
+    requests = [request for request in (first, long) if request.status == OK]
+    n_events, usage, by = len(times.generated(first)), times.n_generated(first), first.tokens_by
+    how = f"an answer of {N_SHORT} tokens came as {n_events} events"
+    if times.came_at_once(long):
+        how = f"{len(times.generated(long))} events with content arrived at once: the answer was buffered until its end"
         yield Capability("streaming", NO, how)
     else:
-        how = f"an answer of {N_SHORT} tokens came as {len(times.generated(first))} events"
-        yield seen("streaming", len(times.generated(first)) > 1, how, how, UNKNOWN)
-    usage, by = times.n_generated(first), first.tokens_by
-    yield seen("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream")
-    yield seen("token ids", by == "token ids", "in every event", "none in the stream")
-    yield seen("tokens per event", by is not None, f"from {by}", "events do not say how many tokens they contain")
-    yield Capability("ignore_eos", *_ignores_eos(free, forced))
-    cached = [request.usage.cached_tokens for request in requests if request.usage]
-    n_cached = max((n for n in cached if n is not None), default=None)
-    how = f"a repeated prompt: {n_cached} tokens from a cache"
-    yield seen("cached tokens", n_cached is not None, how, "the answer to a repeated prompt has no such count")
-    how_not = "no /tokenize and no usage: the tokens of prompts cannot be counted"
-    if counter:
-        how_not = "no /tokenize; the usage of small requests counts the tokens of prompts"
+        yield Capability("streaming", YES if n_events > 1 else UNKNOWN, how)
+    cached = [one.usage.cached_tokens for one in requests if one.usage and one.usage.cached_tokens is not None]
     is_tokenizer = counter is not None and counter.by == TOKENIZE
-    yield seen("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", how_not)
+    no_tokenizer = "no /tokenize and no usage: the tokens of prompts cannot be counted"
+    if counter:
+        no_tokenizer = "no /tokenize; the usage of small requests counts the tokens of prompts"
     n_slots, n_ctx = (settings.n_slots, settings.n_ctx) if settings else (None, None)
-    how = f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens"
-    yield seen("settings", n_slots is not None, how, "the server does not report its number of slots")
-    reasons = any(kinds.REASONING in request.events.kind for request in requests)
-    yield seen("reasoning field", reasons, "seen", "no answer had reasoning", UNKNOWN)
-    yield seen("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream")
-
-
-def _ignores_eos(free: Request, forced: Request | None) -> tuple[str, str]:
-    """Whether an answer that stops early without ignore_eos continues to its limit with it."""
-    if forced is None:
-        return NO, "the server rejects requests with it"
-    ends = [request.finish_reason for request in (free, forced) if request.status == OK]
-    if ends == ["stop", "length"]:
-        return YES, f"an answer that stops early without it kept generating to {N_LONG} tokens"
-    if ends[1:] == ["stop"]:
-        return NO, "an answer stopped early despite it"
-    if ends == ["length", "length"]:
-        return UNKNOWN, f"the answer had all {N_LONG} tokens even without it, so its effect is not visible"
-    return UNKNOWN, "the server sends no finish_reason"
+    for name, is_there, how, how_not in (
+        ("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream"),
+        ("token ids", by == "token ids", "in every event", "none in the stream"),
+        ("tokens per event", by is not None, f"from {by}", "events do not say how many tokens they contain"),
+        (
+            "ignore_eos",
+            formats.IGNORE_EOS in working,
+            f"an answer had all {N_LONG} tokens with it",
+            "the server rejects requests with it, or an answer ended early despite it",
+        ),
+        ("cached tokens", bool(cached), "answers count them", "answers do not count them"),
+        ("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", no_tokenizer),
+        (
+            "settings",
+            n_slots is not None,
+            f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens",
+            "the server does not report its number of slots",
+        ),
+        ("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream"),
+    ):
+        yield Capability(name, YES if is_there else NO, how if is_there else how_not)
 
 
 def prompt_text(prompt: str) -> str:
