@@ -15,7 +15,6 @@ import lab
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CLOSED,
-    CONSTANT,
     LOST,
     POISSON,
     RATE_LIMITED,
@@ -115,8 +114,6 @@ def test_each_round_measures_every_arm_once_in_another_order() -> None:
 
 
 def test_an_open_loop_has_times_for_its_windows_and_as_much_again() -> None:
-    evenly = make_plan(rate="2", arrivals="constant", warmup=1, duration=4, rounds=1).windows[0]
-    assert evenly.times_ns == tuple(range(0, 10_000_000_000, 500_000_000)) and evenly.load.arrivals == CONSTANT
     first, second = make_plan(rate=[50], warmup=1, duration=4, rounds=2).windows
     assert first.load.arrivals == POISSON and first.times_ns != second.times_ns
     assert first.times_ns and list(first.times_ns) == sorted(first.times_ns) and max(first.times_ns) < 10e9
@@ -133,7 +130,6 @@ def test_an_open_loop_has_times_for_its_windows_and_as_much_again() -> None:
         ({"concurrency": "nan"}, "--concurrency nan"),
         ({"rate": "0"}, "--rate 0"),
         ({"rate": "inf"}, "--rate inf"),
-        ({"rate": "1", "arrivals": "bursts"}, "--arrivals bursts"),
         ({"duration": 0}, "--duration 0"),
         ({"warmup": -1}, "--warmup -1"),
         ({"rounds": 0}, "--rounds 0"),

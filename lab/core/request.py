@@ -20,7 +20,7 @@ from lab.core.payloads import Turns
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 
-CLOSED, POISSON, CONSTANT = "closed", "poisson", "constant"
+CLOSED, POISSON = "closed", "poisson"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def parse_slo(text: str) -> Slo:
 class Load:
     """The load of a request: one arm of a measurement, in one of its rounds."""
 
-    arrivals: str  # closed, poisson, constant
+    arrivals: str  # closed, poisson
     concurrency: int | None = None  # of a closed loop: users
     rate: float | None = None  # of an open loop: planned requests per second
     round: int  # each round measures every arm once
@@ -73,7 +73,7 @@ class Load:
         if self.arrivals == CLOSED:
             return plural(self.concurrency or 0, "user")
         word = "request" if self.rate == 1 else "requests"
-        return f"{self.rate or 0:g} {word}/s" + (", evenly" if self.arrivals == CONSTANT else "")
+        return f"{self.rate or 0:g} {word}/s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,14 +89,7 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
 @with_options(
     click.option("--url", required=True, metavar="URL", help=A_SERVER),
     click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time.  [default: 1,2,4,8]"),
-    click.option("--rate", metavar="LIST", help="Instead of users: requests per second, sent on schedule: 0.5,1."),
-    click.option(
-        "--arrivals",
-        type=click.Choice(["poisson", "constant"]),
-        default="poisson",
-        show_default=True,
-        help="With --rate: random times, as if users were independent (Poisson), or evenly spaced.",
-    ),
+    click.option("--rate", metavar="LIST", help="Instead of users: requests per second, at random times: 0.5,1."),
     click.option(
         "--prompt-len",
         "-p",

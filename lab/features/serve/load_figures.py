@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import request_times, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, CONSTANT, POISSON, STALLED, TIMEOUT, Load, Request, RequestRecord, Slo
+from lab.core.request import CLOSED, STALLED, TIMEOUT, Load, Request, RequestRecord, Slo
 from lab.core.request_times import Figures
 from lab.core.stats import CONFIDENCE, Interval
 from lab.errors import LabError
@@ -140,7 +140,7 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
             is_cut_off = silent_s > PAUSE_S
         else:  # only the last round can have been aborted
             is_last = own.date_s.max() == last_s
-            is_cut_off = is_last and silent_s * (load.rate or 0) > (MOST_GAPS if load.arrivals == POISSON else 1.5)
+            is_cut_off = is_last and silent_s * (load.rate or 0) > MOST_GAPS
         length_s = load.duration_s if not is_cut_off else max(0.0, min(load.duration_s, reach_s - load.warmup_s))
         window = {"begin_s": load.warmup_s, "length_s": length_s, "over_s": load.warmup_s + length_s}
         own = own.assign(at_s=at_s, end_s=end_s, start_s=at_s + own.late_s.fillna(0), is_cut_off=is_cut_off, **window)
@@ -756,7 +756,6 @@ def again(records: Sequence[RequestRecord]) -> str | None:
     given = {
         "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
         "rate": sorted({load.rate for load in known if load.rate is not None}),
-        "arrivals": CONSTANT if first.arrivals == CONSTANT else None,
         "prompt_len": lengths[1],
         "gen": lengths[2],
         "warmup": f"{first.warmup_s:g}",

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Unpack
 from lab.core.asked_settings import in_digits
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import CLOSED, CONSTANT, POISSON, Load, Request, RequestRecord, Slo, parse_slo
+from lab.core.request import CLOSED, POISSON, Load, Request, RequestRecord, Slo, parse_slo
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.serve.formats import MOST_AT_ONCE, Reply, SendPlan
@@ -152,7 +152,6 @@ class LoadOptions(Reaching, total=False):
 
     concurrency: Numbers | None
     rate: Numbers | None
-    arrivals: str
     prompt_len: str | int
     gen: str | int
     warmup: float
@@ -218,13 +217,10 @@ def _checked(option: str, value: float, least: float, most: float) -> float:
 
 def _arms(base: Load, asked: LoadOptions) -> list[Load]:
     """A load for each number of users or each rate."""
-    users, rates, arrivals = asked.get("concurrency"), asked.get("rate"), asked.get("arrivals", POISSON)
+    users, rates = asked.get("concurrency"), asked.get("rate")
     if users is not None and rates is not None:
         raise LabError("--concurrency (closed loop) and --rate (open loop) exclude each other.", "Give one of them.")
-    if arrivals not in (POISSON, CONSTANT):
-        raise LabError(f"--arrivals {arrivals} is not known.", f"Choose {POISSON} or {CONSTANT}.")
-    option = "--concurrency" if rates is None else "--rate"
-    given = rates if users is None else users
+    option, given = ("--concurrency", users) if rates is None else ("--rate", rates)
     given = DEFAULT_CONCURRENCY if given is None else given
     parts = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
     try:
@@ -235,18 +231,16 @@ def _arms(base: Load, asked: LoadOptions) -> list[Load]:
         raise LabError(f"{option} {given} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
     if rates is not None:
         levels = [_checked(option, level, LEAST_RATE, MOST_RATE) for level in levels]
-        return [dataclasses.replace(base, arrivals=arrivals, rate=level) for level in levels]
+        return [dataclasses.replace(base, arrivals=POISSON, rate=level) for level in levels]
     if wrong := [n for n in levels if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
         raise LabError(f"{option} {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}.")
     return [dataclasses.replace(base, concurrency=int(n)) for n in levels]
 
 
 def _times_s(load: Load) -> Iterator[float]:
-    """The times of an open loop's requests."""
-    end_s, rate = REST * (load.warmup_s + load.duration_s), load.rate or 0.0
-    rng = random.Random(f"{load.seed} {load.rate} {load.round}")
-    poisson = itertools.accumulate(rng.expovariate(rate) for _ in itertools.repeat(None))
-    times_s = (i / rate for i in itertools.count()) if load.arrivals == CONSTANT else poisson
+    """The times of an open loop's requests: random, as if users were independent (a Poisson process)."""
+    end_s, rng = REST * (load.warmup_s + load.duration_s), random.Random(f"{load.seed} {load.rate} {load.round}")
+    times_s = itertools.accumulate(rng.expovariate(load.rate or 0.0) for _ in itertools.repeat(None))
     return itertools.takewhile(lambda at_s: at_s < end_s, times_s)
 
 
@@ -390,11 +384,9 @@ def execute(
                 most_lost=MOST_LOST,
             )
             part = f"{window.label} of {1 + max(one.load.round for one in plan.windows)}"
-            could_count, began, later_s = session.can_count, time.monotonic(), later_s - window.stop_s
+            began, later_s = time.monotonic(), later_s - window.stop_s
             yield from session.send(sending, show)
             lasted_s = time.monotonic() - began
-            if could_count and not session.can_count:
-                note("The server does not count the tokens of its answers, so there are no token rates.")
             show(is_over=True)
             if len(session.lost) >= MOST_LOST:
                 raise gone(server, path, session.lost, f"{window.label}; ")
