@@ -1,6 +1,7 @@
 """What bad input, full disks, Ctrl-C and sudden death get: a clear message, and nothing measured is lost."""
 
 import errno
+import io
 import os
 import signal
 import struct
@@ -17,6 +18,8 @@ from lab.core import results
 from lab.core.record import CRASHED, OK
 from lab.errors import LabError
 from lab.process.worker import Worker
+from lab.runner.progress import Status
+from lab.show import console
 from tests.conftest import make_record, run_lab, run_process, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
@@ -238,3 +241,14 @@ def vocabulary_only() -> bytes:
 def test_lengths_without_commas_are_met_with_a_hint() -> None:
     code, _, err = run_lab("measure", "--prompt-len", 10, 100, 500)
     assert code == 1 and "--prompt-len 10,100,1000" in err
+
+
+def test_progress_on_a_terminal_replaces_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = console.console(stderr=True)
+    err.file, err._force_terminal = io.StringIO(), True
+    with console.transfer(err) as show:
+        show("a\x1bfile", 0, 10**7)
+    with console.progress(err, None, str) as (watch, _):
+        watch(Status("prefill", left_s=5))
+    clear = "\r\x1b[2K"
+    assert err.file.getvalue() == f"{clear}a?file: 0 of 10 MB\n{clear}prefill; about 5 s left{clear}"

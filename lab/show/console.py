@@ -124,6 +124,12 @@ def print_json(value: object) -> None:
     print(json.dumps(_without_nan(value), indent=2))
 
 
+def replace_line(out: Console, text: str = "") -> None:
+    """Shows a text on a terminal, in place of the last one that was shown so."""
+    out.file.write(f"\r\x1b[2K{printable(text)[: out.width - 1]}")
+    out.file.flush()
+
+
 @contextmanager
 def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """Shows the progress of a download or of writing a file. Yields the function that takes the counts."""
@@ -142,7 +148,10 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
         left = f", {duration((total - done) / rate)} left" if total is not None and rate and not finished else ""
         speed = f" at {rate / 1e6:,.0f} MB/s" if rate else ""
         line = f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}"
-        err.print(f"\r\x1b[2K{line}" if err.is_terminal else line, end="" if err.is_terminal else "\n")
+        if err.is_terminal:
+            replace_line(err, line)
+        else:
+            err.print(line)
 
     yield watch
     if started and err.is_terminal:
@@ -153,60 +162,49 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 def progress(
     err: Console, stream_to: Console | None, describe_run: Callable[[Any], str], in_blocks: bool = False
 ) -> Iterator[tuple[ShowStatus, Any]]:
-    """Shows progress: a bar on a terminal, a line per run elsewhere, or the generated text.
+    """Shows progress: a line in place on a terminal, a line per run elsewhere, or the generated text.
 
     `describe_run` returns the line of a finished run or request. With `in_blocks` the start of the engine is printed
     only once. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord.
     """
-    if err.is_terminal and stream_to is None:
-        from rich.progress import BarColumn, Progress, TextColumn
+    in_place, latest, n_finished, printed_at = err.is_terminal and not stream_to, Status("starting"), 0, -math.inf
 
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[left]}")
-        # no refresh on its own: a redraw takes a core's time, and is made only when there is news
-        with Progress(*columns, console=err, transient=True, auto_refresh=False) as bar:
-            task = bar.add_task("starting", total=1.0, left="")
-
-            def move(status: Status) -> None:
-                if status.note:
-                    return err.print(f"Note: {status.note}", style="bold red")
-                left_s, elapsed_s = status.left_s, status.elapsed_s
-                done = 0.0 if left_s is None else elapsed_s / max(1e-9, elapsed_s + left_s)
-                left = "" if left_s is None else f"{duration(left_s)} left"
-                bar.update(task, description=status.words, completed=done, left=left, refresh=True)
-
-            yield move, lambda record: None
-        return
-    latest = Status("starting")
-    n_finished, printed_at = 0, -math.inf
+    def left() -> str:
+        return f"; about {duration(latest.left_s)} left" if latest.left_s else ""
 
     def watch(status: Status) -> None:
         nonlocal latest, printed_at
+        before, latest = latest, status
         if status.note:
-            err.print(f"Note: {status.note}", style="bold red")
+            err.print(f"{chr(10) * in_place}Note: {status.note}", style="bold red")
+        elif in_place:
+            replace_line(err, f"{status.words}{left()}")
         elif stream_to and status.doing in IN_A_RUN:
-            if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
+            if (status.case, status.repeat) != (before.case, before.repeat) or before.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(printable(status.text, KEPT_LETTERS), end="")
         elif status.doing.startswith(KERNEL):
             if time.monotonic() - printed_at >= EVERY_S:
-                err.print(f"{status.doing}; about {duration(status.left_s or 0)} left")
+                err.print(f"{status.doing}{left()}")
                 printed_at = time.monotonic()
-        elif status.doing not in (*IN_A_RUN, latest.doing) and (not n_finished or not in_blocks):
+        elif status.doing not in (*IN_A_RUN, before.doing) and (not n_finished or not in_blocks):
             err.print(f"{status.doing} ...")
-        latest = status
 
     def finished(record: Record | RequestRecord) -> None:
         nonlocal n_finished
-        if record.run.warmup if isinstance(record, Record) else record.request.asked.warmup:
+        if in_place or (record.run.warmup if isinstance(record, Record) else record.request.asked.warmup):
             return
         n_finished += 1
         if stream_to:
             stream_to.print()
-        left = f"; about {duration(latest.left_s)} left" if latest.left_s else ""
-        err.print(f"{describe_run(record)}{left}")
+        err.print(f"{describe_run(record)}{left()}")
 
-    yield watch, finished
+    try:
+        yield watch, finished
+    finally:
+        if in_place:
+            replace_line(err)
 
 
 def _without_nan(value: Any) -> Any:
