@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import lab
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
@@ -16,7 +15,6 @@ from lab.features import page
 from lab.features.claims import judging, session
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.features.claims.session import PARTS, Session
-from lab.runner.plan import make_plan
 from lab.show import console
 from lab.show.section import Context, print_sections
 from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab
@@ -60,7 +58,7 @@ def test_numbers_that_no_claim_has_are_refused() -> None:
 
 def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -> None:
     made = planned(worker, tmp_path, "3,5,10,16")
-    assert list(made.plans) == ["lengths", "context", "settings", "batch"] == list(made.expected_s)
+    assert list(made.plans) == ["lengths", "context", "settings", "batch"]
     assert {plan.part for plans in made.plans.values() for plan in plans.values()} == set(made.plans)
     variants = {name: plan.settings for name, plan in made.plans["settings"].items()}
     assert {name: (one.flash_attn, one.type_k) for name, one in variants.items()} == {
@@ -76,7 +74,7 @@ def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -
 
 def test_ceilings_are_measured_for_those_that_need_them(worker: Any, tmp_path: Path) -> None:
     made = planned(worker, tmp_path, "1")
-    assert len(made.probes) > 5 and list(made.expected_s) == ["ceilings", "lengths", "settings"]
+    assert len(made.probes) > 5 and list(made.plans) == ["lengths", "settings"]
 
 
 def test_what_cannot_be_measured_is_told(worker: Any, tmp_path: Path, embedded: Path) -> None:
@@ -87,13 +85,6 @@ def test_what_cannot_be_measured_is_told(worker: Any, tmp_path: Path, embedded: 
     first, second = verdicts(records, "13,18").rows
     assert first["verdict"] == UNTESTABLE and "cannot be made in other quantizations" in first["words"]
     assert second["verdict"] in (HOLDS, HOLDS_NOT)
-
-
-def test_more_sequences_are_decoded_on_a_gpu(worker: Any, tmp_path: Path) -> None:
-    base = make_plan(worker, [1], 1, 1)
-    on_gpu = dataclasses.replace(base, settings=dataclasses.replace(base.settings, n_gpu_layers=99))
-    (plan,) = session.plans_of("batch", worker, on_gpu, {"model": "smollm2-135m"}).values()
-    assert max(case.lever.n_seq for case in plan.cases) == 256  # type: ignore[union-attr]
 
 
 def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -> None:
@@ -168,16 +159,6 @@ def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, t
 def test_a_record_names_no_file_and_nothing_in_a_page() -> None:
     records = [make_record(make_run(part="../<script>"), session="<script>"), make_record(make_run(part="batch"))]
     assert "<script>" not in page.html(records, []).replace('<script type="application/gzip"', "")
-
-
-def test_records_are_judged_again_as_python(judged: Verdicts, tmp_path: Path) -> None:
-    records = list(judged.records)
-    assert [row["number"] for row in lab.claims("7,10", records=records, out=tmp_path).rows] == [7, 10]
-    with pytest.raises(LabError, match="here: none"):
-        lab.claims(records=[make_record()])
-    other = [dataclasses.replace(record, session="another") for record in records]
-    with pytest.raises(LabError, match="here: a-session, another"):
-        lab.claims(records=[*records, *other], out=tmp_path)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -69,26 +69,16 @@ N_REPEAT = 3
 class Session:
     """The plans of each part by their variants; `problems` has the reason for each part that cannot be measured."""
 
-    claims: tuple[Claim, ...]
     base: Plan
     plans: dict[str, dict[str, Plan]]
     problems: dict[str, LabError]
     probes: tuple[Probe, ...]  # kernels whose ceilings are needed and not known yet
-
-    @property
-    def expected_s(self) -> dict[str, float]:
-        """The estimated seconds of each part in order; of runs in proportion to the model's weights."""
-        usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
-        scale = max(1.0, (self.base.model.n_bytes or usual) / usual)
-        of_probes = {CEILINGS: probing.expected_s(self.probes)} if self.probes else {}
-        return of_probes | {name: scale * PARTS[name][1] for name in self.plans}
 
 
 def claims(
     only: str | int | Sequence[int] | None = None,
     model: str = catalog.DEFAULT,
     *,
-    records: Sequence[Record] | None = None,
     out: str | Path = "results",
     **settings: Unpack[SettingsKeywords],
 ) -> Verdicts:
@@ -98,20 +88,15 @@ def claims(
         verdicts.rows      # claim, figures, criterion, verdict
         verdicts.records   # the runs behind the verdicts
 
-    All claims take about 5 minutes. With `records` of an earlier session (from `lab.read`) it judges these again and
-    measures nothing.
+    All claims take about 5 minutes.
     """
     chosen, folder = choose(only), Path(out)
-    if records is None:
-        with Worker() as worker, progress.in_notebook() as watch:
-            planned = plan(worker, chosen, folder, model=model, **settings)
-            path = session.new_results_file(planned.base, folder)
-            records = list(execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence))))
-    made = list(judging.of_sessions(chosen, records, probing.kept(folder)))
-    if len(made) != 1:
-        sessions = ", ".join(verdicts.session for verdicts in made) or "none"
-        raise LabError(f"One session of claims is needed; here: {sessions}.", "Give its records: lab.read([path])")
-    return made[0]
+    with Worker() as worker, progress.in_notebook() as watch:
+        planned = plan(worker, chosen, folder, model=model, **settings)
+        path = session.new_results_file(planned.base, folder)
+        records = list(execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence))))
+    (made,) = judging.of_sessions(chosen, records, probing.kept(folder))
+    return made
 
 
 def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
@@ -146,7 +131,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
         here = probing.place_of(base.machine, base.model, base.settings)
         with contextlib.suppress(LabError):  # the cost of some models is unknown
             todo = probing.unknown(base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None))
-    return Session(tuple(chosen), base, planned, problems, tuple(todo))
+    return Session(base, planned, problems, tuple(todo))
 
 
 def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
@@ -172,8 +157,7 @@ def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) ->
     if part == "context":
         return {"": plain("2048", 12, **{**own, "every": 256})}
     if part == "batch":
-        sequences = "1,4,16,64,128,256" if base.settings.n_gpu_layers else "1,2,4,8,16"
-        return {"": batching.plan(worker, sequences, "64", 16, N_REPEAT, **own)}
+        return {"": batching.plan(worker, "1,2,4,8,16", "64", 16, N_REPEAT, **own)}
     if part == "stall":
         return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **own)}
     if part == "turns":
@@ -271,8 +255,11 @@ def command(only: str | None, **asked: Any) -> None:
             planned = plan(worker, chosen, output.folder, **asked, watch=transferring)
         plans = [planned.base, *(plan for own in planned.plans.values() for plan in own.values())]
         introduce([planned.base], err, err, list(dict.fromkeys(one for plan in plans for one in plan.warnings)))
-        size = f"{plural(len(planned.expected_s), 'part')}: about {duration(sum(planned.expected_s.values()))}"
-        err.print(f"{plural(len(chosen), 'claim')}, {size} on two cores of an EPYC")
+        usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
+        scale = max(1.0, (planned.base.model.n_bytes or usual) / usual)  # runs take in proportion to the weights
+        seconds = probing.expected_s(planned.probes) + scale * sum(PARTS[part][1] for part in planned.plans)
+        size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"
+        err.print(f"{size}: about {duration(seconds)} on two cores of an EPYC")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
         path = session.new_results_file(planned.base, output.folder)
