@@ -182,7 +182,7 @@ def test_batches_are_compared_number_by_number() -> None:
 
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
     one_thread = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
-    settings = dataclasses.replace(one_thread, n_ubatch=512, n_ctx=4 * 256, n_seq_max=4)
+    settings = dataclasses.replace(one_thread, n_ubatch=512, n_ctx=2 * 256, n_seq_max=2)
     with Worker() as worker:
         worker.load(embedded, SETTINGS)
         worker.new_context(settings)
@@ -191,11 +191,11 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
         def prompt(sequence: int, n: int) -> list[int]:
             return ids[7 * sequence : 7 * sequence + n]
 
-        together = worker.run(batching.write(case(4, 60, 6), prompt, settings), lambda progress: None)
-        for i in range(4):
+        together = worker.run(batching.write(case(2, 60, 6), prompt, settings), lambda progress: None)
+        for i in range(2):
             alone = worker.run(scripts.run(prompt(i, 60), 6, 512), lambda progress: None)
-            assert together.token_ids[i::4] == alone.token_ids
-        assert together.steps.n_seq == (4,) * 6 and together.steps.n_outputs == (4,) * 6
+            assert together.token_ids[i::2] == alone.token_ids
+        assert together.steps.n_seq == (2,) * 6 and together.steps.n_outputs == (2,) * 6
         for unified in (False, True):
             wanted = dataclasses.replace(settings, kv_unified=unified)
             kv_bytes, compute = miniature.reserved(embedded, wanted)
@@ -203,10 +203,9 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
             assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx((kv_bytes, compute), rel=0.05)
 
 
-def test_batch_command(tmp_path: Path) -> None:
-    code, out, err = run_lab(
-        "batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "-t", "1", "--shared-prompt", "-o", tmp_path
-    )
+def test_batch_command(mini: Path, tmp_path: Path) -> None:
+    few = "batch", "-m", mini, "--prompt", "random", "-p", "24", "-n", "4", "-r", "1", "-t", "1", "-o", tmp_path
+    code, out, err = run_lab(*few, "-s", "1,3", "--shared-prompt")
     assert code == 0, err
     assert "sequences decoded together" in out and "24 prompt tokens, 3 sequences, shared prompt" in err
     assert len(list(tmp_path.glob("*-batch.png"))) == 1
@@ -214,7 +213,7 @@ def test_batch_command(tmp_path: Path) -> None:
     assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [("batch", 1), ("batch", 3)]
     timed = [record.run for record in results.read([tmp_path]).records if not record.run.warmup]
     assert all(phases.figures(run)["tpot_ms"] > 0 for run in timed)
-    code, _, err = run_lab("batch", "-s", "1,0", "-o", tmp_path)
+    code, _, err = run_lab(*few, "-s", "1,0")
     assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
 
 

@@ -51,10 +51,7 @@ def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> N
     assert (cache.n_cached, cache.n_new, cache.ttft_s) == (15, 5, row.measured_s)
     assert (cache.saved_s, cache.gain) == pytest.approx((saved_s, row.measured_s / (row.measured_s - saved_s)))
     assert guessing.least_acceptance == pytest.approx(0, abs=1e-6)
-    assert (guessing.best_n_draft, guessing.gain) == (
-        3,
-        pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6),
-    )  # of 5 tokens
+    assert (guessing.n_draft, guessing.gain) == (3, pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6))  # of 5 tokens
     sizes = "--prompt-len 20 --gen 5"
     assert batch.command.startswith(f"lab batch --sequences 1,16 {sizes} ")
     assert cache.command.startswith("lab turns --system 8 --turn 5+2 --turns 2 ")
@@ -71,7 +68,7 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     batch, guessing = levers["batch"], levers["speculate"]
     assert (batch.n_seq, batch.total_gain) == (2, pytest.approx(2 / 1.5))  # 4 give no more in all
     assert batch.user_share == pytest.approx(1 / 1.5)
-    assert (guessing.n_draft, guessing.best_n_draft) == (1, 1)
+    assert guessing.n_draft == 1
     assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
     sentences = {name: explanation.advice_of(lever) for name, lever in levers.items()}
     assert sentences["batch"].startswith(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, memory, phases, shape, shell, shown, stats
@@ -350,18 +349,16 @@ def _experiments(
     costs = {n: step_s / one_s for n, step_s in steps.items() if step_s and one_s}
     paying = {n: v for n, v in costs.items() if n + 1 >= LEAST_GAIN * v}  # with full acceptance
     if paying:
-        least = {n: share for n, v in paying.items() if (share := guesses.break_even(v, 0.0, n)) is not None}
         gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
-        n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
-        other = "" if n_best == n_draft else f"guessing {n_best} is "
+        n_draft = max(gains, key=gains.__getitem__)
+        least = guesses.break_even(paying[n_draft], 0.0, n_draft) or 0.0
         words = (
             f"speculative decoding that guesses {plural(n_draft, 'token')} at a time: faster if more than "
-            f"{100 * least[n_draft]:.0f} % of the guesses are right; at {100 * ACCEPTANCE:.0f} %, "
-            f"{other}{digits(gains[n_best])}x as fast (without the time to draft)"
+            f"{100 * least:.0f} % of the guesses are right; at {100 * ACCEPTANCE:.0f} %, "
+            f"{digits(gains[n_draft])}x as fast (without the time to draft)"
         )
-        sizes = {"--draft": "lookup", "--draft-len": ",".join(str(n) for n in sorted({n_draft, n_best})), **lengths}
-        figures = {"n_draft": n_draft, "least_acceptance": least[n_draft], "acceptance": ACCEPTANCE}
-        yield "speculate", words, sizes, figures | {"best_n_draft": n_best, "gain": gains[n_best], **asked}
+        figures = {"n_draft": n_draft, "least_acceptance": least, "gain": gains[n_draft], **asked}
+        yield "speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, figures
 
 
 def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
@@ -400,8 +397,6 @@ EXPLAINED: Columns = (
     ("GFLOP/s", lambda row: digits(row.gflops)),
     ("GB/s", lambda row: digits(row.gbps)),
     ("FLOPs\nper byte", lambda row: digits(row.intensity)),
-    ("GFLOP", lambda row: digits(row.flops / 1e9)),
-    ("MB", lambda row: digits(row.n_bytes / 1e6)),
 )
 
 LIMITS = {
@@ -416,9 +411,6 @@ TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again
 
 def of_ceilings(ceilings: Ceilings) -> Section:
     """The kernels' best rates, and the ridge of the roofline."""
-    measured = datetime.strptime(ceilings.measured_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    days = (datetime.now(UTC) - measured).total_seconds() / 86400
-    age = "today" if days < 1 else f"{days:.0f} days ago"
 
     def size(rate: Rate) -> str:
         if rate.op in (FLASH, PLAIN_ATTENTION):
@@ -442,19 +434,12 @@ def of_ceilings(ceilings: Ceilings) -> Section:
     def order(rate: Rate) -> tuple[Any, ...]:
         return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
 
-    best, name, copied, sentences = roof(ceilings), ceilings.device, list[str](), list[str]()
-    for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
-        if copies := sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes):
-            of_few = f"{copies[0].n_bytes:,} bytes in {seconds(min(copies[0].times_ns) / 1e9)}"
-            copied.append(f"{direction} {probing.label(name)} {digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
-    if copied:
-        sentences.append(f"Copies: {'; '.join(copied)}.")
+    best = roof(ceilings)
     return Section(
-        f"Ceilings of {probing.device_label(ceilings.machine, name)}, measured {ceilings.measured_at} ({age})",
+        f"Ceilings of {probing.device_label(ceilings.machine, ceilings.device)}, measured {ceilings.measured_at}",
         answer=f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
         f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below.",
         **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
-        sentences=sentences,
         parts=[of_ceilings(other) for other in ceilings.others or ()],
     )
 
@@ -483,14 +468,9 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
             if changes or tried:
                 change = f"The change that helps most (predicted) is {[*changes, *tried][0].words}."
             answer = f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
-    verdict, advised, apart = verdicts(rows, settings), [advice_of(one) for one in (*changes, *tried)], []
-    for name in ("choosing_s", "harness_s"):
-        ends = rows.groupby("phase", sort=False)[name].agg(["min", "max"]).map(seconds)
-        both = ((" to ".join(dict.fromkeys((low, high))), phase) for phase, low, high in ends.itertuples())
-        apart.append(", ".join(f"{times} per {'token' if phase == DECODE else 'prompt'}" for times, phase in both))
+    verdict, advised = verdicts(rows, settings), [advice_of(one) for one in (*changes, *tried)]
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
-        f"The times above leave out choosing tokens ({apart[0]}) and the lab itself ({apart[1]}).",
         f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
         "FLOPs per byte (the ridge) memory sets the upper bound, above it arithmetic (ceilings of "
         f"{ceilings.measured_at}).",
