@@ -105,7 +105,7 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(
             assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
         else:
             other = datasheet.find_device(known["devices"][one["device"]]["name"])
-            row = prediction.on_device(chosen, settings, other, None, n, gen)
+            row = prediction.on_device(chosen, settings, other, n, gen)
             row = prediction.for_users(row, settings, one["users"], other)
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
@@ -204,31 +204,6 @@ def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_
     found = laws.laws([both, one], [best])
     assert found["devices"][0]["memory"] is None and "for one GPU" in found["laws"][0][0]["why"]
     assert "why" not in found["laws"][1][0]
-
-
-def test_devices_with_ceilings_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:
-    records, best = here()
-    device, model, settings = datasheet.find_device("rtx-4090"), records[0].model, records[0].settings
-    opened(browser, tmp_path / "page.html", html())
-    learned = learning.learn(records, best)
-    cases = (
-        (laws.of_place(model, settings, best, learned), datasheet.Own(settings, best, learned)),
-        (laws.of_place(model, settings, best, None), datasheet.Own(settings, best)),
-    )
-    for law, own in cases:
-        row = prediction.on_device(model, settings, device, own, 1000, 200)
-        browser.execute_script("data.laws[0][0] = {shape: data.laws[0][0].shape, ...arguments[0]}", law)
-        shown, together = ask(browser, [ONE, {**ONE, "users": 4}])
-        assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s)
-        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s)
-        assert (shown["prefill"]["expected"] is None) == (own.learned is None) and shown["prefill"]["low"]
-        several = prediction.for_users(row, settings, 4, device, own).tpot_s
-        assert (together["decode"]["low"], together["decode"]["high"]) == pytest.approx(several, rel=1e-6)
-        browser.execute_script("update()")
-        assert " to " in browser.find_element("id", "explore-facts").text
-    two = dataclasses.replace(best, others=(best,))
-    with pytest.raises(LabError, match="several devices"):
-        laws.of_place(model, settings, two, None)
 
 
 def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import lab
-from lab.core import phases, results
+from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
+from lab.features.limits import probing
 from lab.features.limits.probing import Where
 from lab.features.predict import datasheet, learning, prediction
 from lab.features.predict.learning import Case, Costs, Point
 from lab.models import catalog, obtain, synthetic
 from lab.show import disturbances
-from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
+from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE
 
@@ -306,7 +306,7 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
-        low, high = prediction.on_device(model, WIDE, datasheet.find_device(name), None, 100, 100).tpot_s
+        low, high = prediction.on_device(model, WIDE, datasheet.find_device(name), 100, 100).tpot_s
         inside.append(1 / high <= rate <= 1 / low)
     assert sum(inside) >= 6  # some of them are among the rows that were learned from
 
@@ -314,7 +314,7 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
     a100 = datasheet.find_device("A100 80GB")
-    row = prediction.on_device(model, WIDE, a100, None, 1, 2)
+    row = prediction.on_device(model, WIDE, a100, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
 
@@ -323,7 +323,7 @@ def test_prefills_share_of_textbook_requests() -> None:
     model, a100 = of_catalog("llama-2-7b"), datasheet.find_device("a100-80gb")
 
     def share(n_prompt: int) -> float:
-        row = prediction.on_device(model, WIDE, a100, None, n_prompt, 200)
+        row = prediction.on_device(model, WIDE, a100, n_prompt, 200)
         assert row.prefill_limit_s
         return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
 
@@ -335,11 +335,11 @@ def test_prefills_share_of_textbook_requests() -> None:
 def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None:
     model, device = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
-    rows = [prediction.on_device(model, WIDE, device, None, n, 200) for n in lengths]
+    rows = [prediction.on_device(model, WIDE, device, n, 200) for n in lengths]
     for times in ("prefill_s", "tpot_s", "e2e_s"):
         for one, longer in itertools.pairwise(getattr(row, times) for row in rows):
             assert all(math.isnan(a) or a <= b * (1 + 1e-9) for a, b in zip(one, longer, strict=True)), times
-    before, after = (prediction.on_device(model, WIDE, device, None, n, 200) for n in (3000, 3001))
+    before, after = (prediction.on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
     assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
 
 
@@ -364,81 +364,3 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert "not been measured" in run_lab("predict", "-d", "here", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
     assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
-
-
-# Devices that were measured somewhere
-
-RTX = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * 10**9)
-THERE = dataclasses.replace(MACHINE, cpu="Another CPU", devices=(*MACHINE.devices, RTX))
-ON_RTX = dataclasses.replace(WIDE, n_gpu_layers=99)
-
-
-def on_rtx(*records: Record) -> list[Record]:
-    return [dataclasses.replace(record, machine=THERE, settings=ON_RTX) for record in records]
-
-
-def its_ceilings() -> Ceilings:
-    return dataclasses.replace(FAST, machine=THERE, on_gpu=True, device="CUDA0")
-
-
-def find(records: list[Record], known: list[Ceilings], model: Any = BIG) -> datasheet.Own | None:
-    return datasheet.find(datasheet.find_device("rtx-4090"), records, known, model, WIDE)
-
-
-def test_ceilings_and_runs_of_a_device_count_instead_of_its_datasheet() -> None:
-    records = on_rtx(*(timed(n, 1.2, 1.3) for n in (512, 1024, 2048)))
-    own, device = find(records, [its_ceilings()]), datasheet.find_device("rtx-4090")
-    assert own is not None and own.learned and own.rests_on == "its ceilings and runs" and own.learned.n_runs == 3
-    row = prediction.on_device(BIG, WIDE, device, own, 1024, 6)
-    measured = next(record for record in records if record.run.n_prompt == 1024).run
-    assert row.tpot_s[0] < 1e-9 * (phases.decode_compute_mean_ns(measured) or 0) < row.tpot_s[1]
-    assert row.rests_on == own.rests_on and row.tpot_expected_s is not None
-    by_datasheet = prediction.on_device(BIG, WIDE, device, None, 1024, 6)
-    assert by_datasheet.tpot_s[1] < row.tpot_s[0] and by_datasheet.rests_on is None
-    assert "on such a device" in prediction.basis_of(device, own)
-
-
-def test_ceilings_alone_give_the_kernels_least_time() -> None:
-    own, device = find([], [its_ceilings()]), datasheet.find_device("rtx-4090")
-    assert own is not None and own.rests_on == "its ceilings"
-    row = prediction.on_device(BIG, WIDE, device, own, 512, 6)
-    kernels = step_kernels.total(BIG, WIDE, FAST, 1, 514, 1)
-    assert kernels is not None and row.tpot_expected_s is None
-    assert row.tpot_s == pytest.approx((kernels.total_s, kernels.total_s / datasheet.KERNEL_SHARE))
-    assert "2026-01-01" in prediction.basis_of(device, own)
-    unknown = dataclasses.replace(its_ceilings(), rates=tuple(r for r in FAST.rates if r.type != "Q8_0"))
-    assert find([], [unknown]) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"machine": dataclasses.replace(THERE, devices=(*MACHINE.devices, dataclasses.replace(RTX, description="?")))},
-        {"settings": dataclasses.replace(ON_RTX, n_gpu_layers=5)},  # the CPU had its part
-        {"settings": WIDE},
-        {"machine": dataclasses.replace(THERE, devices=(RTX, dataclasses.replace(RTX, name="CUDA1")))},
-    ],
-)
-def test_runs_that_are_not_of_the_device_alone_say_nothing(changes: dict[str, Any]) -> None:
-    (record,) = on_rtx(timed(512, 1.2, 1.3))
-    best = its_ceilings()
-    assert datasheet.is_on(record, datasheet.find_device("rtx-4090"))
-    other = dataclasses.replace(record, **changes)
-    own = find([other], [dataclasses.replace(best, machine=other.machine)])
-    assert own is None or own.learned is None
-
-
-def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None:
-    for record in on_rtx(timed(512, 1.2, 1.3)):
-        results.save(tmp_path / "runs.jsonl", record)
-    probing.save(its_ceilings(), tmp_path)
-    arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path, "-u", 512)
-    code, out, err = run_lab(*arguments, "-d", "rtx-4090")
-    assert code == 0, err
-    assert "fitted to 1 run of big Q8_0 on such a device" in " ".join(out.split())
-    rows = lab.predict("512", 6, "llama-3.2-1b:Q8_0", "geforce,laptop-ddr5", results=tmp_path, ubatch=512)
-    notes = {row[0]: row[-1] for row in prediction.ranking(rows).cells if row[-1]}
-    assert notes == {"rtx-4090": "from its ceilings and runs", "laptop-ddr5": "memory size unknown"}
-    (tmp_path / "none").mkdir()
-    code, out, _ = run_lab(*arguments, "--results", tmp_path / "none", "-d", "rtx-4090", "--json")
-    assert code == 0 and json.loads(out)["rows"][0]["rests_on"] is None

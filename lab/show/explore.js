@@ -58,8 +58,7 @@ function measuredPhase(law, shape, phase, length, steps, users, cached) {
     limit += Math.max(...times);
     tokens += n * users;
   }
-  const fit = law.fit, least = Math.max(limit, kernels);
-  if (!fit) return {limit, expected: null, low: least, high: least / data.kernelShare, beyond: true, by: ""};
+  const fit = law.fit;
   const own = fit[phase], share = phase === PREFILL ? 1 : Math.min(1, Math.log(users) / Math.log(Math.max(2, shape.ubatch)));
   const factor = mix(share, fit.decode.factor, fit.prefill.factor), setup = mix(share, fit.decode.own, fit.prefill.own);
   const rest = shape.layers * (fit.step * steps.length + fit.value * tokens * shape.width);
@@ -289,8 +288,7 @@ function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
   if (law.gbps && !law.last) {
     notes.push("Predicted from the datasheet. Nothing was measured on this device.");
     if (!prefill) notes.push("The datasheet has no peak of arithmetic, so prefill is not predicted.");
-  } else if (law.last && !law.fit) notes.push("Predicted from ceilings alone: a run would narrow the range (lab measure).");
-  else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");
+  } else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");
   if (law.doubts) notes.push(law.doubts);
   if (decode && users > 1) {
     notes.push(law.last ? "The range for several users is as wide as for one; the runs behind it had one. Measure it: lab batch."

@@ -55,8 +55,7 @@ def predict(
 
     For each device that --device names it prints the theoretical limit, a range to expect, and the basis of that range
     for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
-    models, quantizations or settings. For another device it is learned from what others published; its ceilings and
-    runs in --results replace that.
+    models, quantizations or settings. For another device it is learned from what others published.
     """
     from lab.core.request import parse_slo
     from lab.features.predict import prediction

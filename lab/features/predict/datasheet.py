@@ -1,35 +1,27 @@
-"""Predictions for devices that are not here: from what others published, and from measurements on such devices.
+"""Predictions for devices that are not here, from what others published.
 
-Published (models/published.csv; coefficients in models/learned.toml): a time is a sum of parts: arithmetic and
-attention at the datasheet's peak, weights and cache at its bandwidth, layers of all steps. Each part has a coefficient:
-one figure times factors of the backend, the runtime, the architecture, the device, ... tests/bench/learn_published.py
-fits them; a factor with few rows is close to 1. The range is what such predictions were off by for devices that were
-left out, and wider where a factor is not known.
-
-Measurements on such a device replace that. Runs with ceilings are used like those of this machine (learning.py).
-Ceilings alone give the least time of a step's kernels.
+Published rates are in models/published.csv, coefficients in models/learned.toml. A time is a sum of parts: arithmetic
+and attention at the datasheet's peak, weights and cache at its bandwidth, layers of all steps. Each part has a
+coefficient: one figure times factors of the backend, the runtime, the architecture, the device, ...
+tests/bench/learn_published.py fits them; a factor with few rows is close to 1. The range is what such predictions were
+off by for devices that were left out, and wider where a factor is not known.
 """
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 import operator
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lab.core import cost, memory
 from lab.core.lists import grouped, plural
-from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
-from lab.core.record import Device as Described
+from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
-from lab.features.limits.probing import Where
-from lab.features.predict import learning
+from lab.features.limits import step_kernels
 from lab.models.catalog import data_file
 from lab.models.devices import Device, called, devices, find_device, from_entry, kinds, names_of, recognise
 
@@ -370,66 +362,3 @@ def measured(device: Device, model: Model) -> str:
 
 __all__ = ["Device", "called", "devices", "find_device", "from_entry", "kinds", "names_of", "recognise"]
 """Of lab/models/devices.py, for those who need the datasheets too."""
-
-KERNEL_SHARE = 0.78
-"""The smallest share of a step's time that kernels at their ceilings took on the measured CPUs."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """The measurements of a device; `settings` are those to predict with."""
-
-    settings: Settings
-    ceilings: Ceilings
-    learned: learning.Learned | None = None
-
-    @property
-    def rests_on(self) -> str:
-        """What was measured, in words."""
-        return "its ceilings and runs" if self.learned else "its ceilings"
-
-
-def find(
-    device: Device, records: Sequence[Record], known: Sequence[Ceilings], model: Model, settings: Settings
-) -> Own | None:
-    """The ceilings of a device that are usable for a model, and its runs; None without such ceilings.
-
-    Only runs with all layers on one device count. The places of the latest runs come first.
-    """
-    own = [record for record in records if is_on(record, device)]
-    chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, prefill_wait=None)
-    if own:  # threads and other settings as in its runs
-        kept = ("n_ubatch", "n_batch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "prefill_wait")
-        chosen = dataclasses.replace(own[-1].settings, **{name: getattr(chosen, name) for name in kept})
-    places = [probing.place_of_record(record) for record in reversed(own)]
-    for one in reversed(known):
-        if _recognised(probing.device_of(one.machine, one.device)) == device:
-            places.append(Where(one.machine, (one.device,)))
-    for i, place in enumerate(places):
-        ceilings = None if place in places[:i] else probing.known(known, place)
-        if ceilings is None:
-            continue
-        try:
-            step_kernels.total(model, chosen, ceilings, chosen.n_ubatch, 0, 1)
-        except LabError:  # kernels of the model were not probed
-            continue
-        try:
-            return Own(chosen, ceilings, learning.learn(own, ceilings, "all"))
-        except LabError:  # there are too few runs
-            return Own(chosen, ceilings)
-    return None
-
-
-def is_on(record: Record, device: Device) -> bool:
-    """Whether a successful run had all its layers on this device."""
-    run = record.run
-    if not run.is_timed or run.lever is not None or record.settings.n_gpu_layers == 0:
-        return False
-    names = probing.place_of_record(record).devices
-    return len(names) == 1 and _recognised(probing.device_of(record.machine, names[0])) == device
-
-
-@cache
-def _recognised(described: Described | None) -> Device | None:
-    """The device of the datasheets that a machine's device is."""
-    return None if described is None else recognise(described.description, described.memory_bytes)

@@ -33,7 +33,7 @@ MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
 """Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
 
-MEASURED, OWN, PREDICTED = "Measured in these results", "Measured on such a device", "Predicted from datasheets"
+MEASURED, PREDICTED = "Measured in these results", "Predicted from datasheets"
 DIGITS = 9
 """Significant digits of numbers in a page."""
 
@@ -61,7 +61,7 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     models = _models([*{(one.model.name, one.model.quantization): one.model for one in plain}.values()])
     if not models:
         raise LabError("There is nothing to explore: no plain run of a known model.", "Measure one: lab measure")
-    places = [*_measured(plain, known, [*records, *others]), *_devices(plain[0].settings, [*records, *others], known)]
+    places = [*_measured(plain, known, [*records, *others]), *_devices(plain[0].settings)]
     shapes_by_key: dict[str, Numbers] = {}
     longest = max(*(one.run.n_prompt for one in plain), *(model.n_ctx_train or 4096 for model in models.values()))
     most = {"prompt": min(longest, MOST_PROMPT), "gen": MOST_GENERATED, "users": MOST_USERS}
@@ -94,7 +94,6 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
             "start": {"prompt": min(1000, most["prompt"]), "gen": 200},
             "near": learning.NEAR,
             "deviations": learning.DEVIATIONS,
-            "kernelShare": datasheet.KERNEL_SHARE,
             "published": {
                 **{"sure": datasheet.SURE, "widens": datasheet.WIDENS, "longest": datasheet.LONGEST},
                 **{"perLength": datasheet.PER_LENGTH, "tile": datasheet.TILE},
@@ -150,10 +149,10 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     }
 
 
-def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None) -> Numbers:
-    """The law of `prediction.here`: seconds of kernels, and the fit with its errors and points (None without runs).
+def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Learned) -> Numbers:
+    """The law of `prediction.here`: seconds of kernels, and the fit with its errors and points.
 
-    LabError if a kernel was not probed, and for a model on several devices.
+    LabError if a kernel was not probed, and for layers on a GPU and the CPU.
     """
     if ceilings.others:
         raise LabError("A page does not explore a model on several devices.", "Predict single lengths: lab predict")
@@ -168,26 +167,24 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
         points = step_kernels.attention_points(ceilings, model, heads, kind, n_ubatch, n_threads, is_flash)
         return [[n, sorted(by_position.items())] for n, by_position in sorted(points.items())]
 
-    fit: Numbers | None = None
-    if learned is not None:
-        fit = {"step": learned.fit.per_layer_step_s, "value": learned.fit.per_layer_value_s}
-        for phase, factor in ((PREFILL, learned.fit.prefill_factor), (DECODE, learned.fit.decode_factor)):
-            known = learned.known[phase]
-            case = learning.case_of(phase, known.longest, model, settings)
-            fit[phase] = {
-                "factor": factor,
-                "own": learned.fit.own.get(case.setup, 1.0),
-                "variance": (math.log(learned.factor(case)) / learning.DEVIATIONS) ** 2,  # at a known length
-                "longer": learned.variance(phase, learning.LONGER),
-                "shorter": learned.variance(phase, learning.SHORTER),
-                "shortest": known.shortest,
-                "longest": known.longest,
-                "fastest": learned.fastest(phase),
-                "beyond": bool(known.beyond(case)),
-                "points": [[one.case.length, one.seconds] for one in learned.points if one.case.setup == case.setup],
-            }
+    fit: Numbers = {"step": learned.fit.per_layer_step_s, "value": learned.fit.per_layer_value_s}
+    for phase, factor in ((PREFILL, learned.fit.prefill_factor), (DECODE, learned.fit.decode_factor)):
+        known = learned.known[phase]
+        case = learning.case_of(phase, known.longest, model, settings)
+        fit[phase] = {
+            "factor": factor,
+            "own": learned.fit.own.get(case.setup, 1.0),
+            "variance": (math.log(learned.factor(case)) / learning.DEVIATIONS) ** 2,  # at a known length
+            "longer": learned.variance(phase, learning.LONGER),
+            "shorter": learned.variance(phase, learning.SHORTER),
+            "shortest": known.shortest,
+            "longest": known.longest,
+            "fastest": learned.fastest(phase),
+            "beyond": bool(known.beyond(case)),
+            "points": [[one.case.length, one.seconds] for one in learned.points if one.case.setup == case.setup],
+        }
     both = settings.n_threads, settings.n_threads_batch
-    disturbed = [point.is_disturbed for point in learned.points] if learned else []
+    disturbed = [point.is_disturbed for point in learned.points]
     doubts = probing.doubt_words(ceilings)
     if any(disturbed):
         doubts = [f"{sum(disturbed)} of the {len(disturbed)} points behind it come from disturbed runs.", *doubts]
@@ -271,29 +268,23 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
     return [*places.values()]
 
 
-def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceilings]) -> list[Place]:
-    """All devices of the datasheets, those with measurements first."""
-
+def _devices(settings: Settings) -> list[Place]:
+    """All devices of the datasheets."""
     works: dict[str, dict[str, datasheet.Work | None]] = {}  # the same on all devices
 
     def place(device: datasheet.Device) -> Place:
         def law(model: Model) -> Numbers:
-            own = datasheet.find(device, runs, known, model, settings)
-            if own is None:
-                key = f"{model.name} {model.quantization}"
-                if key not in works:
-                    how = 1, settings.n_ubatch, (settings.type_k, settings.type_v)
-                    works[key] = {phase: datasheet.work_of(model, phase, *how) for phase in (PREFILL, DECODE)}
-                return of_datasheet(model, settings, device, works[key])
-            return of_place(model, own.settings, own.ceilings, own.learned)
+            key = f"{model.name} {model.quantization}"
+            if key not in works:
+                how = 1, settings.n_ubatch, (settings.type_k, settings.type_v)
+                works[key] = {phase: datasheet.work_of(model, phase, *how) for phase in (PREFILL, DECODE)}
+            return of_datasheet(model, settings, device, works[key])
 
-        is_own = any(datasheet.is_on(record, device) for record in runs)
         peak = f", {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else ""
         about = f"{device.about}: {device.gbps:g} GB/s{peak}"
-        group = OWN if is_own else f"{PREDICTED}: {device.kind}"
-        return Place(device.name, group, device.memory_bytes, settings, law, about)
+        return Place(device.name, f"{PREDICTED}: {device.kind}", device.memory_bytes, settings, law, about)
 
-    return sorted(map(place, datasheet.devices().values()), key=lambda one: one.group != OWN)
+    return [place(device) for device in datasheet.devices().values()]
 
 
 def _short(value: Any) -> Any:

@@ -28,7 +28,7 @@ from lab.core.request import Slo
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.predict import datasheet, learning
-from lab.features.predict.datasheet import KERNEL_SHARE, Device, Own
+from lab.features.predict.datasheet import Device
 from lab.features.predict.learning import (
     LONGER,
     MODEL,
@@ -88,23 +88,14 @@ def basis_here(learned: Learned) -> str:
     return sentence
 
 
-def basis_of(device: Device, own: Own | None) -> str:
+def basis_of(device: Device, model: Model) -> str:
     """The basis of a prediction for a device of the datasheets, in sentences."""
-    if own is None:
-        peak = "; without a known peak, prefill is not predicted"
-        if device.peak_tflops:
-            peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
-        checked = f"checked against {device.checked}" if device.checked else "unchecked"
-        return (
-            f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}. "
-            f"{datasheet.basis(device)}"
-        )
-    if own.learned is not None:
-        return basis_here(own.learned).replace("on this machine", "on such a device")
-    return (
-        f"From ceilings of such a device in the results ({own.ceilings.measured_at[:10]}): from its kernels' time "
-        f"up to {digits(1 / KERNEL_SHARE)}x that, the range measured on CPUs. Runs would narrow it: lab measure"
-    )
+    peak = "; without a known peak, prefill is not predicted"
+    if device.peak_tflops:
+        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
+    checked = f"checked against {device.checked}" if device.checked else "unchecked"
+    source = f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
+    return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
 
 
 Span = tuple[float, float]
@@ -130,7 +121,6 @@ class Prediction:
     prefill_expected_s: float | None = None
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
-    rests_on: str | None = None  # for a device of the datasheets: what was measured on it; None: nothing
     doubts: tuple[str, ...] = ()  # some of core/shown.py
     misfit: str | None = None  # what is missing if it does not fit into memory: then no times are shown
     needed_bytes: int = 0
@@ -199,11 +189,10 @@ def predict(
     for spec in parts(model):
         plan = plan_for(spec, settings)
         for one in map(datasheet.find_device, dict.fromkeys(chosen)):
-            own = datasheet.find(one, *measured, plan.model, plan.settings)
-            basis = " ".join(filter(None, [basis_of(one, own), datasheet.measured(one, plan.model)]))
+            basis = basis_of(one, plan.model)
             for n in lengths:
-                row = on_device(plan.model, plan.settings, one, own, n, gen)
-                row = for_users(row, plan.settings, users, one, own)
+                row = on_device(plan.model, plan.settings, one, n, gen)
+                row = for_users(row, plan.settings, users, one)
                 row = dataclasses.replace(row, name=one.name, about=one.about, basis=basis)
                 rows.append(with_memory(row, plan.settings, one.memory_bytes))
         if HERE in names:
@@ -245,10 +234,9 @@ def _on_this(
         if is_ranked:  # the table says how to get them
             return rows
         raise
-    own = Own(plan.settings, ceilings, learned)
     basis = " ".join([basis_here(learned), *probing.doubt_words(ceilings)])
     for row in predicted:
-        row = dataclasses.replace(for_users(row, plan.settings, users, None, own), basis=basis)
+        row = dataclasses.replace(for_users(row, plan.settings, users, own=(ceilings, learned)), basis=basis)
         rows.append(with_memory(row, plan.settings, memory_for(plan)))
     return rows
 
@@ -278,9 +266,16 @@ def _measured(plan: Plan, n_prompt: int, n_gen: int, records: Sequence[Record]) 
 
 
 def for_users(
-    row: Prediction, settings: Settings, users: int, device: Device | None = None, own: Own | None = None
+    row: Prediction,
+    settings: Settings,
+    users: int,
+    device: Device | None = None,
+    own: tuple[Ceilings, Learned] | None = None,
 ) -> Prediction:
-    """The prediction of one user's request, for several users whose answers are decoded together."""
+    """The prediction of one user's request, for several users whose answers are decoded together.
+
+    On a device of the datasheets, or on the machine of these ceilings and runs.
+    """
     if users == 1:
         return row
     model, past = row.model, row.n_prompt + max(0, row.n_gen - 2) // 2
@@ -289,10 +284,10 @@ def for_users(
     if one_step is None or step is None:
         raise step_kernels.not_known(model)
     if own:
-        fit, n_runs = (own.learned.fit, own.learned.n_runs) if own.learned else (learning.fit([]), 0)
-        steps = StepPrediction(model, own.settings, own.ceilings, fit, n_runs)
+        ceilings, learned = own
+        steps = StepPrediction(model, settings, ceilings, learned.fit, learned.n_runs)
         one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
-        limit_s = _least_s(model, own.settings, own.ceilings, step)
+        limit_s = _least_s(model, settings, ceilings, step)
     else:
         case = device and datasheet.case_for(model, settings, device, DECODE, past)
         assert device and case
@@ -369,12 +364,9 @@ def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -
 
 
 def here(
-    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None, n_prompt: int, n_gen: int
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned, n_prompt: int, n_gen: int
 ) -> Prediction:
-    """A run on this machine. Neither the expected time nor the range goes below the limit.
-
-    Without earlier runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
-    """
+    """A run on this machine. Neither the expected time nor the range goes below the limit."""
     middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
     parts_of = learning.step_costs(model, settings, ceilings)
     figures, words = dict[str, Any](), list[str]()
@@ -386,13 +378,9 @@ def here(
     ):
         costs = learning.costs_of(model, steps, parts_of)
         limit = sum(_least_s(model, settings, ceilings, cost.step(model, *step, *kinds)) for step in steps)
-        figures[f"{name}_limit_s"], least = limit, max(limit, costs.kernels_s)
-        if learned is None:
-            figures[f"{name}_s"] = least, least / KERNEL_SHARE
-            continue
         case, fastest = learning.case_of(phase, float(length), model, settings), learned.fastest(phase)
         expected, wide = max(limit, learned.fit.seconds(case, costs)), learned.factor(case)
-        figures[f"{name}_expected_s"] = expected
+        figures[f"{name}_limit_s"], figures[f"{name}_expected_s"] = limit, expected
         figures[f"{name}_s"] = max(limit, expected / wide * fastest), expected * wide
         known, what = learned.known[phase], "prompt" if phase == PREFILL else "context"
         said = {
@@ -411,13 +399,8 @@ def here(
     return Prediction(model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts))
 
 
-def on_device(
-    model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
-) -> Prediction:
-    """A run on a device of the datasheets: from its ceilings, else as published runs on such devices do."""
-    if own is not None:
-        row = here(model, own.settings, own.ceilings, own.learned, n_prompt, n_gen)
-        return dataclasses.replace(row, rests_on=own.rests_on)
+def on_device(model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int) -> Prediction:
+    """A run on a device of the datasheets, as published runs on such devices do."""
     found = datasheet.times(model, settings, device, n_prompt, n_gen)
     prefill_limit, prefill, *prefill_s = found.get(PREFILL, (None, None, math.nan, math.nan))
     tpot_limit, tpot, *tpot_s = found[DECODE]
@@ -490,8 +473,8 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         sentences.append(f"Not shown: {words}. To see them: --all")
     if first.users > 1:
         sentences.append(
-            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. Without ceilings of a device it "
-            "assumes that a step of several users reaches the same share of the datasheet's figures as that of one."
+            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. It assumes that a step of "
+            "several users reaches the same share of the datasheet's figures as that of one."
         )
     if not all(row.is_measured for row in rows):
         sentences.append(datasheet.basis())
@@ -522,8 +505,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
     users = f", {first.users} users at once" if first.users > 1 else ""
-    is_by_kernels = first.name == HERE or "ceilings" in (first.rests_on or "")
-    limit = "the ceilings of its kernels" if is_by_kernels else "the datasheet's peak"
+    limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
     longest = rows[-1]
     request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
     answer = f"{request} does not fit: {longest.misfit}." if longest.misfit else ""
@@ -554,8 +536,7 @@ def _keeps(row: Prediction) -> str:
 def _note(row: Prediction) -> str:
     if row.misfit or row.is_measured:
         return row.misfit or "measured"
-    unknown = "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
-    return "; ".join(filter(None, [unknown, row.rests_on and f"from {row.rests_on}"]))
+    return "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
 
 
 KEEPS = "keeps\nlimits", _keeps
