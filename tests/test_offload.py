@@ -116,13 +116,17 @@ def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any],
 # What fits
 
 
-def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path) -> None:
+def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = plan(worker, model_file)
     rows = text_setup.places(made) or []
     assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
     assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]  # 6 of 10 MB free, so 6 of 9 layers
     assert [row["weights_bytes"] for row in rows] == [6 * MB, 3 * MB, MB]
     assert [row["has_bytes"] for row in rows][:2] == [6 * MB, 4 * MB]
+    text_setup.print_plan(made, False)
+    shown = capsys.readouterr().out.split()
+    for words in ("CUDA0 0-5 6", "CUDA1 6-7, output 3", "CPU none 1"):
+        assert words in " ".join(shown)
     assert text_setup.places(plan(worker, model_file, n_gpu_layers=0)) is None
 
 

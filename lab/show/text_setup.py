@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table as settings_table
@@ -59,18 +58,12 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Prints what `--dry-run` shows: cases with their memory, the placement, and the settings."""
     needs, placed = {case: placing.memory(plan, case) for case in plan.cases}, places(plan)
-    settings = {name: value for name, value in dataclasses.asdict(plan.settings).items() if value is not None}
+    settings = dataclasses.asdict(plan.settings)
     if as_json:
-        cases = [
-            {
-                **{name: value for name, value in named(case).items() if value is not None},
-                "memory": dataclasses.asdict(need),
-                "refused": plan.refused.get(case),
-            }
-            for case, need in needs.items()
-        ]
-        as_dicts, whole = json.loads(to_json(cases)), dataclasses.asdict(plan.settings)
-        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": whole, "places": placed})
+        known = [{name: value for name, value in named(case).items() if value is not None} for case in needs]
+        more = ({"memory": dataclasses.asdict(needs[case]), "refused": plan.refused.get(case)} for case in needs)
+        cases = json.loads(to_json([one | two for one, two in zip(known, more, strict=True)]))
+        print_json({"cases": cases, "repeat": plan.n_repeat, "settings": settings, "places": placed})
         return
     out, grid = console(), Grid("case", "runs", "KV cache MB", "memory MB", "note")
     rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.cases[0].n_gen, "token")
@@ -80,42 +73,31 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         grid.add_row(case.name, n_runs, megabytes(need.kv_cache_bytes), megabytes(need.total_bytes), note)
     out.print(grid)
     if placed:
-        grid = Grid("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
+        grid = Grid("device", "layers", *(f"{name} MB" for name in SIZES))
         for row in placed:
-            layers = "not estimated" if row["layers"] is None else ranges(row["layers"], row["output_layer"])
-            sizes = [megabytes(row[f"{name}_bytes"]) for name in ("weights", "kv_cache", "compute", "needs", "has")]
-            sizes[-1] += f" with {', '.join(row['shares'])}" if row["shares"] else ""
-            grid.add_row(row["device"], layers, *sizes)
+            layers = "not estimated" if row["layers"] is None else layers_in_words(row["layers"], plan.model.n_layer)
+            grid.add_row(row["device"], layers, *(megabytes(row[f"{size}_bytes"]) for size in SIZES.values()))
         out.print(grid)
-    out.print(", ".join(f"{name} {value}" for name, value in settings.items()))
+    out.print(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None))
+
+
+SIZES = {"weights": "weights", "KV cache": "kv_cache", "compute": "compute", "needs": "needs", "has": "has"}
+"""Of each device in a plan: headings, and names in JSON without their `_bytes`."""
 
 
 def places(plan: Plan) -> list[dict[str, Any]] | None:
-    """The placement for the largest case of a plan, device by device; None if everything stays on the CPU.
-
-    In bytes; None if unknown.
-    """
-    used = machine.used(plan.machine, plan.settings)
-    if not used:
+    """The placement for the largest case of a plan, device by device, in bytes (None: unknown); None on the CPU."""
+    if not (used := machine.used(plan.machine, plan.settings)):
         return None
-    case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
-    by_device, free = {place.device: place for place in placing.places(plan, case) or ()}, placing.free(plan)
-    descriptions, planned = {device.name: device.description for device in plan.machine.devices}, []
+    case, free = max(plan.cases, key=lambda case: plan.memory(case).total_bytes), placing.free(plan)
+    by_device, planned = {place.device: place for place in placing.places(plan, case) or ()}, []
     for name in (*(device.name for device in used), CPU):
-        place = by_device.get(name)
-        sizes: dict[str, Any] = dict.fromkeys(("weights_bytes", "kv_cache_bytes", "compute_bytes", "needs_bytes"))
-        if place:
-            sizes = dataclasses.asdict(place.memory) | {"needs_bytes": place.memory.total_bytes}
-        planned.append(
-            {
-                "device": name,
-                "description": descriptions.get(name),
-                "layers": list(place.layers) if place else None,
-                "output_layer": plan.model.n_layer,
-                **sizes,
-                "has_bytes": free.get(name),
-            }
-        )
+        row: dict[str, Any] = {"device": name, "layers": None, "output_layer": plan.model.n_layer}
+        row |= {f"{size}_bytes": None for size in SIZES.values()} | {"has_bytes": free.get(name)}
+        if place := by_device.get(name):
+            row |= {"layers": list(place.layers), **dataclasses.asdict(place.memory)}
+            row["needs_bytes"] = place.memory.total_bytes
+        planned.append(row)
     return planned
 
 
@@ -131,14 +113,11 @@ def notes(plan: Plan) -> list[str]:
     return sentences
 
 
-def ranges(layers: Iterable[int], n_layer: int | None) -> str:
-    """`0-15, output`: layers by number, that after the last one as the output."""
-    numbers = sorted(layers)
-    plain = [number for number in numbers if number != n_layer]
-    starts = [b for a, b in pairwise([-2, *plain]) if b != a + 1]
-    ends = [a for a, b in pairwise([*plain, plain[-1] + 2]) if b != a + 1] if plain else []
-    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return ", ".join([*words, *(["output"] if len(plain) < len(numbers) else [])]) or "none"
+def layers_in_words(layers: Sequence[int], n_layer: int | None) -> str:
+    """`0-15, output`: layers of a device, which follow each other; that after the last one is the output."""
+    plain = [number for number in layers if number != n_layer]
+    words = [f"{plain[0]}-{plain[-1]}"] if plain else []
+    return ", ".join([*words, "output"] if n_layer in layers else words) or "none"
 
 
 def megabytes(n_bytes: float | None) -> str:
