@@ -68,12 +68,11 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
             if n_bytes > MOST_NEARBY:
                 break
             contents.append(read([path]))
-    return Contents(
-        records=tuple(one for each in contents for one in each.records if one.session not in known),
-        ceilings=tuple(one for each in contents for one in each.ceilings),
-        requests=tuple(one for each in contents for one in each.requests if one.session not in known),
-        traces=tuple(one for each in contents for one in each.traces if one.session not in known),
-    )
+    found = {
+        name: tuple(one for each in contents for one in getattr(each, name) if one.session not in known)
+        for name in ("records", "requests", "traces")
+    }
+    return Contents(**found, ceilings=tuple(one for each in contents for one in each.ceilings))
 
 
 def save(path: Path, *lines: Line) -> None:

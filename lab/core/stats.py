@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -154,12 +153,3 @@ def fit(
             beyond, least = np.zeros(len(columns)), float(error @ error)
             beyond[subset] = found
     return tuple(float(c) for c in lowest + beyond / scale)
-
-
-def on_lines(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The value at x on the straight lines between points (x, y) in order of x; the outer lines continue."""
-    if len(points) == 1:
-        return points[0][1]
-    i = min(max(1, bisect_left(points, (x,))), len(points) - 1)
-    (x0, y0), (x1, y1) = points[i - 1], points[i]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -36,6 +36,10 @@ HAS_QK_NORMS = "qwen3", "qwen3moe", "gemma3", *DELTA_NETS
 
 _CHUNK_WEIGHTS = 1 << 23
 
+FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208, 18.5 * 5.05)}
+"""Where a block has its factor d, and the spread of its quants: -8 to 7; 0 to 15 and a minimum; -128 to 127; -32 to 31
+and 16 scales."""
+
 USUAL = "Q4_K_M"
 """Used if neither the user nor the catalog names a quantization."""
 
@@ -356,16 +360,13 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     raw = generator.bit_generator.random_raw(-(-n_blocks * n_block_bytes // 8))
     blocks = raw.view(np.uint8)[: n_blocks * n_block_bytes].reshape(n_blocks, n_block_bytes)
     signs = np.where(blocks[:, 0] & 1, 1.0, -1.0)
-    if kind == "Q4_0":  # d, then 32 quants of -8 to 7
-        blocks[:, :2] = half(signs * scale / 4.61)
-    elif kind == "Q4_1":  # d and the minimum, then 32 quants of 0 to 15
-        blocks[:, :2] = half(signs * scale / 4.61)
-        blocks[:, 2:4] = half(signs * scale / 4.61 * -7.5)
-    elif kind == "Q8_0":  # d, then 32 quants of -128 to 127
-        blocks[:, :2] = half(signs * scale / 73.9)
-    elif kind == "Q6_K":  # 256 quants of -32 to 31 (low 4 bits, high 2 bits), 16 scales, d
-        blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(blocks[:, 192:208] & 8, 1, 255)
-        blocks[:, 208:] = half(signs * scale / (18.5 * 5.05))
+    if kind in FACTORS:
+        at, spread = FACTORS[kind]
+        blocks[:, at : at + 2] = half(signs * scale / spread)
+        if kind == "Q4_1":
+            blocks[:, 2:4] = half(signs * scale / spread * -7.5)
+        if kind == "Q6_K":
+            blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(blocks[:, 192:208] & 8, 1, 255)
     elif kind == "MXFP4":  # a power of two, then 32 quants of -6 to 6
         blocks[:, 0] = 127 + round(math.log2(scale / 2.93))
     else:
