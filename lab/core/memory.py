@@ -32,9 +32,6 @@ FUSED = ("phi3",)
 EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
 
-N_COPIES = 4
-"""Copies of a device's inputs if devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
-
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
 _SIZES: dict[str, Any] = {"n_ctx": PADDING, "n_batch": 2048, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 1}
@@ -147,21 +144,15 @@ def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | 
     return tuple(size or states for size in sizes)
 
 
-def compute_bytes(
-    model: Model,
-    settings: Settings,
-    device: str = CPU,
-    of_layers: Sequence[str] = (),
-    n_devices: int = 0,
-) -> int | None:
+def compute_bytes(model: Model, settings: Settings, device: str = CPU, of_layers: Sequence[str] = ()) -> int | None:
     """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
 
     llama.cpp shares one buffer between all layers. The peak is in the output matrix (logits of every row), a
     feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
     attention also the scores of all heads). The mask of the cache lives until the last layer. Every device has the
-    step's inputs; in a pipeline it keeps N_COPIES of the values from the device before it. The number of live rows of
-    each width is fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py
-    measures the error). None if the header lacks a field.
+    step's inputs; the copies that a pipeline of devices keeps are not counted. The number of live rows of each width is
+    fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py measures the error on the CPU). None
+    if the header lacks a field.
     """
     layers, n_embd, head_dim, n_vocab = shape.heads(model), model.n_embd, model.head_dim, model.n_vocab
     n_used = (model.n_expert_used or 0) if model.n_expert else 0
@@ -182,12 +173,9 @@ def compute_bytes(
     in_layers = mask + max(3 * hidden + (3 if is_fused else 4) * n_embd, of_experts, attention)
     # A small mask leaves a gap that nothing else fits into.
     in_hole = mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0
-    keeps_some = settings.kv_offload is False or bool(settings.n_cpu_moe)
-    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, keeps_some)
-    inputs: float = (N_COPIES if is_pipe else 1) * (mask + (0 if is_flash else 2 * keys))
-    need = 0.0
+    inputs, need = mask + (0 if is_flash else 2 * keys), 0.0
     if device == CPU:
-        need = inputs + (5 if is_pipe else 2) * n_embd
+        need = inputs + 2 * n_embd
         if settings.kv_offload is False:
             need = max(need, inputs + n_embd + queries + (3 * keys if is_fused else 0))
         if settings.n_cpu_moe or CPU in of_layers[:-1]:
@@ -195,17 +183,13 @@ def compute_bytes(
         if of_layers[-1] == CPU:
             need = max(need, n_vocab + 2 * n_embd + in_hole)
     elif device in of_layers:
-        is_first = next(where for where in of_layers if where != CPU) == device
-        carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
         if device in of_layers[:-1]:
-            feed_forward = 3 * hidden + (3 if is_pipe and is_flash else 2) * n_embd
             attention = scores + 2 * n_embd + 2 * queries
-            if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
-                n_bytes = max(_kv_bytes_by_layer(model, settings) or (0,))
-                attention += n_bytes * (1 if is_first else 1.5) / 4 / n_rows(settings)
-            need = inputs + carried + max(feed_forward, of_experts, attention)
+            if settings.kv_offload is False:  # a copy of a layer's keys and values
+                attention += max(_kv_bytes_by_layer(model, settings) or (0,)) / 4 / n_rows(settings)
+            need = inputs + max(3 * hidden + 2 * n_embd, of_experts, attention)
         if device == of_layers[-1]:
-            need = max(need, n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + in_hole))
+            need = max(need, n_vocab + 2 * n_embd + in_hole)
     return round(4 * n_rows(settings) * need)
 
 
@@ -223,14 +207,6 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
     ends = [single(part / sums[-1]) for part in sums]
     on_devices = (bisect.bisect_right(ends, single(i / n_there)) for i in range(n_there))
     return (*(None for _ in range(n_all - n_there)), *(min(index, len(ends) - 1) for index in on_devices))
-
-
-def is_pipeline(n_layer: int | None, n_gpu_layers: int, n_devices: int, keeps_some: bool) -> bool:
-    """Whether llama.cpp runs the devices as a pipeline, with several ubatches at the same time.
-
-    `keeps_some`: the cache or experts stay with the CPU.
-    """
-    return n_devices > 1 and not keeps_some and (n_gpu_layers < 0 or (n_layer is not None and n_gpu_layers > n_layer))
 
 
 def places(
@@ -272,7 +248,7 @@ def places(
     found = []
     for device in everywhere:
         own = tuple(layer for layer, where in enumerate(of_layers) if where == device)
-        compute = compute_bytes(model, settings, device, of_layers, len(names))
+        compute = compute_bytes(model, settings, device, of_layers)
         cache = None if by_layer is None else round(caches[device])
         found.append(Place(device, own, Memory(weights[device], cache, compute)))
     return tuple(found)

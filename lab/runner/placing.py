@@ -51,8 +51,8 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         "n_cpu_moe": asked.n_cpu_moe or None,
         "lib": builds.name_of(asked.lib),
     }
-    keeps_some = asked.kv_offload is False or bool(asked.n_cpu_moe)
-    waits_once = sizes.is_pipeline(model.n_layer, n_gpu_layers, len(used), keeps_some)
+    is_whole = n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)
+    waits_once = len(used) > 1 and is_whole and asked.kv_offload is not False and not asked.n_cpu_moe  # a pipeline
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
