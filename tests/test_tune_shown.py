@@ -115,9 +115,7 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
     names, verdicts = [line[0].text for line in section.lines], [line[-1].text for line in section.lines]
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
     assert verdicts == ["the base", "recommended", "faster in the search", "slower", "failed"]
-    assert section.caption == (
-        "tiny Q4_0 on Test CPU, 4 cores: 20 prompt tokens + 301 generated; goal: time of the whole request"
-    )
+    assert section.caption == ("tiny Q4_0 on Test CPU, 4 cores: 20 + 301 tokens; goal: time of the whole request")
     assert section.warnings == ["Runs failed with --no-mmap (llama.cpp is out of memory)."]
     default, winner = section.lines[0], section.lines[1]
     assert [cell.text for cell in default[1:4]] == ["4", "3.03 s", "1.00"]

@@ -110,12 +110,6 @@ class Tuned:
         return own
 
     @property
-    def workload(self) -> str:
-        """What was asked for: `2,000 prompt tokens + 300 generated, 4 users`."""
-        users = "" if self.n_users == 1 else f", {plural(self.n_users, 'user')}"
-        return f"{self.n_prompt:,} prompt tokens + {self.n_gen:,} generated{users}"
-
-    @property
     def aim(self) -> str:
         """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
         users = "" if self.n_users == 1 else f" for each of {plural(self.n_users, 'user')}"
@@ -364,10 +358,6 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
         asked = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen), *model, *shell.split(one.won or "")]
         lines.append(f"With these settings: {shell.lab('measure', *asked)}")
-    note = (
-        f"Time: the {minimized} that the search expects from all its runs. "
-        "Ratio: that time over the default's, with its 95 % interval below."
-    )
     columns: Columns = [
         ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
         ("runs", lambda row: str(row.n_runs)),
@@ -377,7 +367,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
     ]
     return Section(
         f"{text_setup.where([one.default])}{doubt}",
-        f"{one.workload}; goal: {minimized}",
+        f"{one.aim}; goal: {minimized}",
         name=f"tune-{one.default.session}",
         question=f"Which settings are the fastest for {one.aim}?",
         words=() if context.is_page else lines[:1],
@@ -385,7 +375,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         most_rows=MOST_ROWS,
         warnings=warnings,
         sentences=lines if context.is_page else lines[1:],
-        notes=[note] if is_whole else [],
+        notes=[OF_TUNE] if context.details else [],
         parts=[Section("The recommended settings in other programs", facts=commands)] if commands else [],
         pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
         data=lambda: {"tunings": [_as_row(one)]},
