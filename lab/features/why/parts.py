@@ -283,7 +283,11 @@ def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
             known = devices.recognise(used.description, used.memory_bytes) if used else None
             is_here = all(getattr(first.machine, key) == getattr(here, key) for key in SAME_MACHINE[:3])
         names.append("here" if is_here else known.name if known else None)
-    words = ", ".join(f"{name or 'unknown (--device)'} in {letter}" for name, letter in zip(names, sides, strict=True))
+    said = [
+        name or (one.records[0].machine.cpu if one.records else None)
+        for name, one in zip(names, sides.values(), strict=True)
+    ]
+    words = ", ".join(f"{name or 'unknown (--device)'} in {letter}" for name, letter in zip(said, sides, strict=True))
     if None in names or spec is None or names[0] == names[1]:
         return alike(MACHINE, None not in names and names[0] == names[1], words)
     n_prompt, n_gen = max(1, (fast.n_depth or 0) + (fast.n_prompt or 0)), max(2, fast.n_gen or 2)

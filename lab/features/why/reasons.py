@@ -345,7 +345,7 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     between_s = 0.0 if one.is_prefill else row.choosing_s + row.harness_s
     words = "choosing each token, and from one step to the next" if between_s else ""
     found = [Part(parts.COUNTED, math.log1p(between_s / row.measured_s), 0.0, parts.ARITHMETIC, words)]
-    words = f"{times(row.measured_s / row.least_s)} the least time of its kernels; the limit is {row.limit}"
+    words = f"its kernels take longer than at their ceilings; the limit is {row.limit}"
     how = f"from ceilings: {parts.NO_RANGE}"
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     tps = (row.n_prompt if one.is_prefill else 1) / row.least_s
