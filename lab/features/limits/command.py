@@ -73,13 +73,12 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
-@click.option("--force", is_flag=True, help="Use ceilings of another machine or build, too.")
 @PLOTS_OUT
 @NO_PLOT
 @DETAILS
 @as_json_option("text")
 def explain(
-    results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, details: bool, as_json: bool
+    results: tuple[str, ...], folder: str, out: str | None, no_plot: bool, details: bool, as_json: bool
 ) -> None:
     """Explain what limited each phase, and what would help.
 
@@ -108,7 +107,7 @@ def explain(
     for number, (label, setup) in enumerate(setups):
         stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
-        best = probing.need(given, probing.place_of_record(chosen[0]), label, force)
+        best = probing.need(given, probing.place_of_record(chosen[0]), label)
         section, warnings = explanation.explained(label, chosen, best), known.warnings(chosen)
         plots = known.draw([section], target, stem) if target else []
         more = {"plots": [str(plot) for plot in plots], "warnings": [*section.warnings, *warnings]}

@@ -542,21 +542,16 @@ def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceil
     return list(contents.ceilings)
 
 
-def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceilings | None:
+def known(given: Sequence[Ceilings], where: Where) -> Ceilings | None:
     """What was measured there with this build, of `given` the best of each probe; None where nothing was.
 
-    Of a GPU and the CPU: those of the first, with `others`; None where one was not measured, and for several GPUs. With
-    `force` the ceilings of any machine will do: those that were measured last.
+    Of a GPU and the CPU: those of the first, with `others`; None where one was not measured, and for several GPUs.
     """
     found = list[Ceilings]()
     for name in where.devices:
-        alike = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
-        alike.sort(key=lambda old: old.measured_at)
-        place = Where(where.machine, (name,), where.repack)
-        fitting = [old for old in alike if hold_for(old, place)]
-        if force and alike and not fitting:
-            place = Where(alike[-1].machine, (alike[-1].device,), where.repack)
-            fitting = [old for old in alike if hold_for(old, place)]
+        place = dataclasses.replace(where, devices=(name,))
+        fitting = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
+        fitting = sorted((old for old in fitting if hold_for(old, place)), key=lambda old: old.measured_at)
         if not fitting or sum(one.on_gpu for one in found) + (name is not None) > 1:
             return None
         best: dict[tuple[object, ...], Rate] = {}
@@ -565,7 +560,7 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
                 best[key(rate)] = rate
         quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
         words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
-        made = Ceilings(fitting[-1].measured_at, place.machine, name is not None, tuple(best.values()), device=name)
+        made = Ceilings(fitting[-1].measured_at, where.machine, name is not None, tuple(best.values()), device=name)
         repack, disturbed = fitting[-1].repack, words[-1] if words else None
         found.append(dataclasses.replace(made, repack=repack, disturbed=disturbed))
     return dataclasses.replace(found[0], others=tuple(found[1:]) or None)
@@ -586,27 +581,23 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
     ]
 
 
-def need(given: Sequence[Ceilings], where: Where, what: str, force: bool | None = None) -> Ceilings:
-    """`known`, or a LabError that says what there is instead. `force`: the option of a command that has it."""
+def need(given: Sequence[Ceilings], where: Where, what: str) -> Ceilings:
+    """`known`, or a LabError that says what there is instead."""
     _check_one_gpu(where)
-    best = known(given, where, bool(force))
-    if best is not None:
+    if best := known(given, where):
         return best
-    places = {name: dataclasses.replace(where, devices=(name,)) for name in where.devices}
-    lacking = next(name for name, place in places.items() if known(given, place, bool(force)) is None)
-    others = [old for old in given if old.on_gpu == (lacking is not None)]
+    name = next(name for name in where.devices if known(given, dataclasses.replace(where, devices=(name,))) is None)
     if len(where.devices) > 1:
-        what = f"{label(lacking)} ({device_label(where.machine, lacking)}), for {what}"
-    hint = "Measure them there, with the settings of the runs: lab ceilings" if lacking else HINT
-    if lacking is None and where.repack is False:
+        what = f"{label(name)} ({device_label(where.machine, name)}), for {what}"
+    hint = "Measure them there, with the settings of the runs: lab ceilings" if name else HINT
+    if name is None and where.repack is False:
         raise LabError(f"The ceilings of {what} without repacking have not been measured.", f"{HINT} --no-repack")
-    if others:
-        other = others[-1]
-        named = device_label(other.machine, other.device)
+    if others := [old for old in given if old.on_gpu == (name is not None)]:
+        other, named = others[-1].machine, device_label(others[-1].machine, others[-1].device)
         raise LabError(
-            f"The known ceilings are of another machine or build ({named}, "
-            f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
-            hint if force is None else f"{hint}. Or use these anyway: --force",
+            f"The known ceilings are of another machine or build ({named}, llama.cpp {other.llama_cpp_commit}), not of "
+            f"{what}.",
+            hint,
         )
     raise LabError(f"The ceilings of {what} have not been measured.", hint)
 

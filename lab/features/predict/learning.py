@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import cost, phases, stats
 from lab.core.lists import grouped, plural
@@ -95,8 +95,7 @@ class Case:
         return self.phase, self.shape, self.quantization, self.settings
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """The parts of a phase's time, the columns of the fit. For decode those of one step."""
 
     kernels_s: float
@@ -138,23 +137,26 @@ class Fit:
         return max(costs.kernels_s, self.own.get(case.setup, 1.0) * (factor * costs.kernels_s + layers_s))
 
 
-@dataclass(frozen=True)
-class Known:
-    """The lengths, models, quantizations and settings of the points of one phase."""
+class Known(NamedTuple):
+    """The lengths, the models with their quantizations, and the settings of the points of one phase."""
 
     shortest: float
     longest: float
-    quantizations: Mapping[tuple[object, ...], set[str | None]]  # of each model's shape
+    models: set[tuple[tuple[object, ...], str | None]]  # shape and quantization
     settings: set[object]
 
     @classmethod
     def by_phase(cls, points: Sequence[Point]) -> dict[str, Known]:
-        known = {}
-        for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
-            lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
-            quantizations = {shape: {case.quantization for case in own} for shape, own in by_shape.items()}
-            known[phase] = cls(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
-        return known
+        cases = grouped((point.case for point in points), lambda case: case.phase)
+        return {
+            phase: cls(
+                min(case.length for case in own),
+                max(case.length for case in own),
+                {(case.shape, case.quantization) for case in own},
+                {case.settings for case in own},
+            )
+            for phase, own in cases.items()
+        }
 
     def beyond(self, case: Case) -> dict[str, float]:
         """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
@@ -163,9 +165,10 @@ class Known:
             ways[LONGER] = math.log2(case.length / self.longest)
         if case.length * NEAR < self.shortest:
             ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
-        if case.shape not in self.quantizations:
+        is_new = all(shape != case.shape for shape, _ in self.models)
+        if is_new:
             ways[MODEL] = 1.0
-        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
+        if case.quantization not in {kind for shape, kind in self.models if is_new or shape == case.shape}:
             ways[QUANTIZATION] = 1.0
         if case.settings not in self.settings:
             ways[SETTINGS] = 1.0
@@ -256,8 +259,9 @@ def fit(points: Sequence[Point]) -> Fit:
     """
     rows = []
     for point in points:
-        kernels = (point.costs.kernels_s, 0.0) if point.case.phase == PREFILL else (0.0, point.costs.kernels_s)
-        rows.append(((*kernels, point.costs.layer_steps, point.costs.layer_values), point.seconds))
+        kernels_s, *layers = point.costs
+        kernels = (kernels_s, 0.0) if point.case.phase == PREFILL else (0.0, kernels_s)
+        rows.append(((*kernels, *layers), point.seconds))
     rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
     columns = [*zip(*(row for row, _ in rows), strict=True)]
     prefill, decode, step, value = stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0))
@@ -351,7 +355,7 @@ def _median(runs: Sequence[Point]) -> Point:
     runs = [run for run in runs if not run.is_disturbed] or runs
     sessions = grouped(((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0])
     by_session = {session: statistics.median(seconds for _, seconds in own) for session, own in sessions.items()}
-    costs = Costs(*map(statistics.median, zip(*(dataclasses.astuple(run.costs) for run in runs), strict=True)))
+    costs = Costs(*map(statistics.median, zip(*(run.costs for run in runs), strict=True)))
     case = dataclasses.replace(runs[0].case, length=statistics.median(run.case.length for run in runs))
     seconds = statistics.median(by_session.values())
     return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
