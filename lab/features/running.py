@@ -152,82 +152,70 @@ class Output:
         self,
         records: Sequence[Record | RequestRecord],
         path: Path,
+        problem: LabError | None = None,
+        failed: bool = False,
+        made: Sequence[Section] | None = None,
         tables: Callable[[Console], object] | None = None,
         document: Callable[[], dict[str, Any]] | None = None,
-        shown_by: str = "show",
-        made: Sequence[Section] | None = None,
         at_least: float | None = None,
         sentences: Sequence[str] = (),
         **more: Any,
     ) -> None:
         """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
 
-        `tables` and `document` stand for those of the sections that are `made` of the records. `shown_by`: the command
-        that prints the same tables of the results file. `at_least`: the smallest difference that is claimed. The
-        `sentences` are printed last, `more` is of the JSON document.
+        Then raises the `problem` that ended the measurement early, or exits if a run `failed`. `tables` (those of lab
+        compare) and `document` stand for those of the sections that are `made` of the records. The `sentences` are
+        printed last, `more` is of the JSON document.
         """
         from lab.features import known, page
         from lab.features.compare.comparison import AT_LEAST
         from lab.features.limits import probing
-        from lab.models import catalog
         from lab.show import console, table
 
-        if made is None:
-            made = known.sections(records, context(records, (str(path),)))
-        out = None if self.as_json else console.console(details=hint(path=path, command=shown_by))
-        if out and tables:
-            tables(out)
-        elif out:
-            known.print_results(records, out, made, sentences)
-        plots, target, runs = list[Path](), None, table.of_engine(records)
-
-        def say(line: str) -> None:
-            if out:
-                out.print(line)
-
-        say(f"\nresults  {path}")
-        if self.plots:
-            plots = known.draw(made, path.parent, path.stem)
-            for plot in plots:
-                say(f"plot     {plot}")
-        if self.report and any_good(records):
-            ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
-            target = page.report(path.with_suffix(".html"), records, ceilings, at_least or AT_LEAST, others)
-            say(f"report   {target}")
-        if any_good(runs):
-            plain = [one for one in runs if one.run.lever is None and not one.run.is_apart]
-            own_engine = list[str]()  # options without which lab ceilings would measure another engine or model
-            if plain:
-                settings, spec = plain[0].settings, catalog.spec_of(plain[0].model)
-                spec = "FILE" if plain[0].model.source == catalog.FILE else spec
-                own_engine += [] if spec == catalog.DEFAULT else ["-m", spec]
-                own_engine += ["--lib", "FOLDER"] if settings.lib else []
-            explain = f"{shell.lab('ceilings', *own_engine)} && {shell.lab('explain', path)}"
-            for line in next_steps(runs, self.folder, explain):
-                say(line)
-        elif any_good([*table.alone(records), *table.loads_of(records)]):
-            say(f"next     a page to share: {shell.lab('report', path)}")
-        if out:
-            return
-        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
-        report = {"report": None if target is None else str(target)}
-        console.print_json({**files, **report, **more, **(document() if document else known.as_json(records, made))})
-
-    def end(
-        self,
-        records: Sequence[Record | RequestRecord],
-        path: Path,
-        problem: LabError | None,
-        failed: bool = False,
-        **how: Any,
-    ) -> None:
-        """As `finish` if something was measured; then raises what ended it early, or exits if a run `failed`."""
         if records:
-            self.finish(records, path, **how)
+            if made is None:
+                made = known.sections(records, context(records, (str(path),)))
+            out = console.console(details=hint(path=path, command="compare" if tables else "show"))
+            runs, is_good = table.of_engine(records), any_good(records)
+            if tables and not self.as_json:
+                tables(out)
+            elif not self.as_json:
+                known.print_results(records, out, made, sentences)
+            if not self.as_json:
+                out.print(f"\nresults  {path}")
+            plots = known.draw(made, path.parent, path.stem) if self.plots else []
+            files = [f"plot     {plot}" for plot in plots]
+            target = path.with_suffix(".html") if self.report and is_good else None
+            if target:
+                ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
+                page.report(target, records, ceilings, at_least or AT_LEAST, others)
+                files.append(f"report   {target}")
+            if any_good(runs):
+                files += next_steps(runs, self.folder, f"{_own_ceilings(runs)} && {shell.lab('explain', path)}")
+            elif any_good([*table.alone(records), *table.loads_of(records)]):
+                files.append(f"next     a page to share: {shell.lab('report', path)}")
+            if self.as_json:
+                named = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
+                named |= {"report": target and str(target), **more}
+                console.print_json({**named, **(document() if document else known.as_json(records, made))})
+            for line in () if self.as_json else files:
+                out.print(line)
         if problem:
             raise problem
         if failed:
             sys.exit(EXIT_FAILED)
+
+
+def _own_ceilings(runs: Sequence[Record]) -> str:
+    """The command that measures the ceilings of the engine and the model of runs."""
+    from lab.models import catalog
+
+    options = list[str]()
+    if plain := [one for one in runs if one.run.lever is None and not one.run.is_apart]:
+        spec = "FILE" if plain[0].model.source == catalog.FILE else catalog.spec_of(plain[0].model)
+        options += [] if spec == catalog.DEFAULT else ["-m", spec]
+        options += ["--lib", "FOLDER"] if plain[0].settings.lib else []
+    return shell.lab("ceilings", *options)
 
 
 def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
@@ -270,7 +258,7 @@ def carry_out(
         )
     still_wide = text_results.still_wide(records, plan)
     has_failed = bool(text_results.failures(records))
-    output.end(records, path, problem, has_failed, sentences=still_wide, still_wide=still_wide)
+    output.finish(records, path, problem, has_failed, sentences=still_wide, still_wide=still_wide)
 
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:

@@ -606,7 +606,7 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
         records, problem = collect(
             lambda watch: execute(lever, server, text, path, watch, said), path, err, None, through_server.finished
         )
-        output.end(records, path, problem, any(one.request.status != OK for one in records))
+        output.finish(records, path, problem, any(one.request.status != OK for one in records))
 
 
 def again(levers: Sequence[Turns]) -> dict[str, object]:

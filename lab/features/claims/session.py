@@ -266,4 +266,4 @@ def command(only: str | None, **asked: Any) -> None:
         records, problem = collect(lambda watch: execute(planned, worker, path, watch, err.print), path, err)
     judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
     has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
-    output.end(records, path, problem, has_failed, made=judging.sections(judged, Context()))
+    output.finish(records, path, problem, has_failed, made=judging.sections(judged, Context()))

@@ -317,4 +317,4 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
         text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records, has_next=True)
     )
     document = functools.partial(text_compare.as_json, groups, comparisons)
-    output.finish(records, path, tables, document, "compare", at_least=at_least)
+    output.finish(records, path, tables=tables, document=document, at_least=at_least)

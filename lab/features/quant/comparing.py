@@ -337,4 +337,4 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool,
         return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
 
     records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
-    output.end(records, path, problem)
+    output.finish(records, path, problem)

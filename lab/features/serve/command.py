@@ -226,7 +226,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
         plan = through_server.fitted(plan, server)
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
-        known = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model}
+        known: dict[str, Any] = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model}
         if asked["dry_run"] and output.as_json:
             refused = [
                 {"n_prompt": one.n_prompt, "n_gen": one.n_gen, "refused": plan.refused.get(one)} for one in plan.cases
@@ -238,4 +238,4 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
         records, problem = collect(
             lambda watch: through_server.execute(plan, server, path, watch), path, err, None, through_server.finished
         )
-        output.end(records, path, problem, bool(through_server.failures(records)), **known)
+        output.finish(records, path, problem, bool(through_server.failures(records)), **known)

@@ -387,7 +387,7 @@ def command(save: str | None, **asked: Any) -> None:
         records, problem = collect(
             lambda watch: Session(made, worker, path, watch).confirmed(), path, err, where=so_far
         )
-    output.end(records, path, problem)
+    output.finish(records, path, problem)
     if save is None:
         return
     found = result.tuned([record for record in records if isinstance(record, Record)])
