@@ -196,8 +196,8 @@ class Output:
                 files.append(f"next     a page to share: {shell.lab('report', path)}")
             if self.as_json:
                 named = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
-                named |= {"report": target and str(target), **more}
-                console.print_json({**named, **(document() if document else known.as_json(records, made))})
+                more = {"report": None if target is None else str(target), **more}
+                console.print_json({**named, **more, **(document() if document else known.as_json(records, made))})
             for line in () if self.as_json else files:
                 out.print(line)
         if problem:
