@@ -55,8 +55,6 @@ def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
 ASKED: list[tuple[str, str, object]] = [
     ("--device cuda0,CUDA1", "devices", ("CUDA0", "CUDA1")),
     ("-dev CUDA1", "devices", ("CUDA1",)),
-    ("--tensor-split 3,1", "tensor_split", (3.0, 1.0)),
-    ("-ts 3/1", "tensor_split", (3.0, 1.0)),
     ("--n-cpu-moe 2", "n_cpu_moe", 2),
     ("-ncmoe 3", "n_cpu_moe", 3),
     ("--no-kv-offload", "kv_offload", False),
@@ -96,11 +94,6 @@ def test_options_reach_the_settings_and_their_command_again(
     [
         ({"device": "CUDA7"}, "no such device"),
         ({"device": "CUDA1,cuda1"}, "twice"),
-        ({"tensor_split": "3,x"}, "--tensor-split"),
-        ({"tensor_split": "0,0"}, "--tensor-split"),
-        ({"tensor_split": "1,-1"}, "--tensor-split"),
-        ({"tensor_split": "1,1,1"}, "3 shares for 2 devices"),
-        ({"tensor_split": [1, float("nan")]}, "--tensor-split"),
         ({"n_cpu_moe": -1}, "--n-cpu-moe -1"),
         ({"prefill_wait": "never"}, "--prefill-wait never"),
         ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
@@ -131,17 +124,19 @@ def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path, caps
 
 
 def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, model_file: Path) -> None:
-    made = plan(worker, model_file, tensor_split="1,1")
+    worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
+    made = plan(worker, model_file)
     (problem,) = made.refused.values()
-    assert "CUDA1 (A smaller GPU) needs 0.0 GB for 4 layers and has 0.0 GB: at most 3 fit" in problem
-    assert problem.endswith("--n-gpu-layers 7")
-    assert not plan(worker, model_file, tensor_split="1,1", n_gpu_layers=7).refused
+    assert "CUDA0 (A GPU) needs 0.0 GB for 6 layers and has 0.0 GB: at most 4 fit" in problem
+    assert problem.endswith("--n-gpu-layers 6")
+    assert not plan(worker, model_file, n_gpu_layers=6).refused
 
 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
-    made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
-    assert made.settings.n_gpu_layers == 7 and not made.refused
-    assert text_setup.notes(made) == ["--n-gpu-layers auto: 7 of 9 layers go to devices (the output counts as one)."]
+    worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
+    made = plan(worker, model_file, n_gpu_layers="auto")
+    assert made.settings.n_gpu_layers == 6 and not made.refused
+    assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
     assert made.settings.prefill_wait is None  # no pipeline
     worker.free = {"CUDA0": 60 * MB, "CUDA1": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")

@@ -26,7 +26,6 @@ CHOSEN: dict[str, Any] = {
     "type_k": "q8_0",
     "type_v": "q4_0",
     "kv_unified": True,
-    "tensor_split": (3.0, 1.5),
     "n_cpu_moe": 2,
     "kv_offload": False,
     "op_offload": False,
@@ -59,7 +58,6 @@ def test_every_setting_of_the_engine_is_in_the_table() -> None:
 @pytest.mark.parametrize(("program", "n_users"), [("llama-server", 4), ("llama-cli", 1)])
 def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
     read = llama_args.parse(*shlex.split(made(ALL, n_users)[program]))
-    assert read["tensor_split"][:3] == [3, 1.5, 0]
     types = {"f16": 1, "q4_0": 2, "q8_0": 8}  # enum ggml_type
     expected = {
         "cpuparams.n_threads": 3,
@@ -104,7 +102,6 @@ def test_llama_bench_has_its_own_way_to_write_values() -> None:
         "--cache-type-v": "q4_0",
         "--n-gpu-layers": "7",
         "--device": "CUDA0/CUDA1",
-        "--tensor-split": "3/1.5",
         "--n-cpu-moe": "2",
         "--no-kv-offload": "1",
         "--no-op-offload": "1",
@@ -147,7 +144,7 @@ def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
     given: dict[str, Any] = {}
     library = type("library", (), {**vars(llama_cpp), "Llama": lambda **keywords: given.update(keywords)})
     eval(made(ALL)["llama-cpp-python"], {"llama_cpp": library})
-    assert given["model_path"] == MODEL and given["tensor_split"] == [3.0, 1.5] and given["offload_kqv"] is False
+    assert given["model_path"] == MODEL and given["offload_kqv"] is False
     assert (given["type_k"], given["type_v"]) == (8, 2)
     assert all(hasattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in CACHE_TYPES if name != "bf16")
     assert (

@@ -49,14 +49,12 @@ def test_the_last_layers_go_to_devices_by_their_shares(
     assert memory.layers(4, n_gpu_layers, shares) == known
 
 
-def test_shares_are_those_asked_for_or_free_memory() -> None:
+def test_shares_are_free_memory() -> None:
     free = {"A": 3, "B": 1}
-    assert memory.shares(free, ["A", "B"], None) == (3, 1)
-    assert memory.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
-    assert memory.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
-    assert memory.shares({**free, CPU: 2}, ["A", "C"], None) == (3, 2)
-    assert memory.shares({}, ["A", "B"], None) == (1, 1)
-    assert memory.shares({"A": 0, "B": 0}, ["A", "B"], None) == (1, 1)
+    assert memory.shares(free, ["A", "B"]) == (3, 1)
+    assert memory.shares({**free, CPU: 2}, ["A", "C"]) == (3, 2)
+    assert memory.shares({}, ["A", "B"]) == (1, 1)
+    assert memory.shares({"A": 0, "B": 0}, ["A", "B"]) == (1, 1)
 
 
 TENSORS = (
@@ -150,7 +148,7 @@ def real_and_planned(
     model = engine.read_model(path, "m", "file")
     here = dataclasses.replace(MACHINE, devices=engine.build.devices)
     names = [device.name for device in machine.used(here, settings)]
-    shares = memory.shares(engine.free_memory(), names, settings.tensor_split)
+    shares = memory.shares(engine.free_memory(), names)
     planned = memory.places(model, settings, engine.tensors(path), names, shares)
     assert planned is not None
     engine.load(path, settings)

@@ -19,7 +19,7 @@ from lab.runner.as_options import save
 from lab.runner.as_options import settings as load
 from tests.conftest import run_lab
 
-FAST = {"threads": 1, "ubatch": 64, "repack": False, "tensor_split": [3, 1.5], "kv_unified": True}
+FAST = {"threads": 1, "ubatch": 64, "repack": False, "device": ["CUDA0", "CUDA1"], "kv_unified": True}
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +106,9 @@ def test_saved_settings_are_the_defaults_of_a_command(name: str, capsys: pytest.
     save("fast", FAST)
     given = contexts(name, "--threads", "2", "--settings", "fast")
     assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
-    assert given["tensor_split"] == "3,1.5" and given["batch"] == 2048
+    assert given["device"] == "CUDA0,CUDA1" and given["batch"] == 2048
     unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
-    used = "--ubatch 64 --no-repack --tensor-split 3,1.5"
+    used = "--ubatch 64 --no-repack --device CUDA0,CUDA1"
     assert capsys.readouterr().err == f"Note: --settings fast stands for --threads 1 {used}{unified}.\n"
 
 
@@ -116,7 +116,7 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values: dict[str, Any] = dict.fromkeys(table(), True)
     values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
     values |= {name: 1 for name, setting in table().items() if setting.most}
-    values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"], "tensor_split": [3, 1.5]}
+    values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"]}
     values |= {"lib": "/a/b", "mmap": False}
     save("all", values)
     given = contexts("measure", "--settings", "all")

@@ -145,7 +145,6 @@ def test_two_gpus_are_not_explained() -> None:
         ({"n_gpu_layers": 0}, {None: 17}),
         ({"n_gpu_layers": 5, "devices": ("CUDA0",)}, {None: 12, "CUDA0": 5}),
         ({"n_gpu_layers": 99, "devices": ("CUDA0",)}, {"CUDA0": 17}),
-        ({"n_gpu_layers": -1, "devices": ("CUDA0", "CUDA1"), "tensor_split": (3.0, 1.0)}, {"CUDA0": 13, "CUDA1": 4}),
         ({"n_gpu_layers": 17}, {"CUDA0": 12, "CUDA1": 5}),  # by memory: 8 of 12 GB
     ],
 )

@@ -25,7 +25,7 @@ GROUPS = {
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (
-        *("device", "n-gpu-layers", "tensor-split", "n-cpu-moe"),
+        *("device", "n-gpu-layers", "n-cpu-moe"),
         *("kv-offload", "op-offload"),
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),

@@ -59,7 +59,6 @@ class AskedSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     device: str | Sequence[str] | None = None
-    tensor_split: str | Sequence[float] | None = None
     n_cpu_moe: int | None = None
     kv_offload: bool | None = None
     op_offload: bool | None = None
@@ -110,7 +109,6 @@ class SettingsKeywords(TypedDict, total=False):
     cache_type_k: str
     cache_type_v: str
     device: str | Sequence[str] | None
-    tensor_split: str | Sequence[float] | None
     n_cpu_moe: int | None
     kv_offload: bool | None
     op_offload: bool | None

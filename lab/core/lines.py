@@ -44,7 +44,8 @@ RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern 
 )
 GONE = {
     **{"prefix": "lab prefix", "rpc": "RPC"},
-    **{"main_gpu": "--main-gpu", "split_mode": "--split-mode", "override_tensor": "--override-tensor"},
+    **{"main_gpu": "--main-gpu", "split_mode": "--split-mode"},
+    **{"tensor_split": "--tensor-split", "override_tensor": "--override-tensor"},
 }
 """Fields of runs and their settings that older versions wrote, and what they were for."""
 

@@ -268,12 +268,8 @@ def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)
 
 
-def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:
-    """The shares of the devices: `asked`, unless all are 0, or else the free memory of each.
-
-    A device that does not report its memory counts with the CPU's, as in llama.cpp.
-    """
-    if asked and any(asked):
-        return (*asked, *(0.0 for _ in range(len(names) - len(asked))))
+def shares(free: Mapping[str, int], names: Sequence[str]) -> tuple[float, ...]:
+    """The shares of the devices: their free memory. One that does not report it counts with the CPU's, as in
+    llama.cpp."""
     sizes = tuple(float(free.get(name, free.get(CPU, 1))) for name in names)
     return sizes if any(sizes) else (1.0,) * len(names)

@@ -143,7 +143,6 @@ class Settings:
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
-    tensor_split: tuple[float, ...] | None = None  # shares of the devices
     n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
     kv_offload: bool | None = None
     op_offload: bool | None = None

@@ -280,10 +280,6 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
         pointers = (P * (len(names) + 1))(*(devices.device_of(name) for name in names), None)
         params.devices = ctypes.addressof(pointers)
         alive.append(pointers)
-    if asked.tensor_split is not None:
-        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
-        params.tensor_split = shares
-        alive.append(shares)
     if asked.n_cpu_moe:  # the experts of the first layers stay in the CPU's memory
         on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
         overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe)]

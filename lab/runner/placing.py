@@ -1,4 +1,4 @@
-"""Where a model lies: devices, splits and builds as settings of llama.cpp, and whether a plan fits there."""
+"""Where a model lies: devices and builds as settings of llama.cpp, and whether a plan fits there."""
 
 from __future__ import annotations
 
@@ -19,35 +19,16 @@ from lab.runner.cases import Case, Plan, with_room
 AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")
 """Settings that llama.cpp gets unchanged."""
 
-MOST_DEVICES = 16
-"""llama_max_devices() of llama.cpp."""
-
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""
 
 
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
-    """The fields of Settings for a model's placement. LabError for an unknown device or an invalid split."""
+    """The fields of Settings for a model's placement. LabError for an unknown device."""
     used = _asked_devices(asked, devices)
-    shares = None
-    if asked.tensor_split:
-        split = asked.tensor_split
-        given = parts(split.replace("/", ",")) if isinstance(split, str) else tuple(map(str, split))
-        try:
-            shares = tuple(float(part) for part in given)
-        except ValueError:
-            shares = ()
-        if not shares or not all(0 <= share < float("inf") for share in shares) or not any(shares):
-            raise LabError(f"--tensor-split {','.join(given)} is not possible.", "Give a share for each device: 3,1")
-        if len(shares) > min(max(len(used), 1), MOST_DEVICES):
-            raise LabError(
-                f"--tensor-split {','.join(given)} has {len(shares)} shares for {len(used)} devices.",
-                "Give one share for each device, in the order of lab machine.",
-            )
     chosen: dict[str, Any] = {
         **{name: getattr(asked, name) for name in AS_ASKED},
         "devices": tuple(device.name for device in used) or None if parts(asked.device) else None,
-        "tensor_split": shares,
         "n_cpu_moe": asked.n_cpu_moe or None,
         "lib": builds.name_of(asked.lib),
     }
@@ -96,7 +77,7 @@ def free(plan: Plan) -> dict[str, int]:
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
     room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
-    shares = sizes.shares(free(plan), names, room.tensor_split)
+    shares = sizes.shares(free(plan), names)
     own = sizes.places(plan.model, room, plan.tensors or (), names, shares)
     if plan.draft is None or own is None:
         return own

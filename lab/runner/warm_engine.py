@@ -347,7 +347,7 @@ def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Wo
 
 def changes(settings: Settings) -> list[Change]:
     """The changes that differ from these settings, that of the device first."""
-    none = dict.fromkeys(("devices", "tensor_split", "n_cpu_moe", "prefill_wait"))
+    none = dict.fromkeys(("devices", "n_cpu_moe", "prefill_wait"))
     known = [
         Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device of the layers"),
         Change("--no-repack", {"repack": False}, "the repacked layouts of weights (AMX, CPU_REPACK)"),

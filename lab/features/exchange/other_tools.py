@@ -31,7 +31,6 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     "type_v": ("--cache-type-v", "--cache-type-v", "type_v", "OLLAMA_KV_CACHE_TYPE"),
     "n_gpu_layers": ("--n-gpu-layers", "--n-gpu-layers", "n_gpu_layers", "num_gpu"),
     "devices": ("--device", "--device", None, None),
-    "tensor_split": ("--tensor-split", "--tensor-split", "tensor_split", None),
     "n_cpu_moe": ("--n-cpu-moe", "--n-cpu-moe", None, None),
     "kv_offload": ("--kv-offload", "--no-kv-offload", "offload_kqv", None),
     "op_offload": ("--op-offload", "--no-op-offload", "op_offload", None),

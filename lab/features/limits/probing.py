@@ -85,7 +85,7 @@ def layers(
         return (None,) * (n_layer + 1)
     sizes = {one.name: one.memory_bytes for one in devices if one.memory_bytes}
     names = tuple(one.name for one in devices)
-    split = shares(sizes, names, settings.tensor_split)
+    split = shares(sizes, names)
     return tuple(None if i is None else names[i] for i in rule(n_layer, settings.n_gpu_layers, split))
 
 

@@ -280,10 +280,10 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
     threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
-    split = settings.tensor_split, settings.n_cpu_moe
-    moved = settings.kv_offload, settings.op_offload, settings.prefill_wait if phase == PREFILL else None
+    waits = settings.prefill_wait if phase == PREFILL else None
+    moved = settings.n_cpu_moe, settings.kv_offload, settings.op_offload, waits
     types = settings.type_k, settings.type_v, settings.repack
-    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *split, *moved
+    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *moved
     return Case(phase, length, shape, model.quantization, chosen)
 
 
