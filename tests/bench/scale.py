@@ -1,16 +1,11 @@
 """A folder of 2,000 runs and 1,000,000 steps: how long do show and compare take, and how much memory?
 
-    python3 -m uv run python -m tests.bench.scale
-    python3 -m uv run python -m tests.bench.scale CHECKOUT
-
-With another checkout of the lab, reading, the table of runs and its summary are timed in turns with that one, each in
-a new process, imports not counted; so is `lab show` as a whole.
+python3 -m uv run python -m tests.bench.scale
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import resource
 import statistics
@@ -26,16 +21,6 @@ from tests.conftest import MACHINE, make_record, make_run
 
 N_FILES, N_RUNS, N_STEPS = 20, 100, 500
 N_TURNS = 5
-HERE = Path(__file__).parent.parent.parent
-TABLES = """
-import sys, time
-import msgspec.json, numpy, pandas, scipy.optimize, scipy.special
-from lab.show import table
-from lab.core import results
-start = time.perf_counter()
-table.summary(table.runs(results.read([sys.argv[1]]).records))
-print(time.perf_counter() - start)
-"""
 
 
 def main() -> None:
@@ -45,46 +30,17 @@ def main() -> None:
             (Path(folder) / f"{number:02}.jsonl").write_text("".join(lines))
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         print(f"{N_FILES * N_RUNS:,} runs, {N_FILES * N_RUNS * N_STEPS:,} steps, {size / 1e6:.0f} MB of JSON")
-        if sys.argv[1:]:
-            in_turns(folder, Path(sys.argv[1]))
-        else:
-            alone(folder)
-
-
-def alone(folder: str) -> None:
-    """Time and memory of this checkout's commands."""
-    for command in (["show", folder], ["compare", folder, "--no-plot"]):
-        times = [seconds(HERE, "-m", "lab", *command)[0] for _ in range(N_TURNS)]
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        print(f"lab {command[0]}: {summary(times)}, peak {peak / 1e6:.0f} MB; at most 3 s and 1 GB wanted", flush=True)
-
-
-def in_turns(folder: str, other: Path) -> None:
-    """This checkout and another by turns, the first of each turn alternating."""
-    tables: dict[Path, list[float]] = {HERE: [], other: []}
-    whole: dict[Path, list[float]] = {HERE: [], other: []}
-    for turn in range(N_TURNS):
-        for checkout in (HERE, other) if turn % 2 else (other, HERE):
-            tables[checkout].append(float(seconds(checkout, "-c", TABLES, folder)[1]))
-            whole[checkout].append(seconds(checkout, "-m", "lab", "show", folder)[0])
-    for name, times in (("read, runs and summary", tables), ("lab show", whole)):
-        share = statistics.median(mine / its for mine, its in zip(times[HERE], times[other], strict=True))
-        print(f"{name}: {summary(times[HERE])}; other checkout {summary(times[other])}; share of its time {share:.2f}")
-    print("at most half wanted")
-
-
-def seconds(checkout: Path, *arguments: str) -> tuple[float, str]:
-    """Wall time of a Python process that imports the lab of `checkout`, and what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *arguments], check=True, stdout=subprocess.PIPE, text=True, cwd=checkout, env=environment
-    )
-    return time.monotonic() - started, done.stdout
-
-
-def summary(times: list[float]) -> str:
-    return f"median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"
+        for command in (["show", folder], ["compare", folder, "--no-plot"]):
+            times = list[float]()
+            for _ in range(N_TURNS):
+                started = time.monotonic()
+                subprocess.run([sys.executable, "-m", "lab", *command], check=True, stdout=subprocess.DEVNULL)
+                times.append(time.monotonic() - started)
+            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+            print(
+                f"lab {command[0]}: median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}), "
+                f"peak {peak / 1e6:.0f} MB; at most 3 s and 1 GB wanted"
+            )
 
 
 def record(number: int, i: int) -> Record:
