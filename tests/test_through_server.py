@@ -13,13 +13,12 @@ import pytest
 
 import lab
 from lab.core import results
-from lab.core.record import FAILED, OK
-from lab.core.request import NOT_SENT, RATE_LIMITED
+from lab.core.record import OK
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.serve import through_server
 from lab.features.serve.servers import Server, connect
-from lab.features.serve.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
+from lab.features.serve.through_server import WARMUP_GEN, check, execute, make_plan
 from lab.runner.progress import Status
 from tests.conftest import run_lab
 from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullServer, NullSettings, null_server
@@ -61,7 +60,7 @@ def new_file(plan: through_server.ServerPlan, server: Server, folder: Path) -> P
 
 def run(server: Server, folder: Path, seen: list[Status] | None = None, **asked: Any) -> Any:
     """The records of a session, and its file."""
-    plan = fitted(make_plan(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked}), server)
+    plan = make_plan(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked})
     path = new_file(plan, server, folder)
     return list(execute(plan, server, path, (seen if seen is not None else []).append)), path
 
@@ -86,16 +85,11 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
         assert figures(request).is_warm is False
 
 
-def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path: Path) -> None:
-    records, _ = run(plain, tmp_path, prompt_len=f"{LEAST - 1},{LEAST},495,496", repeat=1)
-    sent = {record.request.asked.n_prompt for record in records if record.request.status == OK}
-    refused = {
-        record.request.asked.n_prompt: record.request for record in records if record.request.failure == NOT_SENT
-    }
-    assert sent == {LEAST, 495} and refused.keys() == {LEAST - 1, 496}
-    assert f"the shortest one has {LEAST}" in str(refused[LEAST - 1].error)
-    assert "context of 500 tokens" in str(refused[496].error)
-    assert all(request.status == FAILED and request.sent_ns is None for request in refused.values())
+@pytest.mark.parametrize(("n", "words"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")])
+def test_a_length_that_the_server_cannot_take_is_refused(plain: Server, n: int, words: str) -> None:
+    check(make_plan([LEAST, 495], 5), plain)
+    with pytest.raises(LabError, match=words):
+        check(make_plan([20, n], 5), plain)
 
 
 def test_an_answer_that_the_stream_did_not_count_is_tokenized(null: NullServer, tmp_path: Path) -> None:
@@ -108,7 +102,7 @@ def test_an_answer_that_the_stream_did_not_count_is_tokenized(null: NullServer, 
 
 def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
     with pytest.raises(LabError, match="cannot count the tokens of prompts"):
-        fitted(make_plan("20"), dataclasses.replace(plain, counter=None))
+        check(make_plan("20"), dataclasses.replace(plain, counter=None))
 
 
 @pytest.mark.parametrize(
@@ -128,31 +122,23 @@ def test_what_makes_no_sense_is_refused_before_a_server_is_asked(asked: dict[str
         make_plan(**asked)
 
 
-def test_a_length_that_fails_again_and_again_is_given_up(plain: Server, tmp_path: Path) -> None:
-    failing = dataclasses.replace(plain, own_name="429")
-    records, _ = run(failing, tmp_path, prompt_len="20", repeat=9)
-    requests = [record.request for record in records]
-    assert [request.failure for request in requests] == [RATE_LIMITED] * MAX_FAILURES + [NOT_SENT]
-    assert "7 more were not sent" in str(requests[-1].error)
-
-
 def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path: Path) -> None:
     with null_server(NullSettings(models=MODELS)) as started, connect(started.url, "plain") as server:
-        plan = fitted(make_plan("20", 5, repeat=99), server)
+        plan = make_plan("20", 5, repeat=99)
         path = new_file(plan, server, tmp_path)
         records = []
-        with pytest.raises(LabError, match="is gone: 3 requests in a row failed"):
+        with pytest.raises(LabError, match="no longer reports token counts"):
             for record in execute(plan, server, path, lambda status: None):
                 records.append(record)
                 if len(records) == 3:
                     os.kill(started.pid, signal.SIGKILL)
-    assert [record.request.status for record in records] == [OK] * 3 + [FAILED] * MAX_GONE
+    assert [record.request.status for record in records] == [OK] * 3
     assert list(results.read([path]).requests) == records
 
 
 def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
     with connect(null.url, "plain") as server:
-        plan = fitted(make_plan("20", 5, repeat=99), server)
+        plan = make_plan("20", 5, repeat=99)
         path = new_file(plan, server, tmp_path)
         records = list(itertools.islice(execute(plan, server, path, lambda status: None), 3))
         assert list(results.read([path]).requests) == records
@@ -168,11 +154,11 @@ def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
 
 def test_as_python(null: NullServer, tmp_path: Path) -> None:
     seen: list[Status] = []
-    with pytest.warns(UserWarning, match="the shortest one has"):
-        records = lab.measure(
-            [5, 20], gen=4, repeat=1, model="short", url=null.url, out=tmp_path, prompt="story", watch=seen.append
-        )
-    assert [record.request.status for record in records] == [FAILED, OK, OK]
+    options: dict[str, Any] = {"model": "short", "url": null.url, "out": tmp_path, "prompt": "story"}
+    records = lab.measure([20], gen=4, repeat=1, watch=seen.append, **options)
+    assert [record.request.status for record in records] == [OK, OK]
+    with pytest.raises(LabError, match="the shortest one has"):
+        lab.measure([5, 20], gen=4, **options)
     assert figures(records[-1].request).is_short is True
     assert records[-1].model == "short" and seen
     assert lab.read([tmp_path]).requests == tuple(records)
@@ -192,30 +178,22 @@ def test_the_command_says_what_it_can_do_first_and_measures(
 
 
 def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
-    asked = ("-m", "plain", "-p", "5,20", "-n", 3, "-r", 1, "--out", tmp_path, "--json", "--no-plot")
-    status, out, err = run_lab("measure", "--url", null.url, *asked)
+    asked = ("measure", "--url", null.url, "-m", "plain", "-n", 3, "-r", 1, "--out", tmp_path, "--json", "--no-plot")
+    status, out, err = run_lab(*asked, "-p", "20")
     document = json.loads(out)
-    assert status == 1  # a length was refused
-    assert document["model"] == "plain" and document["endpoint"]["url"] == null.url
-    assert [row["n_prompt"] for row in document["rows"]] == [20]
-    assert len(document["failures"]) == 1
+    assert status == 0 and document["model"] == "plain" and document["endpoint"]["url"] == null.url
+    assert [row["n_prompt"] for row in document["rows"]] == [20] and document["failures"] == []
     assert "as seen in" in err
+    status, out, err = run_lab(*asked, "-p", "5,20")
+    assert (status, out) == (1, "") and "the shortest one has" in err
 
 
 def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
-    asked = (
-        "measure",
-        "--url",
-        null.url,
-        "-m",
-        "plain",
-        *["-p", "5,20", "-n", "3", "-r", "1", "--dry-run", "--out"],
-        tmp_path,
-    )
+    options = ("-p", "20,30", "-n", "3", "-r", "1", "--dry-run", "--out", tmp_path)
+    asked = ("measure", "--url", null.url, "-m", "plain", *options)
     status, out, _ = run_lab(*asked)
-    assert status == 0 and "Plan: 4 requests for up to 23 tokens each" in out
-    cases = json.loads(run_lab(*asked, "--json")[1])["cases"]
-    assert [(one["n_prompt"], bool(one["refused"])) for one in cases] == [(5, True), (20, False)]
+    assert status == 0 and "Plan: 4 requests for up to 33 tokens each" in out
+    assert [one["n_prompt"] for one in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [20, 30]
     assert not list(tmp_path.iterdir())
 
 

@@ -117,7 +117,6 @@ ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
-NOT_SENT = "not sent"  # the lab did not send it: the server cannot accept it, or its place was given up
 """Classes of failure of a request."""
 
 

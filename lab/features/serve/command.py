@@ -223,15 +223,11 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         through_server.print_endpoint(server.endpoint, server.model, server.models, out)
-        plan = through_server.fitted(plan, server)
-        for sentence in plan.refused.values():
-            err.print(f"Note: {sentence}", style="yellow")
+        through_server.check(plan, server)
         known: dict[str, Any] = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model}
         if asked["dry_run"] and output.as_json:
-            refused = [
-                {"n_prompt": one.n_prompt, "n_gen": one.n_gen, "refused": plan.refused.get(one)} for one in plan.cases
-            ]
-            return console.print_json({**known, "cases": refused, "repeat": plan.n_repeat})
+            cases = [{"n_prompt": case.n_prompt, "n_gen": case.n_gen} for case in plan.cases]
+            return console.print_json({**known, "cases": cases, "repeat": plan.n_repeat})
         if asked["dry_run"]:
             return out.print(f"\nPlan: {plan.summary}")
         path = server.new_file(output.folder)

@@ -87,10 +87,6 @@ FILLERS = (" a", " the", " x", " 1", ".")
 NEAR = 50  # if counting costs a prefill, the last n/50 tokens of a prompt may be fillers
 
 
-class NotCounted(LabError):
-    """A server that counted tokens before no longer does."""
-
-
 @dataclass(frozen=True)
 class Counter:
     """A server's way to count the tokens of a prompt, with everything that it adds."""
@@ -99,10 +95,10 @@ class Counter:
     count: Callable[[str], int | None]
 
     def tokens(self, text: str) -> int:
-        """The tokens of a prompt. NotCounted if the server stops counting."""
+        """The tokens of a prompt. LabError if the server stops counting."""
         n_tokens = self.count(text)
         if n_tokens is None:
-            raise NotCounted(
+            raise LabError(
                 f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
                 "Check that it still runs (its log may say why), then try again.",
             )

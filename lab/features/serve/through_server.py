@@ -3,17 +3,15 @@
 As with the engine, lengths are interleaved in rounds and shuffled within each round, because machines drift. Before the
 rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
 sees a length for the first time, and some load the model only then. A failed request is recorded and the others
-continue; a length that fails repeatedly is abandoned, and the session ends if the server is gone.
+continue; the session ends if the server is gone.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,15 +22,12 @@ from rich.console import Console
 from lab.core import payloads
 from lab.core import request_times as times
 from lab.core.lists import grouped, plural
-from lab.core.record import FAILED, OK
+from lab.core.record import OK
 from lab.core.request import (
     LOST,
-    NOT_SENT,
     REASONING,
     REFUSED,
-    Asked,
     Endpoint,
-    Events,
     Request,
     RequestRecord,
     short_name,
@@ -46,7 +41,7 @@ from lab.features.serve.load_figures import server_options, span, wrong
 from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
-from lab.runner.cases import Case, shuffled, utc_now
+from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-GONE = (REFUSED, LOST, NOT_SENT)  # failures that mean, several times in a row, that the server is gone
+GONE = (REFUSED, LOST)  # failures that mean, several times in a row, that the server is gone
 
 
 def gone(server: Server, path: Path, lost: Sequence[Request], during: str = "") -> LabError:
@@ -78,21 +73,18 @@ def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None
 
 DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
 WARMUP_GEN = 16  # maximum number of tokens that a warm-up generates
-MAX_FAILURES, MAX_GONE = 3, 3
-"""Failures in a row after which a length is abandoned, and failures to reach the server that end the session."""
-
+MAX_GONE = 3  # failures in a row to reach the server, which end the session
 PAUSE_S = 1.0  # after a failure
 
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What to measure on any server. Of a server that was examined: why it refuses cases."""
+    """What to measure on any server."""
 
     cases: tuple[Case, ...]
     n_repeat: int
     text: str
     seed: int
-    refused: dict[Case, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -114,11 +106,9 @@ def measure(
     with progress.in_notebook() as watching:
         show = watch or watching
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
-            plan = fitted(plan, server)
-            path = server.new_file(Path(out))
-            records = list(execute(plan, server, path, show))
-    sent = [record.request for record in records if record.request.failure != NOT_SENT]
-    warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])
+            check(plan, server)
+            records = list(execute(plan, server, server.new_file(Path(out)), show))
+    warn_of_failures((), [record.request.error for record in records if not record.request.asked.warmup])
     return records
 
 
@@ -138,16 +128,14 @@ def make_plan(
     return ServerPlan(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
 
 
-def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
-    """The plan for this server. LabError if it cannot count the tokens of a prompt."""
-    n_least, refused = server.how_to_count.least(), {}
+def check(plan: ServerPlan, server: Server) -> None:
+    """LabError if the server cannot count the tokens of a prompt, or a length is not possible on it."""
+    n_least = server.how_to_count.least()
     for case in plan.cases:
-        problem = server.too_long(case.n_prompt, case.n_gen)
         if case.n_prompt < n_least:
-            problem = servers.impossible(case.n_prompt, n_least)
-        if problem:
-            refused[case] = str(problem).replace("\n", " ")
-    return dataclasses.replace(plan, refused=refused)
+            raise servers.impossible(case.n_prompt, n_least)
+        if problem := server.too_long(case.n_prompt, case.n_gen):
+            raise problem
 
 
 def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
@@ -156,57 +144,33 @@ def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> 
     LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished requests. The prompt is cut at another
     place for each repeat, or has only another nonce if counting costs requests.
     """
-    possible = sorted((case for case in plan.cases if case not in plan.refused), key=lambda case: case.n_prompt)
-    warmups = [(0, case) for case in possible]
-    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(possible, plan.seed, repeat)]
+    warmups = [(0, case) for case in sorted(plan.cases, key=lambda case: case.n_prompt)]
+    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.cases, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     prompts: dict[int, Prompt] = {}  # one for each length, if counting costs requests
-    n_failed: collections.Counter[Case] = collections.Counter()  # in a row
     lost: list[Request] = []  # in a row
-
-    def kept(request: Request) -> RequestRecord:
-        record = server.record(path.stem, request)
-        save(path, record)
-        return record
-
-    def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
-        asked = Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup)
-        ends: dict[str, Any] = {"status": FAILED, "failure": NOT_SENT, "error": reason, "events": Events()}
-        return Request(asked=asked, started_at=utc_now(), **ends)
-
     with unless_empty(path):
-        for case, reason in plan.refused.items():
-            yield kept(not_sent(case, 0, reason))
         while warmups or todo:
             is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
-            n = case.n_prompt
-            try:
-                known = prompts.get(n)
-                prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
-            except servers.NotCounted as problem:
-                request = not_sent(case, repeat, problem.what, is_warmup)
-            else:
-                if prompt.counted_by == USAGE:
-                    prompts[n] = prompt
-                n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
-                asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
-                ask = server.ask(prompt, asked, is_sent_once=True)
-                reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
-                request = reply.request if is_warmup else server.counted(reply)
-                own = figures(request)
-                if own.status == OK and own.ttft_ns is not None and own.e2e_ns is not None:
-                    reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, own.asked.n_gen)
-            yield kept(request)
+            known = prompts.get(n := case.n_prompt)
+            prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
+            if prompt.counted_by == USAGE:
+                prompts[n] = prompt
+            n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
+            asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
+            ask = server.ask(prompt, asked, is_sent_once=True)
+            reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
+            request = reply.request if is_warmup else server.counted(reply)
+            own = figures(request)
+            if own.status == OK and own.ttft_ns is not None and own.e2e_ns is not None:
+                reporter.learn(case, own.ttft_ns, own.e2e_ns - own.ttft_ns, own.asked.n_gen)
+            record = server.record(path.stem, request)
+            save(path, record)
+            yield record
             lost = [*lost, request] if request.failure in GONE else []
             if len(lost) >= MAX_GONE:
                 raise gone(server, path, lost)
-            n_failed[case] = 0 if request.status == OK else n_failed[case] + 1
-            left = [run for run in todo if run[1] == case]
-            if n_failed[case] >= MAX_FAILURES and left:
-                todo[:] = [run for run in todo if run[1] != case]
-                more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
-                yield kept(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
             if request.status != OK and (warmups or todo):
                 time.sleep(PAUSE_S)
 

@@ -177,7 +177,8 @@ def alone(
         if url:
             served = stack.enter_context(connect(url, spec, lambda words: look(Status(words)), **how))
             path, asked = served.new_file(out), through_server.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
-            for _ in through_server.execute(through_server.fitted(asked, served), served, path, look):
+            through_server.check(asked, served)
+            for _ in through_server.execute(asked, served, path, look):
                 n_done += 1
         else:
             worker = stack.enter_context(Worker())
