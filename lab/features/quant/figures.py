@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.payloads import Divergence, Quality
-from lab.core.record import QUANT, Ceilings, Record
+from lab.core.record import QUANT, Record
 from lab.errors import LabError
 from lab.features.compare import comparison
-from lab.features.limits import probing, step_kernels
 from lab.features.measure import text_results
 from lab.models import catalog
 from lab.runner import as_options
@@ -65,10 +64,10 @@ class Found:
     n_positions: int
 
 
-def of_sessions(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[tuple[list[Record], Found]]:
+def of_sessions(records: Sequence[Record]) -> list[tuple[list[Record], Found]]:
     """Each session with quality, and what it found."""
     sessions = grouped(records, lambda record: record.session).values()
-    return [(own, found(own, ceilings)) for own in sessions if any(candidates(own))]
+    return [(own, found(own)) for own in sessions if any(candidates(own))]
 
 
 def candidates(records: Sequence[Record]) -> Iterator[tuple[Record, Quality]]:
@@ -95,7 +94,7 @@ def quant_table(records: Sequence[Record]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found:
+def found(records: Sequence[Record]) -> Found:
     """The figures of one session."""
     import pandas as pd
 
@@ -113,16 +112,14 @@ def found(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> Found
         for phase in PHASES:
             ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), NO_RATIO)
             row |= _with_ends(phase, ratio)
-        row |= dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token", "ceiling_tps"), NAN)
+        row |= dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token"), NAN)
         if record:
             model, settings, run = record.model, record.settings, record.run
             row["n_bytes"] = float(model.n_bytes or NAN)
             if run.placement:
                 row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in run.placement.buffers))
             if step := cost.step(model, 1, run.n_prompt + run.n_gen // 2, 1, settings.type_k, settings.type_v):
-                best = probing.known(ceilings, probing.place_of_record(record))
                 row["bytes_per_token"] = step.n_bytes
-                row["ceiling_tps"] = 1e9 * step_kernels.roof(best).gbps / step.n_bytes if best else NAN
         rows.append(row)
         by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
         for kind, own in by_kind.items():
@@ -266,14 +263,13 @@ COLUMNS: Columns = (
     ("perplexity\nratio", lambda row: _cell(row, "perplexity_ratio")),
     ("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
     ("MB read\nper token", lambda row: digits(row.bytes_per_token / 1e6)),
-    ("ceiling\ntokens/s", lambda row: digits(row.ceiling_tps)),
 )
 
 
-def sections(records: Sequence[Record], ceilings: Sequence[Ceilings] = ()) -> list[Section]:
+def sections(records: Sequence[Record]) -> list[Section]:
     """A section for each session; none for speed without quality."""
     made = []
-    for own, one in of_sessions(records, ceilings):
+    for own, one in of_sessions(records):
         rows, kinds, parts = list(one.rows.itertuples()), one.kinds, list[Section]()
         if kinds.text.nunique() > 1:
             cells = [
@@ -416,7 +412,7 @@ KINDS = (
     Kind(
         "quant",
         lambda one: isinstance(one, Record) and one.run.part == QUANT,
-        lambda records, context: sections(records, context.ceilings),
+        lambda records, _: sections(records),
         again,
     ),
 )
