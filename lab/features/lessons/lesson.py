@@ -65,7 +65,7 @@ def begin() -> None:
     import pandas as pd
 
     pd.set_option("display.max_colwidth", None)  # cells hold sentences
-    print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
+    print(f"mini-lab {metadata.version('mini-lab')}, results files in format {SCHEMA}")
 
 
 # What the commands print and draw
