@@ -76,7 +76,6 @@ class Model:
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
     output_bytes: int | None = None  # of the output matrix, unless it is the embedding table
-    embedding_type: str | None = None
     output_type: str | None = None
     n_expert: int | None = None
     n_params: int | None = None

@@ -249,7 +249,6 @@ class RequestRecord:
     model: str  # as the server calls it
     request: Request
     schema: int = SCHEMA
-    client_error_ns: tuple[int, int] | None = None  # of a time stamp, median and 99 %; only in old records
 
 
 def short_name(model: str) -> str:

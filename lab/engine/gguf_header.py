@@ -151,7 +151,6 @@ def read_model(path: Path, name: str, source: str) -> Model:
             tensor_bytes=dict(by_type),
             embedding_bytes=table.n_bytes if table else None,
             output_bytes=output.n_bytes if output else None,
-            embedding_type=table.type if table else None,
             output_type=output.type if output else None,
             n_params=sum(math.prod(one.sizes) for one in tensors.values()),
             matrices=group((name, one.type, one.sizes) for name, one in tensors.items()),

@@ -229,7 +229,6 @@ def model_of(entry: Entry, quantization: str) -> Model:
         tensor_bytes=dict(by_type),
         embedding_bytes=table.n_bytes,
         output_bytes=output.n_bytes if output else None,
-        embedding_type=table.type,
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in listed.values()),
         matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
