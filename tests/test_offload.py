@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from lab.core import memory
 from lab.core.memory import CPU, Tensor
 from lab.core.record import Device
 from lab.errors import LabError
@@ -174,7 +175,7 @@ def test_weights_are_repacked_or_not(mini: Path) -> None:
         started.load(mini, dataclasses.replace(SETTINGS, repack=repack, mmap=False))
         started.new_context(SETTINGS)
         buffers = started.placement().buffers
-        assert {buffer.device for buffer in buffers} == {CPU}
+        assert {memory.device_of(buffer.name, ()) for buffer in buffers} == {CPU}
         return {buffer.name: buffer.n_bytes for buffer in buffers if buffer.part == "model"}
 
     with Worker() as started:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core import shape
-from lab.core.record import Buffer, Device, Model, Settings
+from lab.core.record import Device, Model, Settings
 from lab.core.shape import BLOCKS
 
 CPU = "CPU"
@@ -254,15 +254,8 @@ def places(
     return tuple(found)
 
 
-def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
-    """The name of the device that holds a buffer of llama.cpp's log.
-
-    If ggml did not say, the buffer's name tells: CPU_REPACK, CPU_Mapped, AMX and a GPU driver's CUDA_Host belong to
-    the CPU.
-    """
-    name = buffer.name
-    if buffer.device:
-        return buffer.device
+def device_of(name: str, devices: Sequence[Device]) -> str:
+    """The device that holds a buffer of this name. CPU_REPACK, AMX and a GPU driver's CUDA_Host belong to the CPU."""
     if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
         return CPU
     return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)

@@ -156,13 +156,11 @@ class Buffer:
     """Memory that llama.cpp allocated. `part` is model, KV, RS (of recurrent layers), compute or output.
 
     `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0.
-    `device` is the name of the buffer's device; None if ggml does not say.
     """
 
     part: str
     name: str
     n_bytes: int
-    device: str | None = None
 
 
 @dataclass(frozen=True)

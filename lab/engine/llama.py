@@ -12,12 +12,11 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core.memory import CPU as CPU_NAME
 from lab.core.memory import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import devices
@@ -291,34 +290,9 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
 
 def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
     """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
-    owners = dict[str, str]()  # the name of each buffer type and its device
-    for device in devices.handles():
-        kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
-        own = [P(kind(device)) for kind in kinds]
-        for buffer_type in (*filter(None, own), *devices.extra_buffer_types(device)):
-            name = ggml().ggml_backend_buft_name(buffer_type).decode()
-            is_host = ggml().ggml_backend_buft_is_host(buffer_type)
-            owners[name] = (
-                CPU_NAME if is_host else devices.name_of(device)
-            )  # even if a GPU's driver allocates it (CUDA_Host)
-    return read_log(devices.log_lines(), owners)
-
-
-def read_log(
-    lines: Iterable[str], owners: Mapping[str, str] | None = None
-) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """`placed` from the lines of a log. `owners` maps the name of each buffer type to its device.
-
-    The log names a buffer by its type; for a mapped file it adds _Mapped.
-    """
-    layers, buffers = [], []
-    for line in lines:
-        if match := _LAYER.search(line):
-            layers.append(match[1])
-        if match := _BUFFER.search(line):
-            owner = (owners or {}).get(match[1].removesuffix("_Mapped"))
-            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20), owner))
-    return tuple(layers), tuple(buffers)
+    lines = devices.log_lines()
+    buffers = [Buffer(m[2], m[1], round(float(m[3]) * 2**20)) for line in lines if (m := _BUFFER.search(line))]
+    return tuple(m[1] for line in lines if (m := _LAYER.search(line))), tuple(buffers)
 
 
 Rows = list[tuple[int, Any, list[Any]]]

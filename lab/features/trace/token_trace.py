@@ -31,7 +31,7 @@ from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped, join_and, plural
 from lab.core.memory import device_of
 from lab.core.payloads import SAMPLING, Attention, Part, Phase, TokenTrace
-from lab.core.record import Buffer, Ceilings, Device, Model, Record, Settings
+from lab.core.record import Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
@@ -184,7 +184,7 @@ def phase(
     devices: Sequence[Device] = (),
 ) -> Phase:
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
-    held_by = [device_of(Buffer("", node.buffer, 0), devices) for node in steps.nodes]  # CUDA0, CPU
+    held_by = [device_of(node.buffer, devices) for node in steps.nodes]  # CUDA0, CPU
     placed = list(zip(steps.nodes, held_by, strict=True))
     views = grouped((one for one in placed if one[0].op in EMPTY), lambda one: one[1])
     stops_ns = {device: statistics.median(node.ns for node, _ in own) for device, own in views.items()}
