@@ -9,13 +9,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from lab.core.lists import grouped, join_and, plural
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
@@ -36,7 +35,7 @@ ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
 LONG = 20
 """Cells with more letters than this wrap on a page."""
 
-SMALL, WIDE, TALL = (5.0, 3.9), (10.0, 4.6), (5.0, 7.6)
+SMALL, WIDE = (5.0, 3.9), (10.0, 4.6)
 """Sizes of pictures on a page, in inches."""
 
 Columns = Sequence[tuple[str, Callable[[Any], Any]]]
@@ -90,7 +89,6 @@ class Section:
     headings: Sequence[str] = ()
     cells: Sequence[Sequence[str | Cell]] = ()
     most_rows: int | None = None  # of the table on a terminal; --details shows all
-    row_notes: Sequence[Sequence[str]] = ()  # warnings of each row, which begins with a number of prompt tokens
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     sentences: Sequence[str] = ()
@@ -196,11 +194,8 @@ def print_section(section: Section, out: Console) -> None:
         out.print(grid)
         if n_rows is not None and len(section.cells) > n_rows:
             out.print(Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim"))
-    rows = zip(section.lines, section.row_notes, strict=True) if section.row_notes else ()
-    noted = grouped(((note, line[0].lines[0]) for line, notes in rows for note in notes), itemgetter(0))
-    warnings = [f"{join_and([name for _, name in same])} prompt tokens: {note}" for note, same in noted.items()]
     notes = [Text(line, style="dim") for line in section.notes]
-    print_lines([*map(_marked, [*warnings, *section.warnings]), *map(Text, section.sentences), *notes], out)
+    print_lines([*map(_marked, section.warnings), *map(Text, section.sentences), *notes], out)
     print_sections(section.parts, out)
 
 

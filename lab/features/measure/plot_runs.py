@@ -207,8 +207,8 @@ def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame | None:
     return made if len(made) else None
 
 
-def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
-    """Both curves of sweeps, side by side or stacked: prefill time over length, decode time per token over position.
+def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figure:
+    """Both curves of sweeps, side by side: prefill time over length, decode time per token over position.
 
         lab.plot_sweep(lab.sweep(4096, every=256))
 
@@ -221,9 +221,8 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     figure, rows = figure or canvas.new_figure((11, 5)), table.runs(records)
     parts = canvas.in_parts(table.setups(rows))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
-    shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
     shared: Any = "col" if len(parts) > 1 else False
-    axes = figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).reshape(-1, 2)
+    axes = figure.subplots(len(parts), 2, squeeze=False, sharex=shared, sharey=shared)
     for part, pair in zip(parts, axes, strict=True):
         for number, (label, runs) in enumerate(part):
             name, summary = f"{label}: " if len(part) > 1 else "", table.summary(runs)
@@ -264,7 +263,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     return figure
 
 
-def drawings(records: Records, stacked: bool = False, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
+def drawings(records: Records, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
     """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep.
 
     Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
@@ -290,7 +289,7 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
         made["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
     if sweeps:
-        made["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+        made["sweep"] = lambda figure: plot_sweep(sweeps, figure)
     return made
 
 

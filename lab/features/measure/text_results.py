@@ -17,7 +17,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.session import wide_figures
 from lab.show import disturbances, table
-from lab.show.section import SMALL, TALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
+from lab.show.section import SMALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits, ends, percent, seconds, times
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
                 chosen = sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})
                 lines = [lines[i] for i in chosen]
                 about = f"{MOST_ROWS} of {n} lengths, {about}"
-            row_doubts = [[] if is_sweep else list(filter(None, [doubts(measured[row["n_prompt"]])])) for row in lines]
+            by_doubt: dict[str, list[str]] = {}
+            for row in [] if is_sweep else lines:
+                by_doubt.setdefault(doubts(measured[row["n_prompt"]]), []).append(f"{row['n_prompt']:,}")
+            warned = [f"{join_and(names)} prompt tokens: {words}" for words, names in by_doubt.items() if words]
             made.append(
                 Section(
                     label,
@@ -108,9 +111,8 @@ def sections(records: Sequence[Record], details: bool = True, is_page: bool = Fa
                     answer="" if is_page else answer(part, beyond),
                     words=laws if is_sweep else [],
                     **tabled(columns, lines),
-                    row_notes=row_doubts,
                     notes=notes,
-                    warnings=[*filter(None, [doubts(of_part)] * is_sweep), *disturbances.drift(of_part)],
+                    warnings=[*warned, *filter(None, [doubts(of_part)] * is_sweep), *disturbances.drift(of_part)],
                     sentences=[*found, *too_long, *([] if is_sweep else laws)],
                 )
             )
@@ -339,8 +341,8 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
             continue
         rows = table.setups(table.runs(own))
         many = len(rows) > 1
-        sizes = {"ab": WIDE, "sweep": TALL if context.is_page else WIDE}
-        drawn = plot_runs.drawings(own, stacked=context.is_page, by_session=context.by_session)
+        sizes = {"ab": WIDE, "sweep": WIDE}
+        drawn = plot_runs.drawings(own, context.by_session)
         hidden = (*(TOGETHER if context.together else ()), *(["shares"] if context.is_page else []))  # a page has bars
         pictures = {one: one.partition("-")[0] for one in drawn if one not in hidden}
         made.append(
