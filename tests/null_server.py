@@ -86,7 +86,6 @@ class Behaviour:
     n_held: int = 0  # tokens that the first event has more than others
     role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never
     n_reasoning: int = 0  # events with reasoning before the others
-    reasoning_field: str = "reasoning_content"
     usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
     gives_cached: bool = True  # whether the counts say how many tokens were cached
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
@@ -168,7 +167,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     while n < n_all:
         n_more = min(how.bundle + (how.n_held if n == 0 else 0), n_all - n)
         n += n_more
-        name = how.reasoning_field if n_events < how.n_reasoning and is_chat else "content"
+        name = "reasoning_content" if n_events < how.n_reasoning and is_chat else "content"
         yield Chunk(at_ms, event({name: WORD * n_more}, None, n), n_more)
         n_events += 1
         at_ms += how.gap_ms

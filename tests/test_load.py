@@ -19,8 +19,6 @@ from lab.core.request import (
     POISSON,
     RATE_LIMITED,
     REFUSED,
-    STALLED,
-    TIMEOUT,
     Request,
     RequestRecord,
     parse_slo,
@@ -218,28 +216,12 @@ def test_tokens_that_nobody_counts_are_unknown(tmp_path: Path) -> None:
     assert records and all(one.request.usage is None for one in records)
 
 
-FAILING = {"429": RATE_LIMITED, "stall": STALLED, "never": TIMEOUT}
-"""What tests of endpoints do not cover: that the load goes on after it."""
-
-
-@pytest.fixture(scope="module")
-def failing() -> Iterator[NullServer]:
-    models = {name: Behaviour(fails=name, fails_every=15, **FAST) for name in FAILING}
-    with null_server(NullSettings(models=models)) as started:
-        yield started
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_a_failure_has_its_class_and_the_rest_goes_on(
-    failing: NullServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loads, "STALL_S", 0.3)
-    timeout = 0.4 if name == "never" else 20
-    with pytest.warns(UserWarning, match=r"\d requests failed: "):
-        records = lab.load(failing.url, rate=100, model=name, timeout=timeout, out=tmp_path, **SHORT)
-    requests = of(records)
+def test_a_failure_has_its_class_and_the_rest_goes_on(tmp_path: Path) -> None:
+    settings = NullSettings(models={"429": Behaviour(fails="429", fails_every=15, **FAST)})
+    with null_server(settings) as failing, pytest.warns(UserWarning, match=r"\d requests failed: "):
+        requests = of(lab.load(failing.url, rate=100, out=tmp_path, **SHORT))
     bad = [one for one in requests if one.status == FAILED]
-    assert {one.failure for one in bad} == {FAILING[name]} and len(bad) >= len(requests) // 15
+    assert {one.failure for one in bad} == {RATE_LIMITED} and len(bad) >= len(requests) // 15
     assert all(one.usage and one.usage.completion_tokens == 4 for one in requests if one.status == OK)
     assert sum((one.scheduled_ns or 0) <= 0.3e9 for one in requests) >= 15
 
@@ -314,7 +296,7 @@ def test_ctrl_c_shows_the_rounds_that_ended(
 
     execute = loads.execute
     monkeypatch.setattr(loads, "execute", interrupted)
-    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 3, "--no-plot")
+    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 1, "--no-plot")
     status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 130 and "Interrupted. " in err
     assert "; 1 round\n" in out and "2 users" in out and "results  " in out

@@ -49,7 +49,7 @@ from lab.features.lessons import lesson
 from lab.features.serve import formats, servers
 from lab.features.serve.access import access, all_headers, ask
 from lab.features.serve.formats import Ask, SendPlan
-from lab.features.serve.servers import LONG, Server, connect
+from lab.features.serve.servers import Server, connect
 from lab.models import catalog
 from tests.bench import llama_bench
 from tests.conftest import run_lab
@@ -224,23 +224,6 @@ def test_llama_cpp_server_caches_and_does_not_say_so(
     assert figures(request).n_cached is None and figures(request).is_warm is None
 
 
-# The end of an answer
-
-
-def test_an_answer_that_ends_by_itself_is_short_unless_its_end_is_ignored(
-    reached: dict[tuple[str, str], Server],
-) -> None:
-    server = reached[LLAMA, CHAT]
-
-    def answer(ignore_eos: bool) -> Request:
-        question = dataclasses.replace(asked(server, 0, 48), ignore_eos=ignore_eos)
-        return send(server, formats.ask_for(CHAT, server.model, LONG, question, server.endpoint.accepted))
-
-    on, off = answer(True), answer(False)
-    assert (on.finish_reason, figures(on).n_generated, figures(on).is_short) == ("length", 48, False)
-    assert off.finish_reason == "stop" and figures(off).is_short
-
-
 def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_connection(embedded: Path) -> None:
     small = ("--threads", "1", "--ctx-size", "256", "--parallel", "1")  # the smallest context that llama.cpp makes
     with a_llama_server(embedded, small) as started, connect(started.url, api=COMPLETIONS) as server:
@@ -276,11 +259,9 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
 # The commands, end to end
 
 
-@pytest.mark.parametrize("which", [LLAMA, PYTHON])
-def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, which: str, tmp_path: Path) -> None:
-    url = (llama if which == LLAMA else python).url
+def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> None:
     options = ("--api", COMPLETIONS, "-p", "48", "-n", "6", "--repeat", "2", "--out", tmp_path, "--json", "--no-plot")
-    status, out, err = run_lab("measure", "--url", url, *options)
+    status, out, err = run_lab("measure", "--url", python.url, *options)
     assert status == 0, err
     assert "Traceback" not in err and json.loads(out)
     (path,) = tmp_path.glob("*.jsonl")
@@ -288,7 +269,7 @@ def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, wh
     timed = [one.request for one in lines if not one.request.asked.warmup]
     assert [one.status for one in timed] == [OK, OK]
     assert [times.n_generated(one) for one in timed] == [6, 6]
-    assert {figures(one).is_warm for one in timed} == ({False} if which == LLAMA else {None})
+    assert {figures(one).is_warm for one in timed} == {None}
 
 
 def test_a_conversation_from_a_file_is_replayed_through_a_server(llama: RealServer, tmp_path: Path) -> None:
