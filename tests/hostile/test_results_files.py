@@ -97,7 +97,7 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     for record in reading.records:
         cost.step(record.model, 1, 0, 1)
         memory.kv_bytes_per_position(record.model)
-    code, _, err = run_lab("explain", "--force", "--no-plot", "--ceilings", "results", tmp_path)
+    code, _, err = run_lab("explain", "--no-plot", "--ceilings", "results", tmp_path)
     assert code in (0, 1) and "Traceback" not in err
     assert time.process_time() - began < 60
 
@@ -170,7 +170,7 @@ def test_what_is_no_file_is_passed_over_and_named(tmp_path: Path) -> None:
     (tmp_path / f"folder{CONTROLS}.jsonl").mkdir()
     results.save(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
     assert len(results.read([tmp_path]).skipped) == 5
-    for command in (("show",), ("compare",), ("plot",), ("report",), ("explain", "--force"), ("export",)):
+    for command in (("show",), ("compare",), ("plot",), ("report",), ("explain",), ("export",)):
         _, out, err = run_lab(*command, tmp_path)
         assert "pipe.jsonl skipped: it is not a file" in err and "Traceback" not in err
         assert not {"\x1b", "\u202e"} & set(out + err)
