@@ -144,11 +144,14 @@ def show_load(records: Sequence[RequestRecord]) -> None:
     print_section(dataclasses.replace(section, title=""), console.console())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shown:
     """A page that Jupyter shows below a cell."""
 
     path: str
+
+    def __repr__(self) -> str:
+        return f"The page is {self.path}"
 
     def _repr_html_(self) -> str:
         return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
@@ -192,7 +195,7 @@ def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
     rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
     if prefill is None or decode is None:
-        raise LabError("The two laws need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
+        raise LabError("The two formulas need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
     print(prefill, decode, sep="\n")
     return prefill, decode
 
