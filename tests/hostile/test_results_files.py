@@ -170,8 +170,8 @@ def test_what_is_no_file_is_passed_over_and_named(tmp_path: Path) -> None:
     (tmp_path / f"folder{CONTROLS}.jsonl").mkdir()
     results.save(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
     assert len(results.read([tmp_path]).skipped) == 5
-    for command in (("show",), ("compare",), ("plot",), ("report",), ("explain",), ("export",)):
-        _, out, err = run_lab(*command, tmp_path)
+    for name in ("show", "compare", "plot", "report", "explain", "export"):
+        _, out, err = run_lab(name, tmp_path)
         assert "pipe.jsonl skipped: it is not a file" in err and "Traceback" not in err
         assert not {"\x1b", "\u202e"} & set(out + err)
     for name in ("pipe.jsonl", "zero.jsonl"):
