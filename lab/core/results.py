@@ -150,12 +150,11 @@ def read(paths: Iterable[str | Path]) -> Contents:
     records = lab.read(["results"]).records
     """
     found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
-    known = set[Hashable]()
+    known, skipped = set[Hashable](), list[str]()
     thresholds = gc.get_threshold()
     gc.set_threshold(0)  # collecting garbage would take a quarter of the reading time, and records have no cycles
     try:
-        files, skipped = _files(paths)
-        for path in files:
+        for path in _files(paths):
             problems: dict[str, list[int]] = {}
             for number, line in _lines(path):
                 try:
@@ -246,21 +245,14 @@ def _unpack(path: Path) -> bytes:
     return lines
 
 
-def _files(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
-    """The results files, and sentences on what is passed over in folders: pipes, devices, folders, dangling links."""
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    """The results files. In folders, what is no file (pipes, devices, dangling links) is passed over."""
     files: list[Path] = []
-    skipped: list[str] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(path.glob("*.jsonl"))
-            if not inside:
-                raise LabError(f"The folder {path} has no results file (*.jsonl).", "Make one: lab measure")
-            files += [file for file in inside if file.is_file()]
-            skipped += [f"{printable(file.name)} skipped: it is not a file" for file in inside if not file.is_file()]
-        elif path.is_file():
-            files.append(path)
-        elif path.exists():
-            raise LabError(f"{path} is not a file.", "Name a results file or a folder with results files.")
-        else:
-            raise LabError(f"There is no results file {path}.", "List the files: ls results")
-    return files, skipped
+        inside = [path] if path.is_file() else [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
+        if not inside:
+            what = f"The folder {path} has no results file (*.jsonl)." if path.is_dir() else f"{path} is not a file."
+            what = what if path.exists() else f"There is no results file {path}."
+            raise LabError(what, "Name a results file or a folder with results files. To make one: lab measure")
+        files += inside
+    return files
