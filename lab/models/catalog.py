@@ -126,15 +126,14 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     With `or_shape` a model that the catalog has only as a shape becomes synthetic; else it is a LabError.
     """
     if text.startswith("hf:"):
-        place, _, revision = text.removeprefix("hf:").partition("@")
-        place, _, quantization = place.partition(":")
-        repo, file = "/".join(place.split("/")[:2]), "/".join(place.split("/")[2:])
-        if not re.match(r"[^/]+/[^/]", repo) or bool(file) == bool(quantization):
+        match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
+        if not match:
             raise LabError(
                 f"{text!r} is not a model on the hub.",
                 "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
             )
-        return Spec(text, HUB, None, None, repo, file or None, revision or "main", quantization.upper() or None)
+        repo, file, quantization, revision = match.groups()
+        return Spec(text, HUB, None, None, repo, file, revision or "main", quantization and quantization.upper())
     if text.startswith("synthetic:"):
         name, _, quantization = text.removeprefix("synthetic:").partition(":")
         return Spec(text, SYNTHETIC, find(name), quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper())
@@ -142,15 +141,15 @@ def parse(text: str, or_shape: bool = False) -> Spec:
         return Spec(text, FILE, path=path)
     name, _, quantization = text.partition(":")
     entry = find(name)
-    source = EMBEDDED if entry.embedded else HUB
-    if source == HUB and entry.repo is None and or_shape:
-        return parse(f"synthetic:{text}")
-    if source == HUB and entry.repo is None:
+    if not entry.embedded and entry.repo is None:
+        if or_shape:
+            return parse(f"synthetic:{text}")
         raise LabError(
             f"The catalog has only the shape of {entry.name}, no file to download.",
             f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file.",
         )
-    return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, quantization.upper() or None)
+    source, kind = EMBEDDED if entry.embedded else HUB, quantization.upper() or None
+    return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, kind)
 
 
 def find(name: str) -> Entry:
@@ -171,17 +170,17 @@ def find(name: str) -> Entry:
 
 def spec_of(model: Model, kind: str | None = None) -> str:
     """The SPEC of a measured model, or of the same model quantized to `kind`."""
-    made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
-    prefix = "synthetic:" if model.source == SYNTHETIC else ""
-    name = model.name
-    if model.source == FILE:
+    name, made = model.name, model.source in (SYNTHETIC, REQUANTIZED, "shape")
+    if model.source == SYNTHETIC:
+        name = f"synthetic:{name}"
+    elif model.source == FILE:
         name = model.file
-    elif model.source == HUB and model.name not in entries():
-        name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
+    elif model.source == HUB and name in entries():
+        made = model.quantization != entries()[name].quantization
     elif model.source == HUB:
-        made = model.quantization != entries()[model.name].quantization
+        name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
     kind = kind or ((model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION) if made else None)
-    return f"{prefix}{name}{f':{kind}' if kind else ''}"
+    return f"{name}:{kind}" if kind else name
 
 
 def embedded_path() -> Path:
