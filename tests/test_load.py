@@ -296,7 +296,7 @@ def test_ctrl_c_shows_the_rounds_that_ended(
 
     execute = loads.execute
     monkeypatch.setattr(loads, "execute", interrupted)
-    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 1, "--no-plot")
+    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 2, "--no-plot")
     status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 130 and "Interrupted. " in err
     assert "; 1 round\n" in out and "2 users" in out and "results  " in out
