@@ -142,7 +142,7 @@ def test_sglang() -> None:
     )
     whole(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, OTHER, USAGE, DONE)
-    assert stream.usage and (stream.usage.reasoning_tokens, stream.usage.cached_tokens) == (1, None)
+    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (3, None)
 
 
 # Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`; system_fingerprint; with

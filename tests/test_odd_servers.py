@@ -225,21 +225,3 @@ def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
     with raw_server(itertools.repeat((data,))) as url:
         status, _, err = run_lab("server", url, "--timeout", 10)
     assert status == 1 and words in err, err
-
-
-# Counts
-
-
-@pytest.mark.parametrize(
-    ("n", "words"), [(128, "128 tokens, but only 64 were requested"), (32, "32 tokens, but 64 events had content")]
-)
-def test_a_server_that_contradicts_itself_is_told(n: int, words: str, tmp_path: Path) -> None:
-    def counting(asked: dict[str, Any]) -> Iterator[bytes]:
-        is_whole = asked["max_tokens"] == 64
-        yield from paced(stream(*["w "] * asked["max_tokens"], n=n if is_whole else None))
-
-    with odd_server(chat(counting)) as server:
-        options = ("-p", 20, "-n", 64, "-r", 1, "--out", tmp_path, "--no-plot")
-        status, out, err = run_lab("measure", "--url", server.url, *options)
-    assert status == 0, err
-    assert "contradict each other in 1 of 1 answers: " in out and words in out

@@ -181,7 +181,6 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt
-    reasoning_tokens: int | None = None  # of the completion
     counted_by: str = "usage"  # usage: in the stream; tokenize: by the server's tokenizer
 
 
@@ -194,8 +193,6 @@ class ServerTimings:
     prompt_ms: float | None = None
     n_gen: int | None = None
     gen_ms: float | None = None
-    n_draft: int | None = None
-    n_draft_accepted: int | None = None
 
 
 @dataclass(frozen=True)

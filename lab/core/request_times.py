@@ -91,7 +91,6 @@ class Figures:
     n_prompt: int | None  # counted by the server
     n_cached: int | None
     came_at_once: bool  # only e2e_ns is known then
-    contradiction: str | None  # between the server's counts and the request, or the events
     timings: ServerTimings | None
 
     @property
@@ -138,7 +137,7 @@ def figures(request: Request) -> Figures:
     n_first = 1 if n == n_events else None  # k1, if the server does not say
     if at and events.n_tokens:
         n_first = events.n_tokens[indices[0]]
-    tpot_ns = bounds_ns = contradiction = None
+    tpot_ns = bounds_ns = None
     if n is not None and n_events > 1 and not at_once:
         decode_ns = at[-1] - at[0]
         if n_first is not None and n > n_first:
@@ -151,10 +150,6 @@ def figures(request: Request) -> Figures:
         is_joined = usage.counted_by == "tokenize"
         n_least, n_known = (JOINED * asked.n_gen, max(n, n_events)) if is_joined else (asked.n_gen, n)
         is_truncated = (request.status, request.finish_reason) == (OK, "length") and n_known < n_least
-        if usage.counted_by == "usage" and n > asked.n_gen:  # a tokenizer is not judged: it may join tokens
-            contradiction = f"{n:,} tokens, but only {asked.n_gen:,} were requested"
-        elif usage.counted_by == "usage" and n < n_events:
-            contradiction = f"{n:,} tokens, but {n_events:,} events had content"
     is_planned = sent_ns is not None and request.scheduled_ns is not None
     return Figures(
         **{name: getattr(request, name) for name in KEPT},
@@ -172,5 +167,4 @@ def figures(request: Request) -> Figures:
         n_prompt=usage.prompt_tokens if usage else None,
         n_cached=usage.cached_tokens if usage else None,
         came_at_once=at_once,
-        contradiction=contradiction,
     )

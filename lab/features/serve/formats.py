@@ -179,14 +179,12 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 
 def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Usage | None:
     """The token counts of an answer, from the fields of different servers."""
-    prompt, completion = as_dict(usage.get("prompt_tokens_details")), as_dict(usage.get("completion_tokens_details"))
-    reasoning = completion.get("reasoning_tokens"), usage.get("reasoning_tokens")
+    prompt = as_dict(usage.get("prompt_tokens_details"))
     cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), (timings or {}).get("cache_n")
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
         cached_tokens=first_known(map(as_count, cached)),
-        reasoning_tokens=first_known(map(as_count, reasoning)),
     )
     return None if counts == Usage() else counts
 
@@ -194,7 +192,6 @@ def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Us
 def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
     """llama-server's `timings`."""
     counts = {"n_cached": "cache_n", "n_prompt": "prompt_n", "n_gen": "predicted_n"}
-    counts |= {"n_draft": "draft_n", "n_draft_accepted": "draft_n_accepted"}
     known: dict[str, Any] = {name: as_count(timings.get(field)) for name, field in counts.items()}
     for name, field in (("prompt_ms", "prompt_ms"), ("gen_ms", "predicted_ms")):
         value: Any = timings.get(field)

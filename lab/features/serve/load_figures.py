@@ -459,19 +459,14 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     )
 
 
-def wrong(ones: Sequence[Figures]) -> list[str]:
-    """On answers that arrived in one piece, and on token counts that contradict each other."""
+def held_back(ones: Sequence[Figures]) -> list[str]:
+    """On answers that arrived in one piece."""
     held = [one.n_events for one in ones if one.came_at_once]
-    found = [one.contradiction for one in ones if one.contradiction]
     in_one = (
         f"{len(held)} of {len(ones)} answers arrived in one piece ({span(held)} events): the server or a proxy held "
         "them back until they were complete. Their TTFT and TPOT are unknown."
     )
-    counts = (
-        f"The server's token counts contradict each other in {len(found)} of {len(ones)} answers: "
-        f"{''.join(found[:1])}. TPOT, tokens/s and the mark for short answers may be wrong."
-    )
-    return [line for line, those in ((in_one, held), (counts, found)) if those]
+    return [in_one] if held else []
 
 
 def span(numbers: Sequence[int]) -> str:
@@ -599,7 +594,7 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
             (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
             (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
             (arm.n_warm, f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache."),
-            *((True, line) for line in wrong(list(own.figures[own.inside & own.ok]))),
+            *((True, line) for line in held_back(list(own.figures[own.inside & own.ok]))),
             (
                 arm.is_overloaded,
                 f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "

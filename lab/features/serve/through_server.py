@@ -37,7 +37,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.measure import plot_runs, text_results
 from lab.features.serve import servers
-from lab.features.serve.load_figures import server_options, span, wrong
+from lab.features.serve.load_figures import held_back, server_options, span
 from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
@@ -234,7 +234,7 @@ def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
         )
     if n_reasoned := sum(REASONING in request.events.kind for request in requests):
         words.append(f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens.")
-    return [*wrong(ones), *words]
+    return [*held_back(ones), *words]
 
 
 SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
