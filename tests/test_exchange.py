@@ -219,7 +219,7 @@ def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch
         assert code == 0 and "All results were imported" in " ".join((out + err).split())
     assert run_lab("report", tmp_path)[0] == 0
     page = (tmp_path / "report.html").read_text()
-    assert "unknown date" in page and "99 layers on GPUs" in page and not re.search(r"-1 (threads|layers)", page)
+    assert "unknown date" in page and "--n-gpu-layers 99" in page and not re.search(r"--threads(-batch)? -1", page)
     rows = table.runs(results.read([tmp_path]).records)
     assert rows.n_threads.isna().all() and set(rows.n_gpu_layers) == {99}
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from lab.core import results
+from lab.core import results, shell
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
@@ -28,7 +28,7 @@ from lab.features.measure import text_results
 from lab.features.predict import laws
 from lab.features.serve import through_server
 from lab.features.tune import result as tuned
-from lab.runner import machine
+from lab.runner import as_options, machine
 from lab.show import page, table, text_setup
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
@@ -239,33 +239,15 @@ def _setups(good: Lines) -> Section:
 def _facts(one: Record | RequestRecord) -> dict[str, str]:
     """Of a run the machine, build, model and settings; of a request the server, model and client's machine."""
     if isinstance(one, Record):
-        settings = one.settings
         facts = text_setup.facts(one.machine, one.model)
         if one.model.source == "synthetic":
             facts["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
-        flash = settings.flash_attn_resolved or settings.flash_attn
-        n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported
-        parts: dict[str, object] = {
-            f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
-            f"batch {settings.n_batch}": settings.n_batch,
-            f"ubatch {settings.n_ubatch}": settings.n_ubatch,
-            f"{settings.n_gpu_layers} layers on GPUs": n_layers,
-            f"flash attention {flash}": flash,
-            f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
-            f"prompts from {'the built-in texts' if settings.prompt == 'text' else settings.prompt}": settings.prompt,
-            f"seed {settings.seed}": settings.seed,
-        }
-    else:
-        endpoint, own, parts = one.endpoint, one.endpoint.settings, {}
-        named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
-        facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
-        if own:
-            parts = {
-                f"{own.n_slots} slots": own.n_slots,
-                f"a context of {own.n_ctx or 0:,} tokens": own.n_ctx,
-                f"file {own.model_file}": own.model_file,
-                f"quantization {own.quantization}": own.quantization,
-            }
-    if words := ", ".join(words for words, value in parts.items() if value is not None):
-        facts["settings"] = words
-    return facts if isinstance(one, Record) else facts | {"client": text_setup.facts(one.machine)["machine"]}
+        chosen = as_options.asked(one.settings)
+        words = [shell.join(*as_options.option(name, value)) for name, value in chosen.items()]
+        return facts | {"settings": f"{' '.join(words) or 'none'}; else the defaults"}
+    endpoint, own = one.endpoint, one.endpoint.settings
+    named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
+    facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
+    if own and (known := {name: value for name, value in dataclasses.asdict(own).items() if value is not None}):
+        facts["settings"] = ", ".join(f"{name} {value}" for name, value in known.items())
+    return facts | {"client": text_setup.facts(one.machine)["machine"]}

@@ -31,6 +31,8 @@ def asked(settings: Settings) -> dict[str, Any]:
     chosen = {name: getattr(settings, setting.record_name or name) for name, setting in table().items()}
     if settings.n_threads_batch == settings.n_threads:
         chosen["threads_batch"] = None
+    if settings.n_threads < 1:  # imported
+        chosen["threads"] = None
     if settings.n_gpu_layers < 0:  # all of a model that does not say how many it has
         chosen["n_gpu_layers"] = None
     if settings.lib is not None:  # a record has only the end of the path
