@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import cost, memory, phases, shape, shell, shown, stats
+from lab.core import cost, phases, shape, shell, shown, stats
 from lab.core.lists import join_and, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
 from lab.core.shape import BLOCKS, EXPERTS, FEED_FORWARD
@@ -31,7 +31,6 @@ from lab.features.speculate import guesses
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION as FLASH
 from lab.process.wire import DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
-from lab.runner import machine
 from lab.runner.as_options import options
 from lab.show import canvas, disturbances
 from lab.show.canvas import COLOURS, INK, MARKERS, PAPER
@@ -313,8 +312,7 @@ def _experiments(
         one_s, n_best, best = prediction.seconds(1, n_past, 1), 1, 1.0
         for n in SEQUENCES:
             step_s = prediction.seconds(1, n_past, n, [(1, n_past)] * (n - 1))
-            is_possible = n <= settings.n_batch and _fits(record, n, n_prompt + n_gen)
-            if is_possible and one_s and step_s and n * one_s / step_s >= LEAST_GAIN * best:
+            if n <= settings.n_batch and one_s and step_s and n * one_s / step_s >= LEAST_GAIN * best:
                 n_best, best = n, n * one_s / step_s
         if n_best > 1:
             words = (
@@ -347,11 +345,10 @@ def _experiments(
     drafts = [n for n in DRAFT_LENGTHS if n < settings.n_ubatch and n <= n_gen - 2]
     steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in drafts}
     costs = {n: step_s / one_s for n, step_s in steps.items() if step_s and one_s}
-    paying = {n: v for n, v in costs.items() if n + 1 >= LEAST_GAIN * v}  # with full acceptance
-    if paying:
-        gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
-        n_draft = max(gains, key=gains.__getitem__)
-        least = guesses.break_even(paying[n_draft], 0.0, n_draft) or 0.0
+    gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in costs.items()}
+    n_draft = max(gains, key=gains.__getitem__, default=0)
+    if gains.get(n_draft, 0.0) >= LEAST_GAIN:
+        least = guesses.break_even(costs[n_draft], 0.0, n_draft) or 0.0
         words = (
             f"speculative decoding that guesses {plural(n_draft, 'token')} at a time: faster if more than "
             f"{100 * least:.0f} % of the guesses are right; at {100 * ACCEPTANCE:.0f} %, "
@@ -359,16 +356,6 @@ def _experiments(
         )
         figures = {"n_draft": n_draft, "least_acceptance": least, "gain": gains[n_draft], **asked}
         yield "speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, figures
-
-
-def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
-    """Whether n_seq sequences fit into the machine's memory; true if its size is unknown."""
-    n_ctx = n_seq * memory.padded(n_tokens)
-    need = memory.of_context(record.model, dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=n_seq))
-    sizes = [record.machine.ram_bytes]
-    if record.settings.n_gpu_layers:
-        sizes = [device.memory_bytes for device in machine.accelerators(record.machine.devices)]
-    return not sizes or None in sizes or need.total_bytes <= sum(size for size in sizes if size is not None)
 
 
 # Words
