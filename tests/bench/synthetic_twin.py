@@ -17,6 +17,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 from lab.core import script as scripts
 from lab.models import catalog, synthetic
@@ -49,7 +50,9 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Both files are written anew into one folder: how a file came to the page cache shows in the speed.
         real, twin = Path(shutil.copy(catalog.embedded_path(), folder / "real.gguf")), folder / "twin.gguf"
-        synthetic.write(catalog.find(catalog.DEFAULT).shape, "Q4_1", twin, types=tensor_types(real))
+        types = tensor_types(real)
+        with mock.patch.object(synthetic, "type_of", lambda shape, quantization, name, columns: types[name]):
+            synthetic.write(catalog.find(catalog.DEFAULT).shape, "Q4_1", twin)
         assert tensor_types(twin) == tensor_types(real)
         workers = {name: stack.enter_context(Worker()) for name in ("real", "twin")}
         for name, path in {"real": real, "twin": twin}.items():
