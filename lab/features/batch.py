@@ -49,12 +49,8 @@ from lab.show.wording import digits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-N_OWN = 16
-"""Last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer."""
-
-MOST_SEQUENCES = 256
-"""LLAMA_MAX_SEQ of llama.cpp, which aborts with more."""
-
+N_OWN = 16  # last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer
+MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp, which aborts with more
 CASE = ["n_prompt", "n_gen", "is_shared", "n_seq"]
 
 

@@ -44,9 +44,7 @@ FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
 CLEAR, LARGE = 1.1, 1.5
 """Speed-ups by another number of threads: from the first it is worth a look, from the second it fixes a fault."""
 
-N_BLOCKS, N_TURNS = 3, 2
-"""Six pairs, the fewest for a 95 % interval."""
-
+N_BLOCKS, N_TURNS = 3, 2  # six pairs, the fewest for a 95 % interval
 LENGTHS, N_GEN, RUN_S, MOST_RUN_S = (512, 256, 128, 64, 32), 16, 0.8, 10.0
 """A trial uses the longest of these prompts that takes up to RUN_S; there is none if 32 tokens take MOST_RUN_S."""
 

@@ -56,17 +56,13 @@ if TYPE_CHECKING:
 
 DEFAULT_CHUNKS = "64,256,1024"
 
-MOST_STREAMS = 255
-"""LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them."""
-
+MOST_STREAMS = 255  # LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them
 MOST_TOKENS = 2**30
 
 N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
 """Tokens of each stream's own prompt, steps of the streams alone, and tokens of the new request's answer."""
 
-MOST_PREDICTED = 2**20
-"""Prompt tokens of a run that is predicted step by step."""
-
+MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
 CASE = ["n_prompt", "n_gen", "n_streams", "chunk"]
 
 

@@ -49,9 +49,7 @@ OVERHEAD_SHARE, ATTENTION_SHARE, KERNEL_FACTOR = 0.5, 0.5, 1.5
 """Overhead limits a phase with more than this share outside its kernels; attention one with more than this share of its
 kernels' time; the kernel one that is slower than arithmetic and memory traffic by this factor."""
 
-BEYOND = 1.005
-"""A phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts."""
-
+BEYOND = 1.005  # a phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts
 CASE = ["n_prompt", "n_gen", "phase"]
 
 Step = tuple[cost.StepCost, step_kernels.Parts]
@@ -172,13 +170,11 @@ MOST_LEVERS = 3
 IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
 
 SEQUENCES = (2, 4, 8, 16)
-NEW = 64
-"""Most tokens of a new message after the cached ones."""
+NEW = 64  # most tokens of a new message after the cached ones
 ANSWER = 2
 """Tokens of an answer in the command: the fewest of `lab turns`."""
 DRAFT_LENGTHS = range(1, 9)
-ACCEPTANCE = 0.8
-"""The acceptance for which a speed-up is predicted."""
+ACCEPTANCE = 0.8  # the acceptance for which a speed-up is predicted
 LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "on"), ("--prompt", "random")]}
 """Options that commands do not get: they have one sequence, and speculation uses the lab's texts, not random tokens."""
 
@@ -363,8 +359,7 @@ def _experiments(
 FEW = 5
 """The most lengths that a picture or a sentence names each."""
 
-FIRST = MOST_LINES - 1
-"""Verdicts of an explanation on a terminal, before the first advice; --details shows all."""
+FIRST = MOST_LINES - 1  # verdicts of an explanation on a terminal, before the first advice; --details shows all
 
 EXPLAINED: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),

@@ -43,8 +43,7 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.show import disturbances
 
-CPU = "CPU"
-"""What llama.cpp calls the device whose name is None here."""
+CPU = "CPU"  # what llama.cpp calls the device whose name is None here
 
 
 @dataclass(frozen=True)

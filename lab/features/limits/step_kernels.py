@@ -32,8 +32,7 @@ LEAST_COPIED = 32
 
 VALUE_BYTES = 4
 
-Layers = tuple[str | None, ...]
-"""The device of each layer, the output last; None is the CPU."""
+Layers = tuple[str | None, ...]  # the device of each layer, the output last; None is the CPU
 
 
 class Kernels(NamedTuple):
@@ -276,8 +275,7 @@ def _interpolated(points: dict[int, float], n: int) -> float:
     return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
 
 
-READERS = (MUL_MAT, MUL_MAT_ID, probing.READ)
-"""Probes that read all of their bytes from the device's own memory."""
+READERS = (MUL_MAT, MUL_MAT_ID, probing.READ)  # probes that read all of their bytes from the device's own memory
 
 
 class Roof(NamedTuple):

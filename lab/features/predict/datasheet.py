@@ -113,8 +113,7 @@ class Work:
 
 
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
-TILE = 64
-"""Tokens of a prompt that share one reading of the cache: the figure that was learned is relative to it."""
+TILE = 64  # tokens of a prompt that share one reading of the cache: the figure that was learned is relative to it
 
 
 def work_of(
@@ -277,9 +276,7 @@ class Learned:
         return found
 
 
-SURE = 1.645
-"""Standard deviations that 90 % of a normal distribution lie within."""
-
+SURE = 1.645  # standard deviations that 90 % of a normal distribution lie within
 WIDENS = 1000, 10_000
 """Between these prompt lengths the logarithms of both ends go from those of short prompts to those of long ones, which
 are never narrower, so that no end falls as prompts grow."""

@@ -24,9 +24,7 @@ from lab.features.predict.learning import Learned
 from lab.models import catalog, synthetic
 from lab.runner import machine
 
-Numbers = dict[str, Any]
-"""Lists, dicts, texts and finite numbers, as JSON has them; None: not known."""
-
+Numbers = dict[str, Any]  # lists, dicts, texts and finite numbers, as JSON has them; None: not known
 MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 """The ends of the scales: users at once, tokens of an answer, tokens of a prompt (and not beyond what was trained)."""
 

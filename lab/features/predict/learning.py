@@ -35,12 +35,9 @@ from lab.show import disturbances
 if TYPE_CHECKING:
     import pandas as pd
 
-PRIOR_FACTOR = 1.05
-"""The prior factor on kernels in each phase; it counts as one more point."""
+PRIOR_FACTOR = 1.05  # the prior factor on kernels in each phase; it counts as one more point
 
-Step = tuple[int, int, int]
-"""n_tokens, n_past, n_outputs of a step."""
-
+Step = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
 INSIDE, SESSION, DISTURBED, LONGER, SHORTER = "inside", "session", "disturbed", "longer", "shorter"
 MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
 
@@ -66,14 +63,9 @@ as another model does.
 PRIOR_WEIGHT = 4
 """A figure of PRIOR counts as this number of groups of held-out points."""
 
-DEVIATIONS = 2.0
-"""Half the width of a range, in standard deviations."""
-
-MOST_LENGTHS = 12
-"""Most lengths at which points are split: a sweep has hundreds."""
-
-NEAR = 1.5
-"""Lengths up to this factor times the longest measured one do not count as extrapolation."""
+DEVIATIONS = 2.0  # half the width of a range, in standard deviations
+MOST_LENGTHS = 12  # most lengths at which points are split: a sweep has hundreds
+NEAR = 1.5  # lengths up to this factor times the longest measured one do not count as extrapolation
 
 
 @dataclass(frozen=True)
@@ -380,8 +372,7 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
         yield from ((str(value), held) for value, held in grouped(points, part).items())
 
 
-TILE = 64
-"""Tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)."""
+TILE = 64  # tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)
 
 
 @dataclass(frozen=True)

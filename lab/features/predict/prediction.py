@@ -53,17 +53,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HERE = "this machine"
-MOST_TOKENS = 10_000_000
-"""The longest context that can be predicted."""
-
-NEAR = 0.05
-"""Runs whose prompt length differs by at most this share of the wanted one count as the same request."""
-
-WITHIN = 0.90
-"""The share of requests that a range is to hold."""
-
-TOO_FAST = 1.1
-"""Runs faster than their kernels' ceilings by this factor show that the ceilings are too low."""
+MOST_TOKENS = 10_000_000  # the longest context that can be predicted
+NEAR = 0.05  # runs whose prompt length differs by at most this share of the wanted one count as the same request
+WITHIN = 0.90  # the share of requests that a range is to hold
+TOO_FAST = 1.1  # runs faster than their kernels' ceilings by this factor show that the ceilings are too low
 
 
 def basis_here(learned: Learned) -> str:
@@ -98,8 +91,7 @@ def basis_of(device: Device, model: Model) -> str:
     return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
 
 
-Span = tuple[float, float]
-"""The ends of a range."""
+Span = tuple[float, float]  # the ends of a range
 
 
 @dataclass(frozen=True)
@@ -345,8 +337,7 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
     return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
-Kept = tuple[list[Record], list[Ceilings]]
-"""What was measured: runs, and ceilings."""
+Kept = tuple[list[Record], list[Ceilings]]  # what was measured: runs, and ceilings
 
 
 def kept(folder: Path) -> Kept:
@@ -426,9 +417,7 @@ def _least_s(model: Model, settings: Settings, ceilings: Ceilings, step: cost.St
     return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
 
 
-MOST_ROWS = 15
-"""Devices of a ranking that are shown, with this machine."""
-
+MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
 CERTAIN = 0.95
 
 

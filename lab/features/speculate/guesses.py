@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from lab.core.record import DECODE, DRAFT, OK, VERIFY, Run
 
-Chain = tuple[int, int]
-"""The number of draft tokens in a row, and how many of them, from the first on, were accepted."""
+Chain = tuple[int, int]  # the number of draft tokens in a row, and how many of them, from the first on, were accepted
 
 
 def checked(run: Run) -> list[Chain]:
