@@ -299,10 +299,9 @@ def sentences(one: Tuned) -> list[str]:
 
 
 def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
-    """By program, the command line, expression or file for the recommended settings; empty without a recommendation.
+    """The commands of llama-server and of the lab with the recommended settings; empty without a recommendation.
 
-    With `is_here` they have the path of the model's file on this machine, which a page to share should not. Options
-    that a program lacks are named in a comment.
+    With `is_here` they have the path of the model's file on this machine, which a page to share should not.
     """
     if not one.is_recommended or one.winner is None:
         return {}
@@ -310,9 +309,10 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
     with contextlib.suppress(LabError):
         if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
             path = str(found.path)
-    lines = other_tools.command_lines(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
-    missing = {line.tool: f"\n# without {', '.join(line.missing)}: {line.tool} has no such option" for line in lines}
-    return {line.tool: line.text + (missing[line.tool] if line.missing else "") for line in lines}
+    lengths = "--prompt-len", one.n_prompt, "--gen", one.n_gen
+    measure = shell.lab("measure", *lengths, "--model", catalog.spec_of(one.default.model), *shell.split(one.won or ""))
+    line = other_tools.llama_server(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
+    return {"llama-server": line, "lab": measure}
 
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
@@ -341,9 +341,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
     commands = command_lines(one, is_here=not context.is_page) if is_whole else {}
     if one.is_recommended and not is_whole:
-        model = ["--model", catalog.spec_of(one.default.model)]
-        asked = ["--prompt-len", str(one.n_prompt), "--gen", str(one.n_gen), *model, *shell.split(one.won or "")]
-        lines.append(f"With these settings: {shell.lab('measure', *asked)}")
+        lines.append(f"With these settings: {command_lines(one)['lab']}")
     columns: Columns = [
         ("settings", lambda row: row.settings),
         ("runs", lambda row: str(row.n_runs)),
@@ -362,7 +360,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         warnings=warnings,
         sentences=lines if context.is_page else lines[1:],
         notes=[OF_TUNE] if context.details else [],
-        parts=[Section("The recommended settings in other programs", facts=commands)] if commands else [],
+        parts=[Section("The recommended settings as commands", facts=commands)] if commands else [],
         pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
         data=lambda: {"tunings": [_as_row(one)]},
     )

@@ -350,7 +350,7 @@ def command(save: str | None, **asked: Any) -> None:
     recommended. Settings that you give stay fixed.
 
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
-    adds the recommended settings for other programs.
+    adds the command line of llama-server.
     """
     from lab.show import console
 
