@@ -18,7 +18,6 @@ OPTIONS = {
     "type_v": "--cache-type-v",
     "n_gpu_layers": "--n-gpu-layers",
     "devices": "--device",
-    "tensor_split": "--tensor-split",
     "n_cpu_moe": "--n-cpu-moe",
     "kv_offload": "--kv-offload",
     "op_offload": "--op-offload",
@@ -52,7 +51,7 @@ def llama_server(model: str, settings: Settings, n_prompt: int, n_gen: int, n_us
         if name == "mmap":
             value = "mmap" if value else "none"
         if isinstance(value, tuple):
-            value = ",".join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
+            value = ",".join(value) or "none"
         if isinstance(value, bool):
             words.append(OPTIONS[name] if value else f"--no-{OPTIONS[name][2:]}")
         else:
