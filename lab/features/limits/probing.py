@@ -114,12 +114,6 @@ def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
     return ceilings, *(ceilings.others or ())
 
 
-def identity(here: Machine, name: str | None) -> tuple[object, ...]:
-    """What two names of devices of one kind share: ceilings of one hold for the other."""
-    known = device_of(here, name)
-    return (name if known is None else known.description,)
-
-
 def same_machine(one: Machine, other: Machine) -> bool:
     """Whether two descriptions are of one machine and build."""
     fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
@@ -130,10 +124,12 @@ def same_machine(one: Machine, other: Machine) -> bool:
 def hold_for(ceilings: Ceilings, where: Where) -> bool:
     """Whether ceilings were measured there: on the same machine and build, kinds of devices, and layout of weights."""
     every = each_device(ceilings)
-    kinds = {identity(ceilings.machine, one.device) for one in every}
+    kinds, wanted = (
+        {device.description if (device := device_of(here, name)) else name for name in names}
+        for here, names in ((ceilings.machine, [one.device for one in every]), (where.machine, where.devices))
+    )
     alike = all(one.on_gpu or (one.repack is False) == (where.repack is False) for one in every)
-    is_there = kinds == {identity(where.machine, name) for name in where.devices}
-    return alike and is_there and same_machine(ceilings.machine, where.machine)
+    return alike and kinds == wanted and same_machine(ceilings.machine, where.machine)
 
 
 COLUMNS = (1, 2, 4, 8, 32, 128)  # batch sizes between decode and prefill; a full ubatch is added
