@@ -240,20 +240,20 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
     return made
 
 
-def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "") -> str:
-    """A figure with its interval in a second line."""
+def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf) -> str:
+    """A figure with its interval, between 0 and `most`, in a second line."""
     value, low, high = (scale * getattr(row, end) for end in (name, f"{name}_low", f"{name}_high"))
     if value != value:
         return UNKNOWN
     first = f"{digits(value)}{unit}"
-    return first if low != low or low == high else f"{first}\n{digits(max(low, 0))}-{digits(high)}"
+    return first if low != low or low == high else f"{first}\n{digits(max(low, 0))}-{digits(min(high, most))}"
 
 
 COLUMNS: Columns = (
     ("name", lambda row: f"{row.label}{' (reference)' if row.is_reference else ''}"),
     ("MB", lambda row: digits(row.n_bytes / 1e6)),
     ("divergence", lambda row: _cell(row, "kl")),
-    ("same top\n%", lambda row: _cell(row, "same", 100)),
+    ("same top\n%", lambda row: _cell(row, "same", 100, most=100)),
     ("decode", lambda row: _cell(row, "decode", 1, f"x{shown.mark(row.decode_doubts)}")),
     ("prefill", lambda row: _cell(row, "prefill", 1, f"x{shown.mark(row.prefill_doubts)}")),
     ("by bytes\nalone", lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth)),
