@@ -57,39 +57,24 @@ __attribute__((constructor)) static void start(void) { raise(SIGNAL); }
 FAULTS = {
     "kernel": (_COMPUTE, "SIGILL", 'does(node, "MUL_MAT")'),
     "repacked": (_COMPUTE, "SIGSEGV", "is_repacked(node)"),
-    "threads": (_COMPUTE, "SIGABRT", "plan->n_threads > 1"),
     "long": (_COMPUTE, "SIGSEGV", 'does(node, "MUL_MAT") && node->src[1]->ne[1] == 40'),
-    "once": (_COMPUTE, "SIGSEGV", 'access(MARK, F_OK) && symlink("x", MARK) == 0'),
     "start": (_START, "SIGILL", "1"),
 }
 """Of each fault the source, the signal, and the condition."""
 
 
-def copied(folder: Path) -> Path:
-    """A copy of the installed libraries."""
-    spec = find_spec("llama_cpp")
-    assert spec is not None and spec.origin is not None
-    return Path(shutil.copytree(Path(spec.origin).parent / "lib", folder / "bin"))
-
-
 def plant(name: str, folder: Path) -> Path:
     """A new folder with libraries that have this fault: for `--lib`."""
-    libraries = copied(folder / name)
+    spec = find_spec("llama_cpp")
+    assert spec is not None and spec.origin is not None
+    libraries = Path(shutil.copytree(Path(spec.origin).parent / "lib", folder / name / "bin"))
     for link in libraries.glob("*.so"):
         link.unlink()
     source, number, condition = FAULTS[name]
     code = folder / name / "fault.c"
-    mark = str(folder / name / "mark")
-    code.write_text(f'#define SIGNAL {number}\n#define CONDITION {condition}\n#define MARK "{mark}"\n{source}')
+    code.write_text(f"#define SIGNAL {number}\n#define CONDITION {condition}\n{source}")
     needed = [f"-l:{file.name}" for file in sorted(libraries.glob("lib*.so.?"))]
-    linked: list[str | Path] = [
-        "-Wl,--no-as-needed",
-        "-Wl,-rpath,$ORIGIN",
-        "-Wl,--disable-new-dtags",
-        "-L",
-        libraries,
-        *needed,
-        "-ldl",
-    ]
+    flags = ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
+    linked = [*flags, "-L", str(libraries), *needed, "-ldl"]
     subprocess.run(["gcc", "-shared", "-fPIC", code, *linked, "-o", libraries / "libllama.so"], check=True)
     return libraries

@@ -1,5 +1,6 @@
-"""llama.cpp is built so that its AMX code is right, seen in object code: no CPU with AMX is needed."""
+"""llama.cpp is built with the options that GCC needs for AMX: without them it drops stores to the tiles' settings."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,49 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests import tile_stores
-from tests.tile_stores import FIX, ROOT, our_options
+ROOT = Path(__file__).parent.parent
+FIX = ROOT / "gcc_amx_fix" / "mini_lab_gcc_amx_fix" / "mini-lab-gcc-amx-fix.cmake"
 
 
-@pytest.fixture(scope="module")
-def gcc() -> str:
-    """A GCC that compiles for x86-64 CPUs with AMX."""
-    compiler = shutil.which("g++")
-    if not compiler or not shutil.which("objdump"):
-        pytest.skip("g++ or objdump is not installed")
-    macros = subprocess.run(
-        [compiler, "-march=sapphirerapids", "-dM", "-E", "-x", "c++", "/dev/null"],
-        check=False,
-        capture_output=True,
-        text=True,
-    ).stdout
-    if "__AMX_INT8__" not in macros or "__clang__" in macros:
-        pytest.skip(f"{compiler} is not a GCC for x86-64 with AMX (GCC 11 or newer)")
-    return compiler
-
-
-def bytes_lost(gcc: str, options: list[str], folder: Path) -> set[int]:
-    source = folder / "tiles.cpp"
-    source.write_text(tile_stores.SOURCE)
-    (lost,) = tile_stores.lost(tile_stores.compile_object([gcc], source, options, folder))
-    return lost
-
-
-def test_with_our_options_all_64_bytes_of_the_tile_configuration_are_stored(gcc: str, tmp_path: Path) -> None:
-    assert our_options() == ["-fno-dse", "-fno-tree-dse"]
-    assert bytes_lost(gcc, our_options(), tmp_path) == set()
-
-
-def test_without_our_options_gcc_removes_stores(gcc: str, tmp_path: Path) -> None:
-    text = subprocess.run(
-        [gcc, "-march=sapphirerapids", "-E", "-include", "immintrin.h", "-x", "c++", "/dev/null"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    if not re.search(r"ldtilecfg.*\(const void \*\*\)", text):
-        pytest.skip("this GCC's _tile_loadconfig declares all that it reads: the options are not needed here")
-    assert len(bytes_lost(gcc, [], tmp_path)) >= 8
+def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str, str]:
+    """The compile command of each file of a small CMake project, configured with our CMake file as our builds are."""
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.21)\nproject(top)\nadd_subdirectory(part)\n"
+    )
+    part = folder / "part"
+    part.mkdir(exist_ok=True)
+    (part / "CMakeLists.txt").write_text("project(part C CXX)\nadd_library(part STATIC a.cpp b.c)\n")
+    (part / "a.cpp").write_text("int a() { return 1; }\n")
+    (part / "b.c").write_text("int b(void) { return 1; }\n")
+    ours = [f"-DCMAKE_MODULE_PATH={FIX.parent}", f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}"]
+    command = [cmake, "-S", str(folder), "-B", str(folder / "build"), "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    subprocess.run([*command, *ours, *arguments], check=True, capture_output=True)
+    entries = json.loads((folder / "build" / "compile_commands.json").read_text())
+    return {Path(entry["file"]).name: entry["command"] for entry in entries}
 
 
 def test_the_settings_of_uv_lead_to_the_cmake_file() -> None:
@@ -66,11 +43,19 @@ def test_the_settings_of_uv_lead_to_the_cmake_file() -> None:
 
 
 @pytest.mark.parametrize("own", [(), ("-DCMAKE_CXX_FLAGS=-O1",)])
-def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(gcc: str, own: tuple[str, ...], tmp_path: Path) -> None:
-    if not shutil.which("cmake"):
-        pytest.skip("cmake is not installed")
-    commands = tile_stores.configured(tmp_path, f"-DCMAKE_CXX_COMPILER={gcc}", *own)
-    given = [option for option in our_options() if option in commands["a.cpp"].split()]
-    assert given == (our_options() if tile_stores.gcc_major(gcc) < 15 else [])
-    assert not any(option in commands["b.c"] for option in our_options())
+def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(own: tuple[str, ...], tmp_path: Path) -> None:
+    gcc = shutil.which("g++")
+    if not gcc or not shutil.which("cmake"):
+        pytest.skip("g++ or cmake is not installed")
+    about = subprocess.run(
+        [gcc, "-dM", "-E", "-x", "c++", "/dev/null"], check=True, capture_output=True, text=True
+    ).stdout
+    if "__x86_64__" not in about or "__clang__" in about:
+        pytest.skip(f"{gcc} is not a GCC for x86-64")
+    options = re.findall(r":(-f[\w-]+)>", FIX.read_text())
+    major = int(re.findall(r"__GNUC__ (\d+)", about)[0])
+    commands = configured(tmp_path, f"-DCMAKE_CXX_COMPILER={gcc}", *own)
+    given = [option for option in options if option in commands["a.cpp"].split()]
+    assert options == ["-fno-dse", "-fno-tree-dse"] and given == (options if major < 15 else [])
+    assert not any(option in commands["b.c"] for option in options)
     assert not own or "-O1" in commands["a.cpp"]
