@@ -381,6 +381,7 @@ def test_the_timeline_has_a_bar_a_request_and_marks_failures() -> None:
         [planted(2, n=1), planted(5.1, n=1)],
         spaced(30, OPEN),
         spaced(3, dataclasses.replace(LOAD, arrivals="unheard of", concurrency=None)),
+        spaced(3, dataclasses.replace(LOAD, concurrency=None)),  # a stranger's file
     ],
 )
 def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:

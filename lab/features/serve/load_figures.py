@@ -649,7 +649,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         tpot_label = "TPOT (ms)" + (", at most" if bound else "")
         panels.append(("tpot", "tpot_most_s" if bound else "tpot_s", 1e3, tpot_label, slo.tpot_s))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    levels = [arm.load_concurrency if is_closed else arm.load_rate for arm in arms]
+    levels = [(arm.load_concurrency if is_closed else arm.load_rate) or 0 for arm in arms]
     for ax, (name, column, factor, label, limit_s) in zip(axes, panels, strict=True):
         largest = factor * (limit_s or 0)
         for place, own in enumerate(rows):
@@ -674,7 +674,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         if limit_s is not None:
             ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
         ax.set_ylabel(label)
-        ax.set_xticks(range(len(arms)), [f"{level or 0:,g}" for level in levels])
+        ax.set_xticks(range(len(arms)), [f"{level:,g}" for level in levels])
         ax.set_xlim(-0.5, len(arms) - 0.5)
         ax.set_xlabel("users" if is_closed else "requests per second")
         n_inside = sum(level <= n_slots for level in levels) if is_closed and n_slots is not None else len(arms)
