@@ -134,7 +134,7 @@ def print_results(
     if rest and not any(record.run.is_timed for record in rest):
         out.print("\nNo run went well.")
     of_experiments = [record for record in rest if record.run.lever is not None]
-    doubts = [*text_results.imported(rest), *distrust(rest, has_next=True), *text_results.disturbed(of_experiments)]
+    doubts = [*text_results.imported(rest), *text_results.distrust(rest), *text_results.disturbed(of_experiments)]
     print_marked(doubts, text_results.failures(rest), out)
     if alone and not any(map(table.went_well, alone)):
         out.print("\nNo request went well.")
@@ -156,7 +156,7 @@ def as_json(records: Lines, made: Sequence[Section] | None = None) -> dict[str, 
     alone = table.alone(records)
     return {
         **{name: values for name, values in lists.items() if values or name == "rows"},
-        "warnings": [*warnings(runs), *through_server.warnings(alone)],
+        "warnings": [*text_results.warnings(runs), *through_server.warnings(alone)],
         "failures": [*text_results.failures(runs), *through_server.failures(alone)],
     }
 
@@ -185,17 +185,3 @@ def command(records: Lines) -> str | None:
 
     first = next((one for one in records if isinstance(one, Record) and not one.run.warmup), records[0])
     return next((kind.again(records) for kind in kinds() if kind.is_mine(first)), None)
-
-
-def distrust(records: Sequence[Record], has_next: bool = False) -> list[str]:
-    """A sentence for each session with unreliable figures, with the command to measure it again unless that is next."""
-    from lab.features.measure import text_results
-
-    return text_results.distrust(records, (lambda _: None) if has_next else command)
-
-
-def warnings(records: Sequence[Record], has_next: bool = False) -> list[str]:
-    """What disturbed runs of the engine, and whether their figures are to be trusted."""
-    from lab.features.measure import text_results
-
-    return [*text_results.imported(records), *text_results.disturbed(records), *distrust(records, has_next)]

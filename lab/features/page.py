@@ -109,7 +109,7 @@ def html(
         title=_title(kinds, [timed, answered] if is_all else [], good),
         dates=" to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date",
         lead=lead,
-        distrust=known.distrust(rest),
+        distrust=text_results.distrust(rest),
         contents=[] if lead else chapters,
         gist=_gist,
         chapters=chapters,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import QUANT, Ceilings, Record
 from lab.errors import LabError
-from lab.features import known
 from lab.features.claims import figures as functions
 from lab.features.claims.figures import Evidence
 from lab.features.limits import probing, step_kernels
@@ -179,7 +178,7 @@ def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
                     [str(row["number"]), row["claim"], Cell(row["verdict"], style=STYLES[row["verdict"]]), row["words"]]
                     for row in rows
                 ],
-                warnings=[*known.warnings(verdicts.records), *(f"failed: {line}" for line in errors)],
+                warnings=[*text_results.warnings(verdicts.records), *(f"failed: {line}" for line in errors)],
                 words=() if context.is_page else [verdicts.summary],
                 sentences=[verdicts.summary] if context.is_page else (),
                 pictures=[Picture("claims", CAPTION, partial(_draw, rows), size)] if size[1] > 1.8 else [],

@@ -54,6 +54,7 @@ def compare(
     """
     from lab.features import known
     from lab.features.compare import comparison, text_compare
+    from lab.features.measure import text_results
     from lab.features.serve import through_server
     from lab.show import console
     from lab.show.section import Context
@@ -72,7 +73,7 @@ def compare(
         console.print_json({**text_compare.as_json(groups, comparisons), "plots": list(map(str, plots))})
         return
     stdout = console.console(details=hint(details))
-    warnings = [*known.warnings(reading.records), *through_server.warnings(reading.requests)]
+    warnings = [*text_results.warnings(reading.records), *through_server.warnings(reading.requests)]
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:
         stdout.print(f"plot     {plot}")

@@ -93,7 +93,8 @@ def explain(
     """
     from lab.core.record import OK
     from lab.features import known
-    from lab.features.limits import explanation, probing
+    from lab.features.measure import text_results
+    from lab.features.measure import text_results
     from lab.show import console, table
     from lab.show.section import print_marked, print_sections
 
@@ -108,7 +109,7 @@ def explain(
         stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         best = probing.need(given, probing.place_of_record(chosen[0]), label)
-        section, warnings = explanation.explained(label, chosen, best), known.warnings(chosen)
+        section, warnings = explanation.explained(label, chosen, best), text_results.warnings(chosen)
         plots = known.draw([section], target, stem) if target else []
         more = {"plots": [str(plot) for plot in plots], "warnings": [*section.warnings, *warnings]}
         documents.append({**section.data(), **more})

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from lab.cli.help import Command
 from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
 from lab.core import shell
-from lab.core.asked_settings import SettingsKeywords, flag, table
+from lab.core.asked_settings import flag, table
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import running
@@ -27,14 +27,6 @@ from lab.runner.cases import Until
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, N_PILOT, make_plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out, new_results_file
-
-
-class SweepKeywords(SettingsKeywords, total=False):
-    """Keywords of `lab.sweep`: settings, and when to stop repeating, named as the options of the command."""
-
-    until: float | None  # 0.02: 2 %
-    max_repeats: int
-    max_minutes: float | None
 
 
 def measure(
@@ -86,7 +78,7 @@ def sweep(
     *,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
-    **settings: Unpack[SweepKeywords],
+    **settings: Any,
 ) -> list[Record]:
     """Measure prefill and decode at many lengths in one pass through the context; returns a record for each pass.
 
@@ -297,8 +289,8 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     the machine's speed therefore affect all variants equally.
     """
     from lab.features import batch as batching
-    from lab.features import known
     from lab.features.compare import comparison, side_by_side, text_compare
+    from lab.features.measure import text_results
     from lab.show import console
 
     output, err = Output.taken_from(asked), console.console(stderr=True)
@@ -314,7 +306,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
     tables = functools.partial(
-        text_compare.print_comparisons, groups, comparisons, at_least, warnings=known.warnings(records, has_next=True)
+        text_compare.print_comparisons, groups, comparisons, at_least, warnings=text_results.warnings(records)
     )
     document = functools.partial(text_compare.as_json, groups, comparisons)
     output.finish(records, path, tables=tables, document=document, at_least=at_least)

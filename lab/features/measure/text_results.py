@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -245,19 +245,24 @@ def unreliable(records: Sequence[Record]) -> list[list[Record]]:
     return [own for session, own in grouped(records, lambda one: one.session).items() if session in doubtful]
 
 
-def distrust(records: Sequence[Record], again: Callable[[Sequence[Record]], str | None]) -> list[str]:
-    """A sentence for each session with unreliable figures, with the command that `again` makes of its records."""
+def distrust(records: Sequence[Record]) -> list[str]:
+    """A sentence for each session with unreliable figures."""
     sentences = []
     for own in unreliable(records):
-        command, where, when = again(own), "", "while no other program runs"
+        where, when = "", "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
             when = "there, at another time"
         sentences.append(
             f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed (session {own[0].session})"
-            f"{where}. Measure again {when}{f': {command}' if command else '.'}"
+            f"{where}. Measure again {when}."
         )
     return sentences
+
+
+def warnings(records: Sequence[Record]) -> list[str]:
+    """What disturbed runs of the engine, and whether their figures are to be trusted."""
+    return [*imported(records), *disturbed(records), *distrust(records)]
 
 
 def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], list[Record]]:
