@@ -93,7 +93,7 @@ def explain(
     """
     from lab.core.record import OK
     from lab.features import known
-    from lab.features.measure import text_results
+    from lab.features.limits import explanation, probing
     from lab.features.measure import text_results
     from lab.show import console, table
     from lab.show.section import print_marked, print_sections
