@@ -331,3 +331,17 @@ def test_a_served_conversation_is_shown_and_made_again(tmp_path: Path) -> None:
     assert line.startswith("lab turns ") and "--break system@3" in line and "--url http://127.0.0.1:1/v1" in line
     rows = json.loads(run_lab("show", path, "--json")[1])["rows"]
     assert [row["turn"] for row in rows] == [1, 2, 3]
+    page = tmp_path / "page.html"
+    code, out, err = run_lab("report", path, "--out", page)
+    assert code == 0 and "3 turns take" in page.read_text(), err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [('"keep":"cloud"', '"keep":"memory"'), ("system@99", "system@3"), ('"number":9', '"number":3')]
+)
+def test_a_conversation_that_contradicts_itself_is_a_damaged_line(tmp_path: Path, wrong: str, right: str) -> None:
+    path = tmp_path / "served.jsonl"
+    results.save(path, *SERVED)
+    path.write_text(path.read_text().replace(right, wrong))
+    contents = results.read([path])
+    assert contents.skipped and len(contents.requests) < 3

@@ -7,6 +7,7 @@ default of that setting for its runs; None if they have one sequence.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, get_args
@@ -14,6 +15,7 @@ from typing import ClassVar, get_args
 from lab.core.lists import plural
 
 LOOKUP = "lookup"
+KEEPS = ("memory", "slot", "disk", "none")  # where a cache can be between turns
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ class Turns:
     only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
     replay: str = ""  # the file whose messages gave the lengths
 
+    def __post_init__(self) -> None:
+        n, broken = len(self.messages), map(int, re.findall(r"@(\d{1,6})", self.breaks))
+        are_there = all(2 <= turn <= n for turn in broken) and all(1 <= turn <= n for turn in self.only)
+        if not n or len(self.answers) != n or self.keep not in KEEPS or not are_there:
+            raise ValueError("the turns of a conversation contradict each other")
+
     @property
     def n_slots(self) -> int:
         """Conversations that were measured in turns, each in a sequence of its own."""
@@ -91,9 +99,7 @@ class Turns:
 
     @property
     def words(self) -> str:
-        how = {"memory": "cache in memory", "slot": "slot of its own", "disk": "cache on disk", "none": "no cache"}.get(
-            self.keep, self.keep
-        )
+        how = ("cache in memory", "slot of its own", "cache on disk", "no cache")[KEEPS.index(self.keep)]
         return f"{plural(len(self.messages), 'turn')}, {how}" + (f", {self.breaks}" if self.breaks else "")
 
 

@@ -85,6 +85,10 @@ class Turn:
     of: Turns
     is_cold: bool = False  # the same prompt with other first words, so that no cache served it
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= len(self.of.messages):
+            raise ValueError(f"turn {self.number} of {len(self.of.messages)}")
+
 
 ROLE = "role"  # the assistant's role, without content
 TEXT = "text"  # also token ids that do not form a complete letter yet

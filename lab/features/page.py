@@ -72,20 +72,21 @@ def html(
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = table.of_engine(records), table.alone(records)
     of_loads = table.loads_of(records)
+    of_turns = [one for one in records if isinstance(one, RequestRecord) and one.request.asked.turn is not None]
     rest = [record for record in of_engine if not record.run.is_apart]
     timed = [record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed]
     special = [record for record in of_engine if record.run.is_apart]
     claimed = [record for record in special if record.run.part is not None]
     answered = [record for record in alone if table.went_well(record)]
     traced = [record for record in special if record.run.is_traced]
-    good: Lines = [*timed, *claimed, *tuned.compared(of_engine), *answered, *of_loads, *traced]
+    good: Lines = [*timed, *claimed, *tuned.compared(of_engine), *answered, *of_loads, *of_turns, *traced]
     if not good:
         what = "run" if of_engine else "request"
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
     spreads = known_spreads([*rest, *others, *alone])
     is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
     context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
-    kinds = known.sections([*timed, *special, *alone, *of_loads], context)
+    kinds = known.sections([*timed, *special, *alone, *of_loads, *of_turns], context)
     failed = [f"failed: {line}" for line in [*text_results.failures(rest), *through_server.failures(alone)]]
     setups = _setups(good)
     lead = list[str]()

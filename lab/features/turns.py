@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lab.core import memory, results, script, stats
 from lab.core.lists import grouped, join_and, plural
-from lab.core.payloads import Turns
+from lab.core.payloads import KEEPS, Turns
 from lab.core.record import DECODE, FORGET, LOAD, OK, PREFILL, SAVE, Record, Settings
 from lab.core.request import Asked, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as figures_of_request
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MEMORY, SLOT, DISK, NONE = KEEPS = ("memory", "slot", "disk", "none")
+MEMORY, SLOT, DISK, NONE = KEEPS
 SERVER, SECOND = "server", "second"
 PLACES = {
     MEMORY: ("", "cache in memory"),
@@ -350,7 +350,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         t["slot_bytes"] = memory.of_context(own[0].model, slot).kv_cache_bytes if lever.keep == SLOT else math.nan
         t["breaks"] = [", ".join(parse_breaks(lever.breaks, len(lever.messages))[turn - 1]) for turn in t.index]
         known[lever] = t
-    conversations = grouped(known, lambda lever: dataclasses.replace(lever, breaks="", keep="", only=()))
+    conversations = grouped(known, lambda lever: dataclasses.replace(lever, breaks="", keep=MEMORY, only=()))
     texts = dict[Turns, int]()
     for like, levers in conversations.items():
         cached = [lever for lever in levers if lever.keep != NONE]
