@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lab.features.compare.side_by_side import ab as ab
     from lab.features.limits.explanation import explain as explain
     from lab.features.limits.explanation import plot_roofline as plot_roofline
-    from lab.features.limits.explanation import plot_where as plot_where
     from lab.features.limits.probing import ceilings as ceilings
     from lab.features.measure.measuring import measure as measure
     from lab.features.measure.measuring import sweep as sweep

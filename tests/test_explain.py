@@ -208,7 +208,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path, "--details")
     assert code == 0, err
     assert "weights/attention/" in out
-    assert len(list(tmp_path.glob("*-roofline.png"))) == len(list(tmp_path.glob("*-where.svg"))) == 1
+    assert len(list(tmp_path.glob("*-roofline.png"))) == len(list(tmp_path.glob("*-roofline.svg"))) == 1
     document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
     assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
     code, out, err = run_lab(

@@ -81,7 +81,7 @@ REPEAT = Option(
 
 @dataclass(frozen=True)
 class Table:
-    """The results of one setup: the question that they answer, rows in columns, sentences, and a picture.
+    """The results of one setup: the question that they answer, rows in columns, sentences, perhaps a picture.
 
     `columns` are headings, each with a function that makes the cell of a row. `draw` also gets the setup in words and
     an empty figure; `caption` is that of the picture.
@@ -90,11 +90,11 @@ class Table:
     name: str
     question: str
     title: str
-    caption: str
     columns: Sequence[tuple[str, Callable[[Any], str]]]
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
     conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], list[str]]
-    draw: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None, str, Figure], None]
+    draw: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None, str, Figure], None] | None = None
+    caption: str = ""
     is_by_ceilings: bool = True  # its predictions need ceilings
 
 
@@ -217,9 +217,9 @@ def section(
         answer="" if is_page else "".join(words[:1]),
         **shown,
         sentences=[*(words if is_page else words[1:]), *basis],
-        pictures=[
-            Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, prediction, title), WIDE)
-        ],
+        pictures=[Picture(kind.name, kind.caption, functools.partial(draw, rows, records, prediction, title), WIDE)]
+        if (draw := kind.draw)
+        else [],
         data=lambda: {"rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]},
     )
 

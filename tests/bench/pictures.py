@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.conftest import run_lab
 
 RESULTS = Path(__file__).parents[2] / "results"
-BY_EXPLAIN = ("roofline", "where")
+BY_EXPLAIN = ("roofline",)
 """The endings of pictures that `lab explain` draws."""
 
 

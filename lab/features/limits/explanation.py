@@ -33,7 +33,7 @@ from lab.process.wire import ATTENTION as FLASH
 from lab.process.wire import DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
 from lab.runner.as_options import options
 from lab.show import canvas, disturbances
-from lab.show.canvas import COLOURS, INK, MARKERS, PAPER
+from lab.show.canvas import COLOURS, INK, MARKERS
 from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -369,11 +369,14 @@ EXPLAINED: Columns = (
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
     ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
     (
-        "weights/attention/\noutput/rest %",  # of several devices a sentence has them
+        "weights/attention/\noutput/rest %",  # of a GPU and the CPU a sentence has them
         lambda row: (
             UNKNOWN
             if row.is_split or shown.ABOVE in row.doubts
-            else "/".join(f"{100 * part / row.measured_s:.0f}" for part in bar_parts(row).values())
+            else "/".join(
+                f"{100 * part / row.measured_s:.0f}"
+                for part in (*row.parts.values(), max(0.0, row.measured_s - row.least_s))
+            )
         ),
     ),
     ("GFLOP/s", lambda row: digits(row.gflops)),
@@ -462,12 +465,9 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     warnings = [*(sentence for sentence, is_so in caveats.items() if is_so), *probing.doubt_words(ceilings)]
     caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
-    pictures = [
-        Picture("roofline", caption, lambda figure: plot_roofline(rows, best, label, figure.subplots()), (5, 4.8))
-    ]
-    if first.run.every is None:  # a sweep generates too little for a request
-        caption = f"Where the time of a request goes: prompt and {first.run.n_gen:,} generated tokens."
-        pictures.append(Picture("where", caption, lambda figure: plot_where(rows, label, figure.subplots()), (5, 4.8)))
+    roofline = Picture(
+        "roofline", caption, lambda figure: plot_roofline(rows, best, label, figure.subplots()), (5, 4.8)
+    )
     document: dict[str, Any] = {
         "setup": label,
         "roof": best._asdict(),
@@ -485,7 +485,7 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
         sentences=[*verdict[:FIRST], *advised[:1], *verdict[FIRST:], *advised[1:], *more],
-        pictures=pictures,
+        pictures=[roofline],
         data=lambda: document,
     )
 
@@ -493,7 +493,7 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
 def where_it_went(row: Any) -> str:
     """A sentence with the parts of a phase's time on several devices, in percent."""
     parts = {name: part for name, part in row.parts.items() if part or name == BETWEEN}
-    parts[ALL_ELSE] = max(0.0, row.measured_s - row.least_s)
+    parts["rest"] = max(0.0, row.measured_s - row.least_s)
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items())
     return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}."
 
@@ -532,9 +532,6 @@ def advice_of(one: Advice) -> str:
 
 # Pictures
 
-HATCHES = ("", "//", "..", "xx", "--")
-ALL_ELSE = "rest"
-
 
 def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
     """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs.
@@ -563,62 +560,3 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
     canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
     canvas.label_points(ax, labels, marked)
     return ax
-
-
-def plot_where(rows: pd.DataFrame, subject: str, ax: Axes | None = None) -> Axes:
-    """Stacked bars over prompt lengths: the parts of a request's time in percent, by device if there are several.
-
-    lab.plot_where(lab.explain(records, best), "my machine")
-    """
-    import pandas as pd
-
-    ax, n_gens = ax or canvas.new_axes(), sorted(set(rows.n_gen))
-    bars = list[dict[str, Any]]()
-    for row in rows.itertuples():
-        own = bar_parts(row)  # scaled to the phase's share of the request
-        for name, part in own.items():
-            share = row.of_request * part / sum(own.values())
-            bars.append(
-                {"n_prompt": row.n_prompt, "n_gen": row.n_gen, "phase": row.phase, "name": name, "share": share}
-            )
-    t = pd.DataFrame(bars).pivot_table("share", ["n_prompt", "n_gen"], ["phase", "name"], sort=False).fillna(0.0)
-    t = 100 * t.div(t.sum(axis=1), axis=0)
-    doubts = rows.groupby(["n_prompt", "n_gen"]).doubts.agg(lambda own: shown.mark(shown.all_of(list(own))))
-    labels = [f"{n:,}" + (f" + {n_gen:,}" if len(n_gens) > 1 else "") + doubts[n, n_gen] for n, n_gen in t.index]
-    base = 0.0 * t.iloc[:, 0]
-    for number, phase in enumerate((PREFILL, DECODE)):
-        names = [name for one, name in t.columns if one == phase]
-        names.sort(key=lambda name: (name == BETWEEN) + 2 * (name == ALL_ELSE))
-        for i, name in enumerate(names):
-            ax.bar(
-                labels,
-                t[phase, name],
-                bottom=base,
-                color=COLOURS[number],
-                alpha=1 - 0.3 * i * 2 / max(2, len(names) - 1),
-                hatch=HATCHES[i % len(HATCHES)],
-                edgecolor=PAPER,
-                label=f"{phase}: {name}",
-            )
-            base = base + t[phase, name]
-    if len(t) > FEW:
-        ax.set_xticks(range(0, len(t), -(-len(t) // FEW)))
-    several = " + generated tokens" if len(n_gens) > 1 else ""
-    ax.set(xlabel=f"prompt length (tokens){several}", ylabel="share of the request's time (%)")
-    n_gen = "generated tokens" if several else f"{n_gens[0]:,} generated tokens"
-    note = "\n!: some runs were disturbed; !!: unreliable" if doubts.any() else ""
-    canvas.finish([ax], f"Where the time goes: prompt and {n_gen}\n{subject}{note}")
-    return ax
-
-
-def bar_parts(row: Any) -> dict[str, float]:
-    """Seconds of a phase's parts, which add up to the measured time unless a kernel was faster than its ceiling."""
-    rest = max(0.0, row.measured_s - row.least_s)
-    if not row.is_split:
-        parts = {"weights": row.parts[LAYERS], "attention": row.parts[ATTENTION], "output": row.parts[OUTPUT]}
-        return parts | {ALL_ELSE: rest}
-    made: dict[str, float] = {}
-    for name, part in row.parts.items():
-        device = name if name == BETWEEN else name.rpartition(" ")[0]
-        made[device] = made.get(device, 0.0) + part
-    return made | {ALL_ELSE: rest}

@@ -40,7 +40,6 @@ from lab.features.experiment import (
     public,
 )
 from lab.features.predict.learning import StepPrediction
-from lab.features.speculate import guesses
 from lab.features.speculate import rows as speculation_rows
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
@@ -222,33 +221,6 @@ def draw(
     canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
 
 
-def draw_curve(
-    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
-) -> None:
-    """The time of a step of several positions relative to a step of one; points are runs, the line is their median."""
-    ax = figure.subplots()
-    curves = grouped(rows, lambda row: (row.n_prompt, row.draft))
-    for ((n_prompt, draft), own), style in zip(curves.items(), canvas.styles(len(curves)), strict=True):
-        name = f"after {n_prompt:,} prompt tokens" + (f", {draft}" if own[0].c is not None else "")
-        label = f"{name}: median"
-        ax.plot([row.n_positions for row in own], [row.v for row in own], color=style["color"], lw=2, label=label)
-        levers = [(one, one.run.speculation) for one in records if one.run.n_prompt == n_prompt]
-        timed = [(one, guesses.step_times([one.run])) for one, lever in levers if lever and lever.draft == draft]
-        one_s = own[0].step_s / own[0].v
-        points = [(n, taken / one_s, one) for one, times in timed if times for n, taken in times.target.items()]
-        canvas.runs(ax, points, **style, label=f"{name}: runs")
-        if expected := [(row.n_positions, row.expected_v) for row in own if row.expected_v is not None]:
-            label = f"{name}: predicted from ceilings"
-            ax.plot(*zip(*expected, strict=True), color=style["color"], ls="--", lw=1.4, label=label)
-    numbers = sorted({row.n_positions for row in rows})
-    ax.plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
-    ax.axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
-    ax.set(xlabel="positions in a step", ylabel="time of a step / time of a step of one position (v)")
-    ax.set_xticks(numbers[:: -(-len(numbers) // 16)])
-    ax.set_ylim(bottom=0)
-    canvas.finish([ax], f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
-
-
 TABLE = Table(
     name="speculate",
     question="Does it pay to draft tokens, and how many?",
@@ -280,8 +252,6 @@ CURVE = Table(
     name="curve",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",
-    caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
-    "from the ceilings; dots show the limits: every token costs a step, or nothing.",
     columns=(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("positions\na step", lambda row: f"{row.n_positions}"),
@@ -292,7 +262,6 @@ CURVE = Table(
     ),
     rows=speculation_rows.curve,
     conclude=lambda rows, records, prediction: speculation_rows.of_curve(rows),
-    draw=draw_curve,
 )
 
 EXPERIMENT = Experiment(
