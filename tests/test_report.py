@@ -79,7 +79,7 @@ def test_a_page_says_what_was_measured() -> None:
 
 def test_tables_and_pictures_can_be_read_aloud() -> None:
     html = Page(page.html(timed(1.1), [FAST], explore=False))
-    assert len(html.named("svg")) == 4
+    assert len(html.named("svg")) == 3
     pictures = [each for each in html.named("div") if each.get("role") == "img" and "aria-label" in each]
     assert all(len(each["aria-label"] or "") > 9 for each in pictures)
     assert len(html.named("table")) == len(html.named("caption"))
