@@ -249,6 +249,8 @@ def _facts(one: Record | RequestRecord) -> dict[str, str]:
     endpoint, own = one.endpoint, one.endpoint.settings
     named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
     facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
-    if own and (known := {name: value for name, value in dataclasses.asdict(own).items() if value is not None}):
-        facts["settings"] = ", ".join(f"{name} {value}" for name, value in known.items())
+    if own:
+        slots = f"{own.n_slots} slots" if own.n_slots else ""
+        room = f"a context of {own.n_ctx:,} tokens" if own.n_ctx else ""
+        facts["settings"] = ", ".join(filter(None, [slots, room, own.model_file, own.quantization])) or UNKNOWN
     return facts | {"client": text_setup.facts(one.machine)["machine"]}
