@@ -121,6 +121,17 @@ def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
     assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, lambda n: distinct(0, n))] == [0, 34, 0]
 
 
+def test_the_first_other_token_is_told() -> None:
+    cold, warm = record_of(broken(keep="none")), record_of()
+    assert conversations.answers([warm, cold]) == [
+        "In 2 answers the cached turns chose the tokens of the uncached ones."
+    ]
+    changed = list(warm.run.token_ids)
+    changed[6] = -1
+    other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
+    assert "first token 2 of answer 2" in conversations.answers([other, cold])[0]
+
+
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
     rates = tuple(
         Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))

@@ -432,6 +432,27 @@ def sentences(made: Sequence[Any]) -> list[str]:
     return words
 
 
+def answers(records: Sequence[Record]) -> list[str]:
+    """Whether cached turns chose the tokens of uncached ones: the first difference."""
+    chosen = dict[tuple[str, int, int, Turns], tuple[int, ...]]()
+    for run, lever in ((one.run, one.run.turns) for one in records if one.run.turns):
+        start, text = 0, dataclasses.replace(lever, breaks=of_text(lever.breaks), keep=NONE, only=())
+        for turn in lever.numbers:
+            n = lever.answers[turn - 1]
+            chosen[lever.keep, turn, run.repeat, text] = run.token_ids[start : start + n]
+            start += n * lever.n_slots
+    pairs = [(key[1], ids, chosen.get((NONE, *key[1:]))) for key, ids in chosen.items() if key[0] != NONE]
+    at = [(turn, first_difference(ids, others)) for turn, ids, others in pairs if others and turn > 1]
+    differ = [(turn, token + 1) for turn, token in at if token is not None]
+    if differ:
+        turn, token = min(differ)
+        return [
+            f"In {len(differ)} of {plural(len(at), 'answer')} a cached turn chose another token than the uncached one, "
+            f"first token {token} of answer {turn}: kernels for steps of other sizes round differently."
+        ]
+    return [f"In {plural(len(at), 'answer')} the cached turns chose the tokens of the uncached ones."] * bool(at)
+
+
 def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     """Tokens of each prompt (cached, read again, new), and below the time of each turn; the perfect cache is a line."""
     import pandas as pd
@@ -639,7 +660,7 @@ TABLE = experiment.Table(
     caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache that nothing breaks "
     "and that without a cache.",
     rows=rows,
-    conclude=lambda made, _, __: sentences(made),
+    conclude=lambda made, records, _: [*sentences(made), *answers(records)],
     draw=lambda made, _, __, subject, figure: draw(made, subject, figure),
     columns=(
         ("turn", lambda row: str(row.turn)),
