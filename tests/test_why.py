@@ -165,6 +165,24 @@ def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
     assert reasons.conclusion(found)[0].startswith("B is not slower than A for certain")
 
 
+def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
+    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", 488)
+    third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
+    one, other = pair(a, b)
+    found = reasons.answer(one, other, 0, others=third)
+    assert part(found, "depth").how == "from the records, 1 session"
+    assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
+    again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
+    assert part(again, "depth").half == part(found, "depth").half  # a record counts once
+    others = [dataclasses.replace(record, model=dataclasses.replace(record.model, name="another")) for record in third]
+    assert part(reasons.answer(one, other, 0, others=others), "depth").how == parts.NOT_KNOWN
+    folder = tmp_path / "sessions"  # its first session is A, the second one has both positions
+    folder.mkdir()
+    for name, n_prompt in (("a", 64), ("c", 64), ("c", 488)):
+        a_file(folder, name, n_prompt)
+    assert part(why(folder, b, 0), "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
+
+
 def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp_path: Path) -> None:
     a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", n_threads=1)
     code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
@@ -247,7 +265,9 @@ def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path)
     found = why(sample, budget=0, out=tmp_path)
     assert found.letters == ("best", "A") and found.ratio > 1
     assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
-    beyond = part(found, "kernels")
+    beyond, change = part(found, "kernels"), part(found, "settings")
+    assert change.factor > 1 and change.how.startswith("predicted") and "Q4_0 instead of Q4_1" in change.words
+    assert found.command.startswith("lab ab")
     assert beyond.range is None and found.rest.range is None and found.rest.factor == pytest.approx(1, abs=0.05)
     code, out, err = run_lab("why", sample, "--no-plot", "-o", tmp_path)
     assert code == 0, err
@@ -311,6 +331,7 @@ def test_a_server_is_taken_apart_by_its_own_times() -> None:
         found = reasons.answer(engine, server)
         (http,) = (each for each in found.parts if each.name.startswith(name))
         assert http.factor == pytest.approx(factor) and http.how == "from B's own times, 3 requests"
+        assert part(found, "sampling").how == parts.EQUAL and part(found, "slots").words.startswith("4 in B")
         assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
     few = dataclasses.replace(server, requests=server.requests[:2])
     assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)

@@ -8,7 +8,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.features.why import pasted
-from lab.features.why.pasted import DECODE, MIXED, PREFILL, UNKNOWN, WHOLE
+from lab.features.why.pasted import DECODE, MIXED, PREFILL, UNKNOWN, WHOLE, WINDOW
 
 SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
     "ollama": (
@@ -79,6 +79,12 @@ SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
         "token,    33.40 tokens per second)\n",
         [(PREFILL, 395.177), (DECODE, 33.3956)],
     ),
+    "lm studio api": (
+        '"usage":{"prompt_tokens":24,"completion_tokens":53,"total_tokens":77},"stats":{"tokens_per_second":'
+        '51.43709529007664,"time_to_first_token":0.111,"generation_time":0.954,"stop_reason":"eosFound"},"model_info":'
+        '{"arch":"granite","quant":"Q4_K_M","format":"gguf","context_length":4096}\n',
+        [(DECODE, 51.4371)],
+    ),
     "lm studio": (
         "28.92 tok/sec\n\u2022\n877 tokens \u2022 0.06s to first token \u2022 Stop reason: EOS Token Found\n",
         [(DECODE, 28.92)],
@@ -88,10 +94,20 @@ SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
         "29.47T/s), Total:1.29s (24.11T/s)\n",
         [(DECODE, 29.47), (PREFILL, 72.65), (WHOLE, 24.11)],
     ),
+    "vllm": (
+        "INFO 08-01 07:18:24 [loggers.py:122] Engine 000: Avg prompt throughput: 22639.7 tokens/s, Avg generation "
+        "throughput: 34.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%\n",
+        [(WINDOW, 34.2)],
+    ),
     "mlx_lm": (
         "Prompt: 15777 tokens, 69.450 tokens-per-sec\nGeneration: 480 tokens, 5.792 tokens-per-sec\n"
         "Peak memory: 464.764 GB\n",
         [(DECODE, 5.792), (PREFILL, 69.45)],
+    ),
+    "mlx_lm.benchmark": (
+        "Timing with prompt_tokens=512, generation_tokens=1000, batch_size=1.\n"
+        "Trial 1:  prompt_tps=1518.240, generation_tps=101.587, peak_memory=21.408, total_time=10.267\n",
+        [(DECODE, 101.587), (PREFILL, 1518.24)],
     ),
     "text-generation-webui": (
         "18:52:50-790912 INFO     Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed "
@@ -122,6 +138,7 @@ SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
         "|   512 |    128 |  32256 |    0.715 |   715.85 |    4.090 |    31.30 |\n",
         [(DECODE, 31.3), (PREFILL, 715.85)],
     ),
+    "localscore": ('{"avg_prompt_tps": 1200.5, "avg_gen_tps": 44.1}\n', [(MIXED, 44.1), (MIXED, 1200.5)]),
     "bare": ("35 tokens/s\n", [(UNKNOWN, 35)]),
     "bare with a comma": ("~ 28,9 tok/s", [(UNKNOWN, 28.9)]),
 }

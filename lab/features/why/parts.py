@@ -1,7 +1,7 @@
 """The ratio of two rates as a product of named factors, and what is left.
 
 All is done in logarithms, in which factors add up. What is counted is arithmetic on the figures. Parts with `settings`
-(those that differ, and depth) are measured on this machine by a trial. Another machine
+(those that differ, and depth where no records have its law) are measured on this machine by a trial. Another machine
 comes from predictions. The rest is never spread over the others. Ranges are 95 % intervals, combined in quadrature. A
 factor without a known range has none, and then neither has the rest.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from lab.core import phases, request_times, stats
 from lab.core.asked_settings import table
 from lab.core.lists import plural
+from lab.core.record import DECODE, Record
 from lab.errors import LabError, printable
 from lab.features.limits import probing
 from lab.features.predict import prediction
@@ -140,6 +141,7 @@ def rest(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
 
 UNKNOWN_COUNTS = {
     pasted.UNKNOWN: "does not say what it counts: look up tokens, context, and whether prefill is included",
+    pasted.WINDOW: "is an average over a logging window, not the decode rate of a request",
     pasted.MIXED: "mixes prompt and generated tokens, or several lengths",
 }
 
@@ -192,8 +194,11 @@ def length(one: Setup) -> int:
     return 128 if place is None else max(1, round(place if one.is_prefill else place - GEN / 2))
 
 
-def depth(sides: Mapping[str, Setup]) -> Part:
-    """The part of depth, or of the prompt's length, to be measured."""
+def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
+    """The part of depth, or of the prompt's length, to be measured unless records have its law.
+
+    The law comes from sessions of one setup that have each position in three runs.
+    """
     fast, slow = sides.values()
     name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
     at = [end for end in ends.values() if end is not None]
@@ -204,7 +209,24 @@ def depth(sides: Mapping[str, Setup]) -> Part:
         return Part(name, how=EQUAL)
     words = ", ".join(f"{letter} at {end:,.0f}" for letter, end in ends.items())
     words += " tokens" if fast.is_prefill else " (mean position)"
-    return Part(name, words=words, settings={"prompt_len": length(slow)})
+    names = {record.model.name for one in (fast, slow) for record in one.records}
+    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in names}
+    by_session: dict[Any, tuple[list[float], list[float]]] = {}  # the logarithm of each run's time at both positions
+    for record in known.values():
+        steps, itls = record.run.steps, phases.itl_ns(record.run)
+        decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
+        key = record.session, record.settings, record.model.name, record.model.quantization
+        for place, column in zip(at, by_session.setdefault(key, ([], [])), strict=True):
+            timed = zip(decoding[-len(itls) :], itls, strict=False)
+            near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
+            column += [math.log(statistics.median(near))] if len(near) >= 3 else []
+    pairs = [columns for columns in by_session.values() if min(map(len, columns)) >= FEWEST]
+    if fast.is_prefill or not pairs:
+        return Part(name, words=words, settings={"prompt_len": length(slow)})
+    logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
+    own = math.sqrt(sum(half_range(column) ** 2 for columns in pairs for column in columns)) / len(logs)
+    half, how = half_range(logs) if len(logs) >= FEWEST else own, f"{FROM_RECORDS}, {plural(len(logs), 'session')}"
+    return Part(DEPTH, statistics.fmean(logs), half, how, words)
 
 
 def spec_of(one: Setup) -> str | None:
@@ -333,7 +355,7 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
     if len(served) != 1:
         return []
     letter, one, slow = served[0], sides[served[0]], list(sides)[1]
-    requests = [record.request for record in one.requests]
+    requests, reported = [record.request for record in one.requests], one.requests[0].endpoint.settings
     pairs = list[tuple[float, float]]()  # seconds of a prompt, or of a token, at the client and by the server
     for request in requests:
         figures, timings = request_times.figures(request), request.timings
@@ -350,12 +372,16 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
         words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
         how = f"from {letter}'s own times, {len(logs)} requests"
         http = Part(name, sign * statistics.fmean(logs), half_range(logs), how, words)
+    is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
+    n_slots = reported.n_slots if reported else None
+    words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
+    made = [http, alike("sampling", is_greedy, "not given for both"), alike("slots", n_slots == 1, words)]
     cached = [request.usage.cached_tokens if request.usage else None for request in requests]
     if not one.is_prefill or None in cached or not one.n_prompt:
-        return [http, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
+        return [*made, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
     n_cached = statistics.fmean(n or 0 for n in cached)
     log, words = math.log1p(-min(n_cached / one.n_prompt, 0.99)), f"{n_cached:,.0f} of {one.n_prompt:,} tokens"
-    return [http, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
+    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
 
 
 def figure(run: Any, is_prefill: bool) -> float | None:

@@ -1,8 +1,8 @@
 """Figures in the output of other programs: one table of formats, and what each figure counts.
 
-A decode rate may divide by the prompt's time too, or may count the first token without its time. Each entry of
-formats.toml says how a format is recognized and where its values are. What a text does not say stays None. Numbers that
-contradict each other are refused.
+A decode rate may divide by the prompt's time too, may count the first token without its time, or may be an average
+over a window. Each entry of formats.toml says how a format is recognized and where its values are. What a text
+does not say stays None. Numbers that contradict each other are refused.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lab.features.exchange.llama_bench_format import (
     number,
 )
 
-DECODE, PREFILL, WHOLE, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "mixed", "unknown"
+DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "window", "mixed", "unknown"
 """What a rate counts: generated tokens over the time of decode, prompt tokens over that of prefill, generated tokens
-over the time of both, prompt and generated tokens in one, or unknown."""
+over the time of both, an average over a logging window, prompt and generated tokens in one, or unknown."""
 
 MOST_BYTES, MOST_LINES, MOST_SETUPS = 4_000_000, 50_000, 1_000
 AGREE = 0.02
@@ -86,7 +86,7 @@ class Setup:
             what = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
             what += f" after {self.n_depth:,}" if self.n_depth else ""
         else:
-            what = "whole answer: " if self.counts == WHOLE else ""
+            what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
             what += "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
             what += "" if before is None else f" after {before:,}"
         return printable(", ".join(filter(None, (self.source, self.model_words, self.device, self.about, what))))
@@ -201,7 +201,7 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         }
         for counts, tokens, seconds, rate in (
             (form.get("counts", DECODE), n * n_seq, times["t"], r),
-            (PREFILL, n_in * n_seq, times["t_in"], r_in),
+            (form.get("counts_in", PREFILL), n_in * n_seq, times["t_in"], r_in),
             (WHOLE, n * n_seq, times["total"], r_all),
         ):
             computed = tokens / seconds if seconds else 0.0

@@ -6,7 +6,7 @@ order does not decide it. One run of the cheapest variant tells what a block wil
 the cheapest first, as fit into the budget. What it does not hold is cut off and not counted.
 
 A setup alone is compared with the best that this machine can do. That is a bound, not a measurement: the least time of
-the phase's kernels (lab explain).
+the phase's kernels (lab explain), with the one change of settings that is predicted to help most.
 """
 
 from __future__ import annotations
@@ -329,8 +329,9 @@ def why(
         one if one.records else replace(one, device=next(devices, one.device or device_of_b))
         for one in nearest(first, second, prefill)
     ]
+    known = [record for side in read for group in side for one in group for record in one.records]
     left_s = max(0.0, budget_s - (time.monotonic() - began))
-    return answer(named[0], named[1], left_s, model=model, libs=libs, out=folder, watch=watch)
+    return answer(named[0], named[1], left_s, model=model, libs=libs, out=folder, watch=watch, others=known)
 
 
 def best(one: Setup, name: str, folder: str) -> Answer:
@@ -349,12 +350,22 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     words = f"its kernels take longer than at their ceilings; the limit is {row.limit}"
     how = f"from ceilings: {parts.NO_RANGE}"
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
-    tps = (row.n_prompt if one.is_prefill else 1) / row.least_s
+    best_s, command = row.least_s, shell.lab("explain", name)
+    for lever in explanation.levers(rows, first, known):
+        gain = lever.figures[f"{phase}_gain"] or 0.0
+        changed_s = row.least_s - row.measured_s * (1 - 1 / gain) if gain >= explanation.LEAST_GAIN else best_s
+        if 0 < changed_s < best_s:
+            best_s, command = changed_s, lever.command or command
+            words = f"{lever.figures['change']}: {times(gain)} in all"
+    if best_s < row.least_s:
+        how = f"predicted from ceilings: {parts.NO_RANGE}"
+        found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
+    tps = (row.n_prompt if one.is_prefill else 1) / best_s
     best = replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
     if tps < one.tps:
         raise LabError(f"{one.label} is faster than its ceilings.", "Measure them again: lab ceilings --again")
     rest = parts.rest(best, one, found)
-    return Answer(best, one, ("best", "A"), (*found, rest), command=shell.lab("explain", name))
+    return Answer(best, one, ("best", "A"), (*found, rest), command=command)
 
 
 def answer(
@@ -366,11 +377,12 @@ def answer(
     libs: Sequence[str] = (),
     out: Path = Path("results"),
     watch: ShowStatus = lambda status: None,
+    others: Sequence[Record] = (),
 ) -> Answer:
     """The ratio of two figures in parts. With a budget, depth, settings and builds (`libs` of A and B) are measured."""
     both = {"A": a, "B": b} if a.tps >= b.tps else {"B": b, "A": a}
     (fast, slow), libs = both.values(), libs if a.tps >= b.tps else libs[::-1]
-    steps = [parts.counted(both), parts.depth(both), parts.model(both), *parts.of_settings(both)]
+    steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
     if libs:
         ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
         steps.append(Part(parts.BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
