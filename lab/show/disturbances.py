@@ -172,7 +172,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
         left, threads = min(short)
         fewer, causes = math.floor(left), {cause for amounts in by_run for cause in amounts}
         advice = ["stop other programs"] if OTHERS in causes or STEAL not in causes else []
-        advice += [f"if that is usual there, use --threads {fewer}"] if 1 <= fewer < threads else []
+        advice += [f"if that is usual there, use --threads {fewer}"] if advice and 1 <= fewer < threads else []
         free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
         words.append(f"{free} {in_runs(len(short))}" + f" ({'; '.join(advice)})" * bool(advice))
     return words

@@ -247,15 +247,16 @@ def unreliable(records: Sequence[Record]) -> list[list[Record]]:
 
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
-    sentences = []
+    sentences, n_sessions = [], len({one.session for one in records})
     for own in unreliable(records):
+        which = f" (file {own[0].session}.jsonl)" * (n_sessions > 1)
         where, when = "", "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
             when = "there, at another time"
         sentences.append(
-            f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed (session {own[0].session})"
-            f"{where}. Measure again {when}."
+            f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed{which}{where}. "
+            f"Measure again {when}."
         )
     return sentences
 
