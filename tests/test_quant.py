@@ -1,8 +1,8 @@
 """lab quant: the arithmetic against scipy, planted differences, and the embedded model's requantizations."""
 
+import csv
 import dataclasses
 import io
-import itertools
 import json
 import math
 from collections import Counter
@@ -83,6 +83,24 @@ def test_logits_that_no_float_of_16_bits_holds_are_not_clamped() -> None:
     assert found.kl[0] == pytest.approx(0.25 * 60 + math.log(3 / 4), rel=1e-5) and found.nll > 60
     with pytest.raises(LabError, match="not numbers"):
         quality.divergence(reference, own * float("nan"), [3])
+
+
+def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "N_TOP", 64)
+    random = np.random.default_rng(4)
+    reference = random.normal(0, 4, (40, 2000)).astype(np.float32)
+    own = (reference + random.normal(0, 0.5, reference.shape)).astype(np.float32)
+    following = random.integers(0, 2000, 40).tolist()
+    exact = quality.divergence(reference, own, following)
+    found = quality.bounded(quality.largest(reference, following), own, following)
+    assert all(low <= kl * (1 + 1e-5) for low, kl in zip(found.kl, exact.kl, strict=True))
+    assert found.most is not None and np.mean(found.kl) < np.mean(exact.kl) < found.most
+    assert (found.n_same, found.nll, found.reference_nll) == pytest.approx(
+        (exact.n_same, exact.nll, exact.reference_nll)
+    )
+    monkeypatch.setattr(quality, "N_TOP", 5000)  # all entries: nothing is left out
+    whole = quality.bounded(quality.largest(reference, following), own, following)
+    assert whole.kl == pytest.approx(exact.kl, rel=1e-4) and whole.most == pytest.approx(np.mean(exact.kl), rel=1e-4)
 
 
 def test_intervals_rest_on_chunks() -> None:
@@ -197,7 +215,7 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
             made = comparing.plan(worker, ["llama-3.2-1b"], prompt_len=[16], gen=4, threads=1)
         close_session()
     assert hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
-    assert [name[:3] for name in made.plans] == ["A: ", "B: "]
+    assert [name[:3] for name in made.plans] == ["A: ", "B: "] and not made.apart
 
 
 def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
@@ -241,24 +259,37 @@ def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
     assert status == 1 and "token by token" in err and not list((tmp_path / "out").glob("*.jsonl"))
 
 
-def test_files_that_do_not_fit_into_memory_together_are_refused(
-    embedded: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("apart", [False, True])
+def test_cache_types_of_the_embedded_model(
+    embedded: Path, tmp_path: Path, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "memory_available", lambda: 300_000_000)
-    with Worker() as worker, pytest.raises(LabError, match=r"All variants together need about 0\.\d GB"):
-        comparing.plan(worker, [str(embedded)], "f16,q4_0", prompt_len=[16], gen=4)
-
-
-def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, path = tmp_path / "short.txt", tmp_path / "a.jsonl"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
     monkeypatch.setattr(comparing, "N_CHUNK", 64)
     monkeypatch.setattr(comparing, "FIRST", 32)
-    with Worker() as worker:
-        made = comparing.plan(worker, [str(embedded)], "f16,q4_0", text=str(text), prompt_len=[16], gen=4, threads=1)
-    records = list(itertools.islice(comparing.execute(made, path, lambda status: None), 2))
+    with Worker() as worker, monkeypatch.context() as patch:
+        if apart:
+            patch.setattr(machine, "memory_available", lambda: 300_000_000)
+        asked: dict[str, Any] = {"text": str(text), "prompt_len": [16], "gen": 4, "threads": 1, "blocks": 1}
+        made = comparing.plan(worker, [str(embedded)], "f16,q4_0", **asked)
+    assert made.apart == apart
+    records = list(comparing.execute(made, path, lambda status: None))
     ((_, found),) = figures.of_sessions(records)
     row = found.rows.iloc[1]
     assert 0 < row.kl < 5 and 0.3 < row.same <= 1 and row.n_chunks == 2
     assert found.floor is not None and found.floor < row.kl
-    assert results.read([path]).traces == tuple(records)
+    assert results.read([path]).traces == tuple(one for one in records if one.run.quality)
+    variants = [one.run.variant for one in records if one.run.is_timed]
+    assert len(variants) == 4 and (variants[0] == variants[1]) == apart  # else A B B A
+    assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)
+    assert any("ran one after the other" in line for line in figures.sentences(records, found)) == apart
+
+
+def test_csv_has_the_table(embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "execute", lambda *_: iter(planted()))
+    arguments = "quant", embedded, "--cache-type", "f16,q4_0", "-o", tmp_path, "--csv"
+    assert run_lab(*arguments, tmp_path / "a.csv")[0] == 0
+    with (tmp_path / "a.csv").open() as file:
+        assert [row["label"] for row in csv.DictReader(file)] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"]
+    status, _, err = run_lab(*arguments, tmp_path / "none" / "a.csv")
+    assert status == 1 and "cannot be written" in err

@@ -68,12 +68,13 @@ def plan(
     variants: Sequence[tuple[str, Mapping[str, Any]]],
     n_blocks: int,
     make: Callable[..., Plan] = make_plan,
+    may_be_apart: bool = False,
     **shared: Any,
 ) -> dict[str, Plan]:
     """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
 
     Names are kept in records, so they have only the end of a library folder's path. `make` makes each plan: of a plain
-    measurement, or of an experiment.
+    measurement, or of an experiment. With `may_be_apart` they need not fit into memory together.
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
@@ -84,24 +85,31 @@ def plan(
             words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
         name = f"{chr(65 + i)}: {words or 'as it is'}"
         plans[name] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
-    check(plans)
+    check(plans, may_be_apart)
     return plans
 
 
-def check(plans: dict[str, Plan]) -> None:
+def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
     """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
         raise LabError("A trial needs at least two variants.", 'For example: lab ab "--threads 1" "--threads 2"')
     for name, plan in plans.items():
         if plan.refused:
             raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
-    need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
-    available = machine.memory_available()
-    if need > available and not any(plan.settings.n_gpu_layers for plan in plans.values()):
+    if not may_be_apart and (problem := too_large(plans)):
         raise LabError(
-            f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
+            problem,
             "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
         )
+
+
+def too_large(plans: dict[str, Plan]) -> str:
+    """Why the variants do not fit into memory together; "" if they do."""
+    need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
+    available = machine.memory_available()
+    if any(plan.settings.n_gpu_layers for plan in plans.values()) or need <= available:
+        return ""
+    return f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available."
 
 
 def execute(
@@ -111,12 +119,13 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     n_turns: int = 2,
+    apart: bool = False,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
     failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
-    trial with a LabError; finished runs are kept.
+    trial with a LabError; finished runs are kept. `apart`: only one variant's engine has its model loaded at a time.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -125,7 +134,7 @@ def execute(
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes = dict(plans), collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns)
+        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, apart)
         if run.status != OK:
             crashes[run.variant] += 1
             if run.status == FAILED or crashes[run.variant] >= most_crashes:
@@ -142,11 +151,12 @@ def block(
     chance: random.Random,
     new_worker: Callable[[], Worker],
     n_turns: int,
+    apart: bool = False,
 ) -> Generator[Record, None, tuple[Run, int]]:
     """The runs of one block, in random order and then in reverse: each is appended to `path` and yielded as a record.
 
     A failed run ends the block. Returns the last run, and after how many crashes its variant should be abandoned. The
-    plans keep the checksum of their file.
+    plans keep the checksum of their file. `apart`: the variants run one after the other, and only one is loaded.
     """
     names = chance.sample(list(plans), len(plans))
     places = list(range(len(plans[names[0]].cases)))
@@ -163,16 +173,19 @@ def block(
 
         name, place = names[0], places[0]
         try:
-            for name in names:
-                engines[name].load()
-                engines[name].open(plans[name].cases)
-                for run in engines[name].warm_up(plans[name].cases):
-                    yield (line := kept(name, run))
-            turns = [(turn, name) for turn in range(n_turns) for name in names[:: 1 - 2 * turn]]
-            for turn, name in turns:
-                for place in places[:: 1 - 2 * turn]:
-                    todo.pop()
-                    yield (line := kept(name, engines[name].run(plans[name].cases[place], n_turns * number + turn)))
+            for group in [[name] for name in names] if apart else [names]:  # loaded together
+                for name in group:
+                    engines[name].load()
+                    engines[name].open(plans[name].cases)
+                    for run in engines[name].warm_up(plans[name].cases):
+                        yield (line := kept(name, run))
+                turns = [(turn, name) for turn in range(n_turns) for name in group[:: 1 - 2 * turn]]
+                for turn, name in turns:
+                    for place in places[:: 1 - 2 * turn]:
+                        todo.pop()
+                        yield (line := kept(name, engines[name].run(plans[name].cases[place], n_turns * number + turn)))
+                if apart:
+                    workers[name].restart()  # frees its memory
         except LabError as problem:
             yield (line := kept(name, failed_run(plans[name].cases[place], n_turns * number, problem)))
     return line.run, engines[name].most_crashes

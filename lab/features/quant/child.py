@@ -2,6 +2,11 @@
 
 As llama-perplexity does, a chunk is evaluated in an empty cache and only its second half is scored. Log-probabilities
 are computed in 64 bits, a few rows at a time; nothing is rounded or clamped.
+
+Where the models do not fit into memory together, the reference runs first and keeps of each position only its N_TOP
+largest log-probabilities, and two sums over the rest: of p and of p log p. The divergence is then known within bounds.
+Its least value treats the rest as one entry (the log-sum inequality); its largest puts as much of the rest's
+probability as possible (at most that of the N_TOP-th entry each) on the entries that the candidate finds least likely.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ from lab.engine import llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.errors import LabError
+
+N_TOP = 1024
+"""Entries of the reference's vocabulary that are kept of each position where it cannot run beside the candidates."""
 
 N_ROWS = 16
 """Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
@@ -44,9 +52,15 @@ def logits(context: Context, tokens: list[int], first: int) -> Any:
 
 
 def keep(context: Context, tokens: list[int], first: int, path: Path) -> None:
-    """Write the reference's logits of a chunk to a file."""
+    """Write the reference's logits of a chunk to a file; to an .npz file only the largest, and sums of the rest."""
+    import numpy as np
+
+    own = logits(context, tokens, first)
     try:
-        logits(context, tokens, first).tofile(path)
+        if path.suffix == ".npz":
+            np.savez(path, **largest(own, tokens[first + 1 :]))
+        else:
+            own.tofile(path)
     except OSError as problem:
         raise LabError(
             f"The logits of a chunk cannot be written: {problem.strerror}.", "Free some disk space, or set TMPDIR."
@@ -57,8 +71,49 @@ def diverge(context: Context, tokens: list[int], first: int, path: Path) -> Dive
     """How far this model's predictions of a chunk are from the reference's, which `keep` wrote."""
     import numpy as np
 
-    own, reference = logits(context, tokens, first), np.fromfile(path, dtype=np.float32)
-    return divergence(reference.reshape(own.shape), own, tokens[first + 1 :])
+    own, following = logits(context, tokens, first), tokens[first + 1 :]
+    if path.suffix == ".npz":
+        with np.load(path) as kept:
+            return bounded(dict(kept), own, following)
+    return divergence(np.fromfile(path, dtype=np.float32).reshape(own.shape), own, following)
+
+
+def largest(reference: Any, following: list[int]) -> dict[str, Any]:
+    """What `bounded` needs: ids and log-probabilities of the largest, sums of the rest, and the next token's."""
+    import numpy as np
+
+    made: dict[str, list[Any]] = {"ids": [], "logs": [], "rest": [], "next": []}
+    for row, token in zip(reference, following, strict=True):
+        p = log_softmax(row)
+        order = np.argsort(-p, kind="stable")
+        rest = p[order[N_TOP:]]
+        made["ids"].append(order[:N_TOP].astype(np.int32))
+        made["logs"].append(p[order[:N_TOP]])
+        made["rest"].append((np.exp(rest).sum(), np.exp(rest) @ rest))
+        made["next"].append(p[token])
+    return {name: np.array(rows) for name, rows in made.items()}
+
+
+def bounded(kept: dict[str, Any], own: Any, following: list[int]) -> Divergence:
+    """As `divergence`, from what `largest` kept: `kl` is the least that is possible, `most` the largest mean."""
+    import numpy as np
+
+    kl, most, nll = list[float](), list[float](), list[float]()
+    for row, token, ids, logs, (rest, rest_log) in zip(
+        own, following, kept["ids"], kept["logs"], kept["rest"], strict=True
+    ):
+        q = log_softmax(row)
+        exact, low, high = float(np.exp(logs) @ (logs - q[ids])), 0.0, 0.0
+        below = np.sort(np.delete(q, ids))  # the rest, the least likely first
+        if rest > 0 and below.size:
+            low = rest * (math.log(rest) - float(np.logaddexp.reduce(below)))
+            shares = np.diff(np.minimum(np.arange(below.size + 1) * math.exp(logs[-1]), rest))
+            high = float(rest_log - shares @ below)
+        kl.append(exact + low)
+        most.append(exact + max(low, high))
+        nll.append(-float(q[token]))
+    n_same, n = int((own.argmax(axis=1) == kept["ids"][:, 0]).sum()), len(own)
+    return _checked(kl, n_same, sum(nll) / n, -float(kept["next"].mean()), sum(most) / n)
 
 
 def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
@@ -73,10 +128,13 @@ def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
         at = np.arange(len(p)), np.array(following[start : start + N_ROWS])
         reference_nll -= float(p[at].sum())
         nll -= float(q[at].sum())
-    nll, reference_nll = nll / len(own), reference_nll / len(own)
-    if not all(map(math.isfinite, [nll, reference_nll, *kl])):
+    return _checked(kl, n_same, nll / len(own), reference_nll / len(own))
+
+
+def _checked(kl: list[float], n_same: int, nll: float, reference_nll: float, most: float | None = None) -> Divergence:
+    if not all(map(math.isfinite, [nll, reference_nll, most or 0.0, *kl])):
         raise LabError("A model's predictions are not numbers (NaN).", "The file may be broken: get it again.")
-    return Divergence(tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll)
+    return Divergence(tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll, most)
 
 
 def log_softmax(rows: Any) -> Any:
@@ -84,5 +142,5 @@ def log_softmax(rows: Any) -> Any:
     import numpy as np
 
     rows = np.asarray(rows, dtype=np.float64)
-    rows = rows - rows.max(axis=1, keepdims=True)
-    return rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    rows = rows - rows.max(axis=-1, keepdims=True)
+    return rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))

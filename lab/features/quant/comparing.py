@@ -5,6 +5,9 @@ to a file, each candidate compares its own with them, and the next chunk overwri
 chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the reference is compared
 with itself under other settings: what is below this noise floor cannot be told apart. Speed: blocks with fresh engines
 that take turns, as in `lab ab`.
+
+Models that do not fit into memory together run one after the other. The reference then keeps of each position only its
+largest logits and sums of the rest (about 3 MB a chunk), and the divergences are known within bounds.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ N_CHUNK, FIRST = 512, 256
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 """Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
 
-MIN_CHUNKS, UNTIL, N_FLOOR = 16, 0.05, 8
-"""Chunks before the intervals may end the measurement, the half width that ends it, and chunks of the noise floor."""
+MIN_CHUNKS, UNTIL, N_FLOOR, MOST_APART = 16, 0.05, 8, 200
+"""Chunks before the intervals may end the measurement, the half width that ends it, chunks of the noise floor, and the
+most that are kept of a reference that runs alone (0.6 GB)."""
 
 KINDS = {
     "prose": ("manual", "story", "more/prose"),
@@ -70,13 +74,14 @@ N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """The plans by variant (the first is the reference), and the texts by kind."""
+    """The plans by variant (the first is the reference), and the texts by kind. `apart`: one engine after the other."""
 
     plans: dict[str, Plan]
     texts: dict[str, str]
     text: str
     budget_s: float
     blocks: int
+    apart: bool = False
 
     @property
     def reference(self) -> Plan:
@@ -153,14 +158,14 @@ def plan(
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
         variants = [{"cache_type_k": one, "cache_type_v": one} for one in types]
-    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, **asked)
+    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, may_be_apart=True, **asked)
     name, *others = plans
     for other in others:
         paths = plans[name].file.path, plans[other].file.path
         if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
             raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
     plans = {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()}
-    return QuantPlan(plans, texts, text or "", budget_s, blocks)
+    return QuantPlan(plans, texts, text or "", budget_s, blocks, bool(side_by_side.too_large(plans)))
 
 
 def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
@@ -183,7 +188,7 @@ def execute(
     """Measure quality, then speed; yields each record after it is in `path`."""
     with unless_empty(path):
         yield from _qualities(made, path, watch, new_worker)
-        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker)
+        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker, apart=made.apart)
 
 
 def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker]) -> Iterator[Record]:
@@ -195,12 +200,14 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         for key, one in made.plans.items()
     }
     began, started_at, pieces = time.monotonic(), utc_now(), list[Chunk]()
+    groups, n = ([[key] for key in made.plans], MOST_APART) if made.apart else ([list(made.plans)], MOST_CHUNKS)
 
-    def is_over(i: int) -> bool:
-        """Whether the budget is spent, or the divergences are known well enough."""
-        means = [figures.mean(found[key], figures.divergence) for key in others] if i >= MIN_CHUNKS else []
-        is_narrow = bool(means) and all(high - mean <= UNTIL * abs(mean) for mean, _, high in means)
-        return i >= 2 and (is_narrow or time.monotonic() - began > made.budget_s)
+    def is_over(i: int, group: Sequence[str], share: float) -> bool:
+        """Whether this share of the budget is spent, or the divergences of the group are known well enough."""
+        keys = [key for key in group if key != name] if i >= MIN_CHUNKS else []
+        means = [figures.mean(found[key], figures.divergence) for key in keys]
+        is_narrow = means and all(high - mean <= UNTIL * abs(mean) for mean, _, high in means)
+        return i >= 2 and bool(is_narrow or time.monotonic() - began > share * made.budget_s)
 
     def keep(key: str, own: Sequence[Divergence]) -> Record:
         """Append the record of a candidate, or of the noise floor, to `path`."""
@@ -213,32 +220,38 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         return record
 
     try:
-        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder, contextlib.ExitStack() as stack:
-            watch(Status("loading the models", elapsed_s=time.monotonic() - began))
-            workers = {key: stack.enter_context(new_worker()) for key in made.plans}
-            for key, worker in workers.items():
-                worker.use(made.plans[key].lib)
-                vocabulary = worker.load(made.plans[key].file.path, settings[key])
-                own = chunks(made.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
-                if pieces and own != pieces:
-                    raise LabError(
-                        f"{key} splits the text into other tokens than the reference.", "Compare files of one model."
-                    )
-                pieces, settings[key] = own, worker.new_context(settings[key])
-            for i, (_, tokens) in enumerate(pieces):
-                if is_over(i):
-                    break
-                of = f"quality: chunk {i + 1} of at most {len(pieces)}"
-                watch(Status(of, elapsed_s=time.monotonic() - began))
-                asked = {"tokens": tokens, "first": FIRST, "path": Path(folder) / "logits"}
-                reference = workers[name]
-                reference.call(type(None), f"{CHILD}.keep", **asked)
-                if i < N_FLOOR:
-                    reference.new_context(elsewhere(settings[name]))
-                    found[FLOOR].append(reference.call(Divergence, f"{CHILD}.diverge", **asked))
-                    reference.new_context(settings[name])
-                for key in others:
-                    found[key].append(workers[key].call(Divergence, f"{CHILD}.diverge", **asked))
+        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
+            for number, group in enumerate(groups, 1):
+                with contextlib.ExitStack() as stack:
+                    watch(Status("loading the models", elapsed_s=time.monotonic() - began))
+                    workers = {key: stack.enter_context(new_worker()) for key in group}
+                    for key, worker in workers.items():
+                        worker.use(made.plans[key].lib)
+                        bos = worker.load(made.plans[key].file.path, settings[key]).bos
+                        own = chunks(made.texts, worker.tokenize, bos, N_CHUNK)
+                        if pieces and own != pieces:
+                            raise LabError(
+                                f"{key} splits the text into other tokens than the reference.",
+                                "Compare files of one model.",
+                            )
+                        pieces, settings[key] = own, worker.new_context(settings[key])
+                    n = min(n, len(pieces))
+                    for i, (_, tokens) in enumerate(pieces[:n]):
+                        if is_over(i, group, number / len(groups)):
+                            n = i if name in group else n  # the reference's chunks bound those of later groups
+                            break
+                        watch(Status(f"quality: chunk {i + 1} of at most {n}", elapsed_s=time.monotonic() - began))
+                        kept = Path(folder) / (f"{i}.npz" if made.apart else "logits")
+                        asked = {"tokens": tokens, "first": FIRST, "path": kept}
+                        for key, worker in workers.items():
+                            if key != name:
+                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
+                                continue
+                            worker.call(type(None), f"{CHILD}.keep", **asked)
+                            if i < N_FLOOR:
+                                worker.new_context(elsewhere(settings[name]))
+                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
+                                worker.new_context(settings[name])
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks
         for key in found if n > 1 else ():
@@ -295,12 +308,13 @@ def chunks(
         "--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of runs for speed."
     ),
     click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
+    click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
     click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
     *ENGINE,
     SEED,
     *OUTPUT,
 )
-def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool, **asked: Any) -> None:
+def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | None, yes: bool, **asked: Any) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
     \b
@@ -315,8 +329,10 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool,
     lab ab does.
 
     The output names the files that no other one beats in both. It does not say how well a model does a task. Files of
-    other models are refused, and files that do not fit into memory together. A FILE is a SPEC: see lab models --help.
+    other models are refused. Files that do not fit into memory together run one after the other, and the divergences
+    are then known within bounds. A FILE is a SPEC: see lab models --help.
     """
+    from lab.features.exchange import llama_bench_format
     from lab.features.measure import text_results
     from lab.show import console
 
@@ -337,4 +353,9 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, yes: bool,
         return f"{record.run.variant}: mean divergence {mean:.3g} in {plural(len(quality.chunks), 'chunk')}"
 
     records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
+    if csv and any(record.run.quality for record in records):
+        try:
+            llama_bench_format.harmless(figures.quant_table(records)).to_csv(csv, index=False)
+        except OSError as failed:
+            raise LabError(f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv.") from None
     output.finish(records, path, problem)

@@ -198,6 +198,7 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
     import numpy as np
 
     kl = np.concatenate([chunk.kl for chunk in chunks])
+    most = [NAN if chunk.most is None else chunk.most for chunk in chunks]
     return {
         "n_chunks": len(chunks),
         "kl_99": float(np.quantile(kl, 0.99)),
@@ -206,6 +207,7 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         **_with_ends("same", mean(chunks, lambda chunk: chunk.n_same / len(chunk.kl))),
         **_with_ends("perplexity_ratio", [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))]),
         "perplexity": _perplexity(chunks, "nll"),
+        "kl_most": math.fsum(most) / len(most),
     }
 
 
@@ -349,6 +351,12 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
         kind = catalog.entries()[model.name].quantization
         lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
+    if bounded := [row for row in others if row.kl_most == row.kl_most]:
+        ends = join_and([f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded])
+        lines.append(
+            "The models ran one after the other, and the reference's 1,024 most likely tokens and the sum of the rest "
+            f"were kept: divergences are the least that is possible. Within these bounds: {ends}."
+        )
     if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
