@@ -249,7 +249,7 @@ def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
     sentences, n_sessions = [], len({one.session for one in records})
     for own in unreliable(records):
-        which = f" (file {own[0].session}.jsonl)" * (n_sessions > 1)
+        which = f" (session {own[0].session})" * (n_sessions > 1)
         where, when = "", "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
