@@ -148,6 +148,12 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     status, out, _ = run_lab("show", path, "--json")
     rows = json.loads(out)["quant"]
     assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
+    tried = [make_record(model=MODEL), make_record(model=dataclasses.replace(MODEL, name="other"))]
+    assert figures.known_lines(tmp_path / "none", tried) == [] == figures.known_lines(tmp_path, tried[1:])
+    assert figures.known_lines(tmp_path, tried)[0] == (
+        f"Quality of {MODEL.name} {MODEL.quantization} by lab quant: "
+        "divergence 0.00100 from F16, same most likely token at 98 %."
+    )
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0 and (tmp_path / "a-quant.png").exists()
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()

@@ -197,6 +197,14 @@ def test_given_settings_stay_fixed(tiny: str) -> None:
     assert {record.settings.n_threads for record in records} == {1}
 
 
+def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny: str) -> None:
+    plans = [experiment.plan(FakeWorker(), 200, 50, tiny, allow_lossy=lossy) for lossy in (False, True)]  # type: ignore[arg-type]
+    of, of_lossy = ({tuning.is_lossy(choice) for choice in plan.choices} for plan in plans)
+    assert of == {False} and of_lossy == {False, True}
+    packed = [dict(choice) for choice in plans[1].choices if "cache_type_v" in dict(choice)]
+    assert packed and all(choice.get("flash_attn") != "off" for choice in packed)
+
+
 @pytest.mark.parametrize(
     ("decode", "gen", "budget_s", "n_confirmed"),
     [((1.02, 1.0), 50, 60, range(99)), ((10.0, 8.0), 300, 600, range(4, 99)), ((10.0, 8.0), 1000, 700, range(4))],

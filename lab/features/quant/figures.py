@@ -14,7 +14,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, shown, stats
+from lab.core import cost, results, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record
@@ -28,6 +28,8 @@ from lab.show.section import UNKNOWN, Columns, Kind, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -360,6 +362,28 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
     if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
         lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
     return [*lines, LIMITS]
+
+
+def known_lines(folder: Path, tried: Sequence[Record]) -> list[str]:
+    """What `lab quant` found in a folder for the files of these records, in sentences: the newest of each comparison.
+
+    It does not depend on the machine.
+    """
+    lines, models = dict[str, str](), [one.model for one in tried]
+    for own, one in of_sessions(results.nearby([folder]).traces):
+        by_variant = {record.run.variant: record for record, _ in candidates(own)}
+        first, *others = one.rows.itertuples()
+        for row in others:
+            model, type_k = by_variant[row.variant].model, by_variant[row.variant].settings.type_k
+            same = {
+                each.sha256 for each in models if (each.name, each.quantization) == (model.name, model.quantization)
+            }
+            if same and (model.sha256 is None or same & {None, model.sha256}):
+                cache = "" if type_k == "f16" else f" with a {type_k} cache"
+                of = f"Quality of {model.name} {model.quantization}{cache} by lab quant"
+                what = f"divergence {digits(row.kl)} from {first.label}, same most likely token at {percent(row.same)}"
+                lines.setdefault(f"{of} {first.label}", f"{of}: {what}.")
+    return list(lines.values())
 
 
 def draw(found: Found, subject: str, figure: Figure) -> None:

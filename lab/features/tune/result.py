@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 AT_LEAST, FEWEST_CONFIRMED = 0.01, 4
 """Smaller gains are not recommended, as in `lab ab`; blocks that a recommendation needs."""
 
+LOSSY = ("cache_type_k", "cache_type_v", "model")
+"""Settings that change what the model writes."""
+
 DEFAULT = "default"
 SEARCH, CONFIRM = "search", "confirm"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
@@ -127,6 +130,11 @@ def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
     return (decode,) if goal == TPOT else (prefill, decode)
 
 
+def is_lossy(choice: Choice) -> bool:
+    """Whether a choice changes what the model writes."""
+    return any(name in LOSSY for name, _ in choice)
+
+
 def choice_of(record: Record, default: Record) -> Choice:
     """The settings in which a record differs from the default, by the lab's names."""
     own, base, changed = record.settings, default.settings, dict[str, Any]()
@@ -134,6 +142,8 @@ def choice_of(record: Record, default: Record) -> Choice:
         field = setting.record_name or name
         if hasattr(own, field) and getattr(own, field) != getattr(base, field):
             changed[name] = getattr(own, field)
+    if record.model.quantization != default.model.quantization:
+        changed["model"] = catalog.spec_of(record.model)
     return tuple(sorted(changed.items()))
 
 
@@ -162,7 +172,6 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     default = next((one for one, _ in known if one.run.variant == DEFAULT and one.run.is_timed), None)
     if default is None or default.run.tuning is None:
         return None
-    known = [(one, stage) for one, stage in known if one.model.quantization == default.model.quantization]
     asked, lever, rows = default.run.tuning, default.run.lever, list[dict[str, Any]]()
     of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
     search = Search([choice_of(one, default) for one, stage in known if stage == SEARCH], of)
@@ -191,6 +200,7 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
     tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
     tried["time_ratio_high"] = np.exp(middle + half)
+    tried["changes_output"] = tried.choice.map(is_lossy)
     tried["verdict"] = np.select(
         [
             ~(tried.time_ratio > 0),
@@ -259,6 +269,10 @@ def compared(records: Sequence[Record]) -> list[Record]:
     return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
 
 
+def _name(variant: str | None, choice: Choice, lossy: str = " (changes the model's output)") -> str:
+    return f"{variant}{lossy if is_lossy(choice) else ''}"
+
+
 def sentences(one: Tuned) -> list[str]:
     """First the answer: what is recommended, or why nothing is. Then the times."""
 
@@ -275,13 +289,13 @@ def sentences(one: Tuned) -> list[str]:
             return ["Keep the default: nothing that was tried is faster beyond noise."]
         few = f"only {plural(one.n_confirmed, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it"
         return [
-            f"No recommendation: {best.settings} was the fastest in the search, but "
+            f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but "
             f"{few if one.n_confirmed else 'nothing confirmed it'}.",
             f"In the search it was {faster(ratio)}). That is too optimistic, "
             "because the search chose the settings with the shortest times.",
             "Run lab tune again with a larger --budget.",
         ]
-    name, blocks = one.won, f"{one.n_confirmed} new blocks"
+    name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
     if not one.is_recommended:
         return [
             f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
@@ -310,7 +324,8 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
         if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
             path = str(found.path)
     lengths = "--prompt-len", one.n_prompt, "--gen", one.n_gen
-    measure = shell.lab("measure", *lengths, "--model", catalog.spec_of(one.default.model), *shell.split(one.won or ""))
+    model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
+    measure = shell.lab("measure", *lengths, *model, *shell.split(one.won or ""))
     line = other_tools.llama_server(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
     return {"llama-server": line, "lab": measure}
 
@@ -343,7 +358,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
     if one.is_recommended and not is_whole:
         lines.append(f"With these settings: {command_lines(one)['lab']}")
     columns: Columns = [
-        ("settings", lambda row: row.settings),
+        ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
         ("runs", lambda row: str(row.n_runs)),
         ("time", lambda row: seconds(row.time_s) if row.time_s > 0 else UNKNOWN),
         ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
@@ -404,6 +419,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "n_users": one.n_users,
         "recommended": one.won if one.is_recommended else None,
         "winner": one.won,
+        "changes_output": is_lossy(one.choice),
         **dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True)),
         "n_blocks_confirmed": one.n_confirmed,
         **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
@@ -421,7 +437,8 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     import numpy as np
 
     drawn = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN]
-    names = [textwrap.fill(row.settings, LABEL_LETTERS, break_on_hyphens=False) for row in drawn]
+    lines = [_name(row.settings, row.choice, "\nchanges the model's output").split("\n") for row in drawn]
+    names = ["\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in own) for own in lines]
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
     ax, places = figure.subplots(), {row.settings: at for at, row in enumerate(drawn)}
     of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
@@ -470,13 +487,14 @@ def again(records: Sequence[Record]) -> str:
     first = next((record for record in timed if record.run.variant == DEFAULT), timed[0])
     asked, lever = first.run.tuning, first.run.lever
     fixed = [one for one in own(first) if one[0] == "--model" or all(one in own(each) for each in timed)]
+    lossy = ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
     given: dict[str, object] = {
         "prompt_len": first.run.n_prompt,
         "gen": asked.n_gen if asked else None,
         "goal": asked.goal if asked and asked.goal != REQUEST else None,
         "users": lever.n_seq if isinstance(lever, Batch) else None,
     }
-    return as_options.line("tune", given, (), fixed)
+    return as_options.line("tune", given, (), [lossy, *fixed])
 
 
 KINDS = (Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again),)

@@ -92,6 +92,7 @@ def plan(
     goal: str = REQUEST,
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
+    allow_lossy: bool = False,
     **settings: Unpack[Keywords],
 ) -> TunePlan:
     """What `tune` will search. LabError for impossible numbers, and if nothing is left to choose."""
@@ -122,13 +123,13 @@ def plan(
         """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
         with contextlib.suppress(LabError):
             made = make(worker, ((name, value),), SEARCH)
-            return not made.refused and made.settings != searched.settings
+            return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
         return False
 
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
     space = {
         name: [value for value in values if is_possible(name, value)]
-        for name, values in sorted(_space(base).items())
+        for name, values in sorted(_space(base, allow_lossy).items())
         if name not in given
     }
     made = (
@@ -137,14 +138,16 @@ def plan(
         for names in itertools.combinations(space, n_changed)
         for values in itertools.product(*(space[name] for name in names))
     )
+    packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
+    possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
     of = result.phases_of(goal, gen, users > 1)
-    choices = Search(list(itertools.islice(made, MOST_CHOICES)), of).choices[1:]
+    choices = Search(list(itertools.islice(possible, MOST_CHOICES)), of).choices[1:]
     if not choices:
         raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
     return TunePlan(budget_s, base, make, tuple(choices), of)
 
 
-def _space(base: Plan) -> dict[str, list[Any]]:
+def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
     """The values to try of each setting: what this machine and this model can have."""
     now, n_layer = base.settings, base.model.n_layer or 0
     usable = max(1, int(machine.n_cores_usable() or now.n_threads))
@@ -173,6 +176,11 @@ def _space(base: Plan) -> dict[str, list[Any]]:
             "device": [devices[0].name] if len(devices) > 1 else [],
             "n_cpu_moe": [n_layer // 2, n_layer] if base.model.n_expert else [],
         }
+    if allow_lossy:
+        space |= {"cache_type_k": ["q8_0", "q4_0"], "cache_type_v": ["q8_0", "q4_0"]}
+        if base.file.source in (catalog.EMBEDDED, catalog.REQUANTIZED, catalog.SYNTHETIC):
+            kinds = [kind for kind in ("Q8_0", "Q4_0") if kind != base.model.quantization]
+            space["model"] = [catalog.spec_of(base.model, kind) for kind in kinds]
     return space
 
 
@@ -192,6 +200,7 @@ def tune(
     goal: str = REQUEST,
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
+    allow_lossy: bool = False,
     **settings: Unpack[Keywords],
 ) -> Tuned:
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
@@ -203,7 +212,7 @@ def tune(
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
     second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.
     """
-    own: Any = {**settings, "goal": goal, "users": users, "budget": budget}
+    own: Any = {**settings, "goal": goal, "users": users, "budget": budget, "allow_lossy": allow_lossy}
     with Worker() as worker, progress.in_notebook() as watch:
         made = plan(worker, prompt_len, gen, model, **own)
         path = new_results_file(made.default, Path(settings.get("out", "results")))
@@ -303,7 +312,8 @@ class Session:
     def block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
         """A run of each choice, by its name, side by side in fresh engines."""
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
-        plans = {name: dataclasses.replace(plan, model=self.model) for name, plan in plans.items()}  # with its checksum
+        own = [name for name, plan in plans.items() if plan.file == self.plan.default.file]
+        plans |= {name: dataclasses.replace(plans[name], model=self.model) for name in own}  # with its checksum
         if len(plans) > 1:
             side_by_side.check(plans)
         todo = [(0, case) for plan in plans.values() for case in plan.cases]
@@ -314,7 +324,7 @@ class Session:
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
-        self.model = next(iter(plans.values())).model
+        self.model = next((plans[name].model for name in own), self.model)
 
 
 @click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
@@ -333,6 +343,11 @@ class Session:
     ),
     click.option("--users", default=1, show_default=True, help="Requests that are answered together, as in lab batch."),
     click.option("--budget", default=DEFAULT_BUDGET, show_default=True, help="Time to spend, such as 2min, 90s or 1h."),
+    click.option(
+        "--allow-lossy",
+        is_flag=True,
+        help="Also try settings that change what the model writes: cache types and other quantizations.",
+    ),
     click.option("--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."),
     *SETTINGS,
     SEED,
@@ -352,6 +367,7 @@ def command(save: str | None, **asked: Any) -> None:
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
     adds the command line of llama-server.
     """
+    from lab.features.quant.figures import known_lines
     from lab.show import console
 
     if save is not None:
@@ -373,6 +389,9 @@ def command(save: str | None, **asked: Any) -> None:
             lambda watch: Session(made, worker, path, watch).confirmed(), path, err, where=so_far
         )
     output.finish(records, path, problem)
+    if asked["allow_lossy"] and not output.as_json:
+        for line in known_lines(output.folder, [one for one in records if isinstance(one, Record)]):
+            click.echo(line)
     if save is None:
         return
     found = result.tuned([record for record in records if isinstance(record, Record)])
@@ -382,4 +401,6 @@ def command(save: str | None, **asked: Any) -> None:
             "Keep the default, or search longer: --budget 30min",
         )
     kept = as_options.save(save, as_options.asked(found.winner.settings))
-    note(f"The settings are saved as {kept}: {shell.join('--settings', save)} uses them.")
+    model = dict(found.choice).get("model")
+    options = shell.join("--settings", save, *(["--model", model] if model else []))
+    note(f"The settings are saved as {kept}: {options} uses them.")
