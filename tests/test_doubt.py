@@ -107,7 +107,7 @@ def test_flags_that_differ_are_named_and_no_others() -> None:
         for i in range(2)
     ]
     differ = text_compare.differences(comparison.groups(records))
-    assert differ["CPU instructions"] == ["AVX512, OPENMP", "OPENMP = 0"]
+    assert differ["CPU instructions of one side only"] == ["AVX512, OPENMP", "OPENMP = 0"]
 
 
 def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:

@@ -75,8 +75,8 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached \(system prompt 8, message 5, answer 2\): "
-        r"first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
+        r"Predicted for 15 of 20 prompt tokens cached from an earlier turn: the "
+        r"first token comes \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
         sentences["turns"],
     )
     assert sentences["speculate"].startswith(

@@ -326,9 +326,11 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 def test_until_command(tmp_path: Path) -> None:
     arguments = ["-p", "8", "-n", "16", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--until", "99%"]
-    code, out, _ = run_lab("measure", *arguments)
-    assert code == 0
-    assert "All intervals are within 99 % of their medians." in out and " runs; below each the 95 % interval" in out
+    code, out, _ = run_lab("measure", *arguments, "--max-repeats", "8")
+    assert code == 0 and " runs; below each the 95 % interval" in out
+    is_reached = "All intervals are within 99 % of their medians." in out  # a busy machine may not reach it in 8 runs
+    assert is_reached != ("Intervals still wider than 99 %: " in out)
+    assert is_reached or len(results.read([tmp_path]).records) >= 8
     assert "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
     assert run_lab("measure", "--until", "many")[0] == 1
 

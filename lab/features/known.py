@@ -28,7 +28,7 @@ COMMANDS = {
     # name: group in the help, module in this folder, one line of help
     "measure": ("Measure", "measure.measuring", "Time every token of answers to prompts of several lengths."),
     "sweep": ("Measure", "measure.measuring", "Measure how both phases slow down as one prompt grows."),
-    "ab": ("Measure", "measure.measuring", "Compare settings or models, measured in turns."),
+    "ab": ("Measure", "measure.measuring", "Compare settings or models, measured alternately."),
     "ceilings": ("Understand", "limits.command", "Measure how fast this machine's basic operations can be."),
     "explain": ("Understand", "limits.command", "Explain what limited each phase, and what would help."),
     "why": ("Understand", "why.command", "Explain why two speeds differ, cause by cause."),
@@ -46,7 +46,7 @@ COMMANDS = {
     "turns": ("Serve many", "turns", "Measure what each turn of a conversation processes again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
     "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
-    "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, slots."),
+    "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, requests at once."),
     "load": ("Servers", "serve.command", "Put load on a server, and measure latencies and rates."),
     "models": ("Files", "models", "List models; subcommands: info, make, pull, remove."),
     "export": ("Files", "compare.command", "Export results as llama-bench's output, or as tables."),

@@ -253,7 +253,7 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
         common = set.intersection(*map(set, flags))
         own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
         del values["system_info"]
-        values["CPU instructions"] = [one or "no others" for one in own]
+        values["CPU instructions of one side only"] = [one or "none" for one in own]
     return values
 
 

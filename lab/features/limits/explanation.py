@@ -329,8 +329,8 @@ def _experiments(
             saved_s = ttft_s * cached_s / (cached_s + new_s)
             gain = ttft_s / (ttft_s - saved_s)
             words = (
-                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached (system prompt {n_system:,}, message "
-                f"{n_new}, answer {ANSWER}): first token {digits(gain)}x as fast (saves {seconds(saved_s)} of "
+                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn: the first token "
+                f"comes {digits(gain)}x as fast (saves {seconds(saved_s)} of "
                 f"{seconds(ttft_s)})"
             )
             figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
@@ -479,8 +479,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "measured ms leave out choosing tokens; 100 % of ceiling: as fast as the same kernels by themselves "
-        "(lab ceilings); output: the last layer; rest: time outside the kernels",
+        "% of ceiling: 100 means as fast as llama.cpp's kernels when lab ceilings runs them alone; output: the last "
+        "layer; rest: what the kernels alone do not explain; measured ms leave out choosing tokens",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,

@@ -198,7 +198,7 @@ def ceilings(
     best = measure(model, types, Path(out), show, watch, warned.append, **asked)
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
-    show(f"The speeds of {len(best.rates)} basic operations (kernels) are known, measured {best.measured_at}")
+    show(f"The speeds of {len(best.rates)} basic operations (kernels) were measured at {best.measured_at}")
     return best
 
 

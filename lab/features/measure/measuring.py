@@ -187,7 +187,7 @@ def parse_variant(text: str) -> dict[str, Any]:
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length, each with the model loaded anew.  [default: 3; 6 of quick prompts]",
+        help="Runs of each prompt length, each with the model loaded anew.  [default: 3; 6 if that adds little time]",
     ),
     *UNTIL,
     *SETTINGS,
@@ -277,7 +277,7 @@ def sweep_command(max_len: int, **asked: Any) -> None:
     *OUTPUT,
 )
 def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
-    """Compare settings or models, measured in turns.
+    """Compare settings or models, measured alternately.
 
     \b
       lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k

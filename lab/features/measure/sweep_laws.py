@@ -64,7 +64,7 @@ class DecodeLaw:
 
 def _in_words(what: str, first_s: float, more_s: float, rms: float) -> str:
     """What the next token takes, and by how much each token before it adds to that."""
-    doubled = f"; after {first_s / more_s:,.0f} tokens a token takes twice that" if more_s else ""
+    doubled = f"; after {first_s / more_s:,.0f} tokens it takes {seconds(2 * first_s)}, twice as long" if more_s else ""
     each = f"{seconds(first_s)}, plus {seconds(1e3 * more_s)} per 1,000 tokens before it"
     return f"(typical fit error {percent(rms)}). {what} takes {each}{doubled}."
 

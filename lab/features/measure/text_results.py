@@ -141,7 +141,7 @@ def below(rows: pd.DataFrame, noun: str) -> str:
         return f"medians of {n} {noun}s; below each the 95 % interval"
     if most < fewest:
         return f"medians of {n} {noun}s; below each their range"
-    return f"medians of {n} {noun}s; below each the 95 % interval, or the range of fewer than {fewest} {noun}s"
+    return f"medians of {n} {noun}s; below each the 95 % interval ({fewest} or more {noun}s) or the range"
 
 
 def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> str:
@@ -153,7 +153,8 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> s
     firm = firm if len(firm) else rows
     usual = firm[~firm.n_prompt.isin(beyond)]
     row = (usual if len(usual) else firm).iloc[-1]
-    sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
+    some = " (some of its runs were disturbed)" if row.doubts else ""
+    sure = some if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
     each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
     prompt, rate = f"{row.n_prompt:,} tokens", f"{digits(1e3 / each_ms)} tokens/s" if each_ms > 0 else ""
     if row.sweep_every > 0 or not row.prefill_share > 0 or not rate:  # single phases
@@ -162,7 +163,7 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> s
         words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
         text = ", ".join(words)
     else:
-        share = 100 * row.prefill_share
+        share = 100 * row.prefill_s / row.e2e_s
         text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {share:.0f} "
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}."
@@ -192,11 +193,13 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
         )
         if long.tpot_ms > 0 and short.tpot_ms > 0:  # not NaN: there was decoding
             slower = long.tpot_ms / short.tpot_ms
-            is_clear = _apart(long, short, "tpot_ms", 1, 1) and slower > 1.1
+            is_apart = _apart(long, short, "tpot_ms", 1, 1)
+            is_clear, overlap = is_apart and slower > 1.1, not is_apart and min(long.repeats, short.repeats) > 1
             sentences.append(
                 f"Decode took {digits(short.tpot_ms)} ms per token after {short.n_prompt:,} prompt tokens and "
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)})"
-                f"{', because attention works through the whole KV cache' if is_clear else ''}."
+                f"{', because attention works through the whole KV cache' if is_clear else ''}"
+                f"{'; their ranges overlap, so it may be chance' if overlap else ''}."
             )
     if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
         some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"

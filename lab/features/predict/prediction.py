@@ -503,7 +503,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         answer = f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{users}",
-        f"limit: the time at {limit}; no run can be faster",
+        f"columns named limit: the least possible time, at {limit}",
         words=[answer] if answer else [],
         **tabled(columns, rows),
         sentences=[
