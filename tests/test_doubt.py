@@ -55,7 +55,9 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     sentences = " ".join(text_results.findings(rows)[1])
     assert ("Prefill of 40 tokens took" in sentences) == is_firm
     assert ("No findings from the runs of 40 prompt tokens" in sentences) != is_firm
-    assert text_results.answer(rows).startswith(f"A request of {40 if is_firm else 20} tokens with 5 back takes ")
+    answer = text_results.answer(rows)
+    assert answer.startswith(f"A request of {40 if is_firm else 20} tokens with 5 back takes ")
+    assert ("(some of its runs were disturbed)" in answer) == (mark == "6!")
     assert any("Measure again" in sentence for sentence in text_results.warnings(records)) != is_firm
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs." in lead) != is_firm

@@ -153,7 +153,7 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = (), label: str = "") -> s
     firm = firm if len(firm) else rows
     usual = firm[~firm.n_prompt.isin(beyond)]
     row = (usual if len(usual) else firm).iloc[-1]
-    some = " (some of its runs were disturbed)" if row.doubts else ""
+    some = " (some of its runs were disturbed)" if shown.PARTLY in row.doubts else ""
     sure = some if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
     each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
     prompt, rate = f"{row.n_prompt:,} tokens", f"{digits(1e3 / each_ms)} tokens/s" if each_ms > 0 else ""
