@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError
-from lab.features.predict import datasheet
 from lab.models import devices
 
 ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
@@ -19,16 +18,16 @@ WHOLE = {"about": "a", "gbps": 100, "source": "b"}
 
 def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
     names = [name for entries in ENTRIES.values() for name in entries]
-    assert len(names) == len(set(names)) == len(datasheet.devices())
+    assert len(names) == len(set(names)) == len(devices.devices())
     assert not set(names) & {*ENTRIES, devices.ALL}
-    assert datasheet.kinds() == tuple(ENTRIES) and datasheet.names_of("all") == tuple(names)
-    assert all(datasheet.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
-    abouts = [device.about for device in datasheet.devices().values()]
+    assert devices.kinds() == tuple(ENTRIES) and devices.names_of("all") == tuple(names)
+    assert all(devices.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
+    abouts = [device.about for device in devices.devices().values()]
     assert len(abouts) == len(set(abouts))
 
 
-@pytest.mark.parametrize("device", datasheet.devices().values(), ids=lambda device: str(device.name))
-def test_an_entry_is_whole_and_sane(device: datasheet.Device) -> None:
+@pytest.mark.parametrize("device", devices.devices().values(), ids=lambda device: str(device.name))
+def test_an_entry_is_whole_and_sane(device: devices.Device) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
     assert device.about == device.about.strip() != "" and device.source == device.source.strip() != ""
     assert device.checked is None or device.checked == device.checked.strip() != ""
@@ -48,11 +47,11 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
     assert len(by_arithmetic) > 10
     for name, facts in by_arithmetic:
         bus_bits, mtps, source = facts["bus_bits"], facts["mtps"], facts["source"]
-        assert datasheet.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
+        assert devices.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
         assert "gbps" not in facts and bus_bits % 64 == 0
         assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
         assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
-    assert datasheet.find_device("laptop-ddr5").gbps == 89.6 and datasheet.find_device("ryzen-ai-max-395").gbps == 256
+    assert devices.find_device("laptop-ddr5").gbps == 89.6 and devices.find_device("ryzen-ai-max-395").gbps == 256
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,10 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
 def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
     facts = {key: value for key, value in {**WHOLE, **changes}.items() if value is not None}
     with pytest.raises(LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"):
-        datasheet.from_entry("small", "mine", facts)
-    assert datasheet.from_entry("small", "mine", WHOLE).gbps == 100
+        devices.from_entry("small", "mine", facts)
+    assert devices.from_entry("small", "mine", WHOLE).gbps == 100
     with pytest.raises(LabError, match=r"\[mine\.about\] of models/devices\.toml"):
-        datasheet.from_entry("mine", "about", "a laptop")
+        devices.from_entry("mine", "about", "a laptop")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: 
 )
 def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) -> None:
     with pytest.raises(LabError) as raised:
-        datasheet.find_device(name)
+        devices.find_device(name)
     assert offered in str(raised.value.hint)
 
 
@@ -108,25 +107,25 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
     ],
 )
 def test_a_name_is_understood_as_people_write_it(words: str, name: str) -> None:
-    assert datasheet.find_device(words).name == name
+    assert devices.find_device(words).name == name
 
 
 def test_no_two_devices_answer_to_one_name() -> None:
     by_key: dict[str, set[str]] = {}
-    for device in datasheet.devices().values():
+    for device in devices.devices().values():
         for name in (device.name, *device.aliases):
             by_key.setdefault(devices._key(name), set()).add(device.name)
     assert all(len(names) == 1 for names in by_key.values()) and "" not in by_key
-    assert not set(by_key) & set(datasheet.kinds())
+    assert not set(by_key) & set(devices.kinds())
 
 
 def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
-    assert datasheet.find_device("rtx-4090").peak_tflops == 330
-    assert datasheet.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
-    assert datasheet.find_device("raspberry-pi-5").peak_tflops is None
-    known = {device.architecture for device in datasheet.devices().values() if device.fp32}
+    assert devices.find_device("rtx-4090").peak_tflops == 330
+    assert devices.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
+    assert devices.find_device("raspberry-pi-5").peak_tflops is None
+    known = {device.architecture for device in devices.devices().values() if device.fp32}
     assert known <= set(devices.PEAK_OVER_FP32)
-    for device in datasheet.devices().values():
+    for device in devices.devices().values():
         assert device.peak_tflops is None or 10 <= 1e3 * device.peak_tflops / device.gbps <= 1_000, device.name
 
 
@@ -185,5 +184,5 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     ],
 )
 def test_a_device_is_recognised_only_where_it_is_the_same(description: str, gb: float | None, name: str | None) -> None:
-    device = datasheet.recognise(description, None if gb is None else int(gb * 2**30))
+    device = devices.recognise(description, None if gb is None else int(gb * 2**30))
     assert (device and device.name) == name

@@ -17,7 +17,7 @@ from lab.features import page
 from lab.features.limits import probing, step_kernels
 from lab.features.predict import datasheet, laws, learning, prediction
 from lab.features.predict.learning import StepPrediction
-from lab.models import catalog, synthetic
+from lab.models import catalog, devices, synthetic
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
 from tests.test_prediction import epyc
@@ -77,14 +77,11 @@ def agrees(
     )
 
 
-def test_it_predicts_as_lab_predict_does_for_random_requests(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_path: Path) -> None:
     records, best = here()
+    packed = synthetic.by_quantization(catalog.find("smollm2-135m")).values()
     known = opened(browser, tmp_path / "page.html", html())
-    step_costs, kept = learning.step_costs, dict[Any, Any]()  # its own cache holds for one prediction only
-    monkeypatch.setattr(learning, "step_costs", lambda *of: kept.setdefault(tuple(map(id, of)), step_costs(*of)))
-    models = laws._models([records[0].model])
+    models = {f"{one.name} {one.quantization}": one for one in (records[0].model, *packed)}
     assert [*models] == known["models"] and len(models) == 5
     settings, learned = records[0].settings, learning.learn(records, best)
     own = [i for i, law in enumerate(known["laws"][0]) if "why" not in law]
@@ -104,9 +101,8 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(
             far = [any(words.startswith(phase) for words in row.beyond) for phase in (PREFILL, DECODE)]
             assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
         else:
-            other = datasheet.find_device(known["devices"][one["device"]]["name"])
-            row = prediction.on_device(chosen, settings, other, n, gen)
-            row = prediction.for_users(row, settings, one["users"], other)
+            other = devices.find_device(known["devices"][one["device"]]["name"])
+            row = prediction.on_device(chosen, settings, other, n, gen, one["users"])
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
         assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen, one["users"])
@@ -129,7 +125,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
         rest = learning.prompt_steps(1000 - one["cached"], settings, one["cached"])
-        costs = learning.costs_of(model, rest, learning.step_costs(model, settings, best))
+        costs = learning.costs_of(model, settings, best, rest)
         expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(one["cached"])  # no run measured these ranges
@@ -141,14 +137,13 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
 def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(browser: Any, tmp_path: Path) -> None:
     records, _ = here()
     known = opened(browser, tmp_path / "page.html", html())
-    model, settings, device = records[0].model, records[0].settings, datasheet.find_device("rtx-4090")
+    model, settings, device = records[0].model, records[0].settings, devices.find_device("rtx-4090")
     place = [one["name"] for one in known["devices"]].index(device.name)
     asked = [{**ONE, "device": place, "prompt": 2000, "cached": cached} for cached in (0, 1, 700, 1999)]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
-        case, n = datasheet.case_for(model, settings, device, PREFILL, 2000), one["cached"]
-        rest = datasheet.work_of(model, PREFILL, 2000 - n, settings.n_ubatch, ("f16", "f16"), n)
-        assert case and rest
-        expected = datasheet.learned()[PREFILL].expected_s(dataclasses.replace(case, work=rest))
+        n = one["cached"]
+        rest = datasheet.case_for(model, settings, device, PREFILL, 2000 - n, n)
+        expected = datasheet.learned()[PREFILL].expected_s(rest)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(n)
 
@@ -245,7 +240,7 @@ def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     with pytest.raises(LabError, match="nothing to explore"):
         laws.laws([hostile], [best])
     found = laws.laws([one, hostile], [best])
-    assert len(found["devices"]) == 1 + len(datasheet.devices()) and "why" not in found["laws"][0][0]
+    assert len(found["devices"]) == 1 + len(devices.devices()) and "why" not in found["laws"][0][0]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])

@@ -17,9 +17,9 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.features.limits import probing
 from lab.features.limits.probing import Where
-from lab.features.predict import datasheet, learning, prediction
+from lab.features.predict import learning, prediction
 from lab.features.predict.learning import Case, Costs, Point
-from lab.models import catalog, obtain, synthetic
+from lab.models import catalog, devices, obtain, synthetic
 from lab.show import disturbances
 from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
@@ -30,10 +30,8 @@ SAMPLES = Path("results")
 
 def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: str = "a") -> Record:
     """A run on BIG that takes so many times its kernels' least time."""
-    kernels_of = learning.step_costs(BIG, WIDE, FAST)
-    prefill = learning.costs_of(BIG, [(512, first, 0) for first in range(0, n_prompt, 512)], kernels_of)
-    token = learning.costs_of(BIG, [(1, n_prompt + 2, 1)], kernels_of)
-    assert prefill and token
+    prefill = learning.costs_of(BIG, WIDE, FAST, [(512, first, 0) for first in range(0, n_prompt, 512)])
+    token = learning.costs_of(BIG, WIDE, FAST, [(1, n_prompt + 2, 1)])
     rates = 1e3 * prefill_factor * prefill.kernels_s / n_prompt, 1e3 * decode_factor * token.kernels_s
     run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, *rates))
     return make_record(run, model=BIG, settings=WIDE, session=session)
@@ -306,21 +304,21 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
-        low, high = prediction.on_device(model, WIDE, datasheet.find_device(name), 100, 100).tpot_s
+        low, high = prediction.on_device(model, WIDE, devices.find_device(name), 100, 100).tpot_s
         inside.append(1 / high <= rate <= 1 / low)
     assert sum(inside) >= 6  # some of them are among the rows that were learned from
 
 
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
-    a100 = datasheet.find_device("A100 80GB")
+    a100 = devices.find_device("A100 80GB")
     row = prediction.on_device(model, WIDE, a100, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
 
 
 def test_prefills_share_of_textbook_requests() -> None:
-    model, a100 = of_catalog("llama-2-7b"), datasheet.find_device("a100-80gb")
+    model, a100 = of_catalog("llama-2-7b"), devices.find_device("a100-80gb")
 
     def share(n_prompt: int) -> float:
         row = prediction.on_device(model, WIDE, a100, n_prompt, 200)
@@ -333,7 +331,7 @@ def test_prefills_share_of_textbook_requests() -> None:
 
 @pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
 def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None:
-    model, device = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), datasheet.find_device(name)
+    model, device = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"), devices.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
     rows = [prediction.on_device(model, WIDE, device, n, 200) for n in lengths]
     for times in ("prefill_s", "tpot_s", "e2e_s"):

@@ -10,9 +10,11 @@ import pytest
 
 from lab.core.record import DECODE, PREFILL
 from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Case, Row
-from lab.models import catalog, synthetic
+from lab.features.predict.datasheet import Case
+from lab.features.predict.prediction import on_device
+from lab.models import catalog, devices, synthetic
 from tests.bench import clean_published, learn_published
+from tests.bench.learn_published import Row, published
 from tests.conftest import SETTINGS
 
 RAW = {
@@ -77,21 +79,21 @@ def test_a_row_that_breaks_a_rule_is_kept_and_marked(changes: dict[str, str], ma
 def test_the_file_is_what_the_rules_make_of_it() -> None:
     path = Path(__file__).parent.parent / "models" / "published.csv"
     assert path.stat().st_size < 500_000
-    rows = datasheet.rows()
+    rows = published()
     assert len(rows) == 1926 and sum(not row.marks for row in rows) > 1200
     for row in rows:
         assert set(clean_published.marks_of(row)) <= {
             *row.marks,
             *(["unknown-device"] if "unclear-device" in row.marks else []),
         }
-        assert row.marks or datasheet.find_device(row.device).name == row.device
+        assert row.marks or devices.find_device(row.device).name == row.device
         assert row.phase in (DECODE, PREFILL) and row.tps > 0
 
 
 @pytest.mark.parametrize("phase", [DECODE, PREFILL])
 def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
     known = datasheet.learned()[phase]
-    own = [row for row in learn_published.clean(datasheet.rows()) if row.phase == phase]
+    own = [row for row in learn_published.clean(published()) if row.phase == phase]
     again = learn_published.fit(own, phase)
     for part, value in again.parts.items():
         assert known.parts[part] == pytest.approx(value, rel=1e-3), part
@@ -106,16 +108,19 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
     settings = dataclasses.replace(SETTINGS, n_ubatch=512)
     for name in ("smollm2-135m", "llama-3.2-1b", "llama-3.3-70b"):
         model = synthetic.model_of(catalog.find(name), "Q4_0")
-        for device in datasheet.devices().values():
-            found = datasheet.times(model, settings, device, 512, 128)
-            assert set(found) == ({PREFILL, DECODE} if device.peak_tflops else {DECODE})
-            for phase, (least, expected, fast, slow) in found.items():
-                assert least <= fast <= expected <= slow, (device.name, phase)
+        for device in devices.devices().values():
+            row = on_device(model, settings, device, 512, 128)
+            assert row.tpot_limit_s <= row.tpot_s[0] <= (row.tpot_expected_s or 0) <= row.tpot_s[1], device.name
+            if device.peak_tflops is None:
+                assert row.prefill_limit_s is None and row.prefill_s[0] != row.prefill_s[0]
+            else:
+                low, high = row.prefill_s
+                assert (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high, device.name
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
     known = datasheet.learned()[DECODE]
-    row = next(row for row in datasheet.rows() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
+    row = next(row for row in published() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
     case = learn_published.case_of(row)
     low, high = known.range(case)
     tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
@@ -125,20 +130,19 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
 
 
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
-    model, device = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0"), datasheet.find_device("rtx-4090")
+    model, device = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0"), devices.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
-    plain, packed = (datasheet.times(model, own, device, 8000, 100)[DECODE][1] for own in (SETTINGS, small))
-    assert packed < 0.85 * plain
+    plain, packed = (on_device(model, own, device, 8000, 100).tpot_expected_s for own in (SETTINGS, small))
+    assert plain and packed and packed < 0.85 * plain
 
 
-def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row for row in datasheet.rows() if (row.device, row.model) == ("rtx-3060", "llama-2-7b")]
-    left_out = [dataclasses.replace(row, marks=("does-not-fit",)) for row in rows]
-    device, model = datasheet.find_device("rtx-3060"), synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
-    for given, words in ((rows, "Measured by"), (left_out, "")):
-        monkeypatch.setattr(datasheet, "rows", lambda given=given: tuple(given))
-        cited = datasheet.measured(device, model)
-        assert words in cited and bool(cited) == bool(words)
+def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device, model = devices.find_device("rtx-3060"), synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    assert datasheet.measured(device, model).startswith("Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2")
+    lines = learn_published.PUBLISHED.read_text().replace(",,RTX", ",does-not-fit,RTX")
+    (tmp_path / "published.csv").write_text(lines)
+    monkeypatch.setattr(datasheet, "data_file", tmp_path.joinpath)
+    assert datasheet.measured(device, model) == ""
 
 
 DEVICES = "rtx-4090", "rtx-3090", "rtx-5090", "m2-ultra", "m4-max", "rx-7900-xtx"
@@ -149,13 +153,12 @@ def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
     """Rows of a world in which a time is what `seconds` says: short and long ones, with and without flash attention."""
     rows = []
     for device, (model, kind), depth in itertools.product(DEVICES, MODELS, (0, 4096, 16384)):
-        backend = datasheet.backend_of(datasheet.find_device(device))
+        backend = datasheet.backend_of(devices.find_device(device))
         n_prompt, n_depth = (512, depth) if phase == PREFILL else (max(64, depth), 0)
         for is_flash in (True, False):
             what = f"of {device}", device, 1.0, backend, model, kind, phase, n_prompt, is_flash
-            row = Row(*what, 1.0, "", n_depth=n_depth)
-            n_tokens = 512 if phase == PREFILL else 1
-            rows.append(dataclasses.replace(row, tps=n_tokens / seconds(learn_published.case_of(row))))
+            row, n_tokens = Row(*what, 1.0, n_depth=n_depth), 512 if phase == PREFILL else 1
+            rows.append(row._replace(tps=n_tokens / seconds(learn_published.case_of(row))))
     return rows
 
 
@@ -185,9 +188,8 @@ def test_the_range_of_a_long_prompt_is_wider_where_no_long_one_was_published() -
         synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0"),
         dataclasses.replace(SETTINGS, n_ubatch=512),
     )
-    known, device = datasheet.learned()[PREFILL], datasheet.find_device("rtx-4090")
+    known, device = datasheet.learned()[PREFILL], devices.find_device("rtx-4090")
     case = datasheet.case_for(model, settings, device, PREFILL, 32_768)
-    assert case is not None
     (low, high), unknown = known.range(case), known.range(dataclasses.replace(case, backend="CANN"))
     assert unknown[1] / unknown[0] > 1.5 * high / low
 
@@ -204,5 +206,6 @@ def test_long_prompts_take_what_others_measured(
     device: str, name: str, kind: str, n_prompt: int, seconds: float
 ) -> None:
     model, settings = synthetic.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
-    _, expected, fast, slow = datasheet.times(model, settings, datasheet.find_device(device), n_prompt, 2)[PREFILL]
+    row = on_device(model, settings, devices.find_device(device), n_prompt, 2)
+    expected, (fast, slow) = row.prefill_expected_s or 0, row.prefill_s
     assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5

@@ -14,8 +14,9 @@ import lab
 from lab.core.request import Slo
 from lab.core.results import read
 from lab.errors import LabError
-from lab.features.predict import datasheet, prediction
+from lab.features.predict import prediction
 from lab.features.predict.prediction import HERE, Prediction
+from lab.models import devices
 from tests.conftest import MODEL, SETTINGS, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"
@@ -29,7 +30,7 @@ def test_the_request_is_prefill_and_decode_and_what_fits_comes_first_by_its_time
     assert row().e2e_s == pytest.approx((2.0, 3.0))
     found = lab.predict("1000", 200, LLAMA, "geforce")
     names = [one.name for one in found]
-    assert set(names) == set(datasheet.names_of("geforce"))
+    assert set(names) == set(devices.names_of("geforce"))
     known = [one for one in found if one.is_known]
     middles = [math.prod(one.e2e_s) for one in known]
     assert middles == sorted(middles)
@@ -71,7 +72,7 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     shutil.copy(sample, tmp_path)
     found = lab.predict("1000", 200, results=tmp_path)
     (own,) = [one for one in found if one.name == HERE]
-    assert own.is_measured and len(found) == len(datasheet.devices()) + 1
+    assert own.is_measured and len(found) == len(devices.devices()) + 1
     ends = lab.summary(lab.runs(contents.records)).query("n_prompt == 1000").iloc[0]
     assert own.prefill_s == pytest.approx((ends.ttft_s_min, ends.ttft_s_max))
     (one,) = lab.predict("1000", 200, device="here", results=tmp_path)
@@ -111,7 +112,7 @@ def test_the_command_ranks_kinds_and_explains_names() -> None:
     assert status == 0 and "8,000 tokens in, 300 out" in out and "This machine is not in the table" in err
     assert out.count("b200") == 2 and "Not shown: " in out and "m1 " not in out  # in its row, and as the fastest
     status, out, err = run_lab("predict", "-m", LLAMA, "-d", "apple", "--all")
-    assert status == 0 and not err and all(f"\n{name} " in out for name in datasheet.names_of("apple"))
+    assert status == 0 and not err and all(f"\n{name} " in out for name in devices.names_of("apple"))
     status, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx4090,M4 Max", "-p", "1k")
     assert status == 0 and out.count("From the datasheet: ") == 2 and out.count(" on ") >= 2
     _, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx-4090", "--slo", "tpot=50ms", "--json")

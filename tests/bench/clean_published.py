@@ -12,15 +12,13 @@ import argparse
 import csv
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
 from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Row
-from lab.models import catalog, synthetic
-from tests.bench.learn_published import seconds, work
+from lab.models import catalog, devices
+from tests.bench.learn_published import Row, case_for, model_of, row_of, seconds
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"
 
@@ -63,21 +61,19 @@ BACKENDS = {
 
 def marks_of(row: Row) -> tuple[str, ...]:
     """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
-    device = datasheet.called(row.device)
-    is_unknown = row.phase == DECODE and not row.n_prompt
-    done = work(replace(row, n_prompt=1) if is_unknown else row)
+    device, model = devices.called(row.device), model_of(row.model, row.quantization)
     marks = [] if device else ["unknown-device"]
-    if done is None:
+    is_unknown = row.phase == DECODE and not row.n_prompt
+    case = case_for(row._replace(n_prompt=1) if is_unknown else row) if device else None
+    if model is None or (device and not case):
         return (*marks, "unknown-model")
-    if device is None:
+    if device is None or case is None:
         return tuple(marks)
-    model = synthetic.model_of(catalog.find(row.model), row.quantization)
     if device.memory_gb and (model.n_bytes or 0) > 0.95 * device.memory_gb * 2**30:
         marks.append("does-not-fit")
-    least = done.least_s(device, row.phase, row.gpu_share)
-    if least is None:
+    if case.least_s is None:
         marks.append("no-peak")
-    elif seconds(row) < least:
+    elif seconds(row) < case.least_s:
         marks.append("above-bandwidth" if row.phase == DECODE else "above-peak")
     return tuple(marks)
 
@@ -100,26 +96,26 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
         full = re.sub("(?i)nvidia ", "RTX ", words), re.sub("(?i)amd ", "RX ", words)
         short = re.sub(r"\s\d+ ?GB\b.*", "", words), words.split(" Mac")[0], re.sub(r"\s*\(.*", "", words)
         for name in (words, *full, *short):
-            if datasheet.called(name):
+            if devices.called(name):
                 return name, n_cores
     return text, n_cores
 
 
-def device_of(line: dict[str, str]) -> tuple[datasheet.Device | None, float, str]:
+def device_of(line: dict[str, str]) -> tuple[devices.Device | None, float, str]:
     """The device of the list, the part of its GPU cores, and the chip's name."""
     name, n_cores = chip_of(line)
     plain = re.sub(r"-(\d+gb|\d\d|gb10|mac-mini)$", "", name)
     short = re.sub(r"(\d)tis\b", r"\1-ti-super", plain), re.sub(r"(\d)s\b", r"\1-super", plain)
-    device = next(filter(None, map(datasheet.called, (name, plain, *short))), None)
+    device = next(filter(None, map(devices.called, (name, plain, *short))), None)
     if device is None:
         return None, 1.0, name
     if n_cores:
-        device = datasheet.called(f"{device.name}-{n_cores:.0f}core") or device
+        device = devices.called(f"{device.name}-{n_cores:.0f}core") or device
     share = n_cores / device.gpu_cores if n_cores and device.gpu_cores else 1.0
     return device, round(min(share, 1.0), 3), name
 
 
-def model_of(line: dict[str, str]) -> str:
+def name_of(line: dict[str, str]) -> str:
     """The name in the catalog, or the published one."""
     name = line["model"].rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-it")
     for text in (name, name.removeprefix("meta-"), name.replace("deepseek-r1-distill-", "")):
@@ -142,7 +138,7 @@ def quantization_of(line: dict[str, str]) -> str:
     return line["quantization"].upper()
 
 
-def backend_of(line: dict[str, str], device: datasheet.Device | None) -> str:
+def backend_of(line: dict[str, str], device: devices.Device | None) -> str:
     """As published, else what the runtime uses on such a device. llamafile has kernels of its own on AMD."""
     if line["backend"]:
         return line["backend"]
@@ -161,7 +157,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "device": device.name if device else name,
         "gpu_share": f"{share:g}" if share != 1 else "",
         "backend": backend_of(line, device),
-        "model": model_of(line),
+        "model": name_of(line),
         "quantization": quantization_of(line),
         "phase": phase,
         "n_prompt": n_prompt,
@@ -170,7 +166,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "as_published": line["as_published"] if "n_gen" in line else name,
         "marks": "",
     }
-    marks = list(marks_of(datasheet.row_of(row)))
+    marks = list(marks_of(row_of(row)))
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
     marks += [mark for mark, words in NOTES.items() if words.search(note)]

@@ -7,22 +7,25 @@ PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then l
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.features.predict import datasheet
-from lab.features.predict.datasheet import FACTORS, PARTS, Case, Learned, Row, Work
-from lab.models import catalog, synthetic
+from lab.features.predict.datasheet import FACTORS, LONG, PARTS, Case, Learned
+from lab.models import catalog, devices, synthetic
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
+PUBLISHED = OUT.with_name("published.csv")
 PHASES = DECODE, PREFILL
 PRIOR = {
     "backend": (0.3, 2),
@@ -76,7 +79,50 @@ OUTSIDE = {(PREFILL, True): 0.01}
 which few devices have, lie further out.
 """
 
+
+class Row(NamedTuple):
+    """A published measurement. `gpu_share`: the part of the chip's GPU cores that this variant has.
+
+    A prompt of n_prompt tokens after n_depth others; or a token of an answer after n_prompt others, n_depth included.
+    `marks` are the rules of clean_published.py that the row breaks; without marks it is clean.
+    """
+
+    source: str
+    device: str
+    gpu_share: float
+    backend: str
+    model: str
+    quantization: str
+    phase: str
+    n_prompt: int | None
+    flash_attn: bool | None
+    tps: float
+    marks: tuple[str, ...] = ()
+    n_depth: int = 0
+    n_ubatch: int = 512
+
+
 Errors = list[tuple[Row, float]]
+
+
+def row_of(line: dict[str, str]) -> Row:
+    return Row(
+        **{name: line[name] for name in ("source", "device", "backend", "model", "quantization", "phase")},
+        gpu_share=float(line["gpu_share"] or 1),
+        n_prompt=int(line["n_prompt"]) if line["n_prompt"] else None,
+        flash_attn={"1": True, "0": False}.get(line["flash_attn"]),
+        tps=float(line["tps"]),
+        marks=tuple(line["marks"].split()),
+        n_depth=int(line["n_depth"] or 0),
+        n_ubatch=int(line["n_ubatch"] or 512),
+    )
+
+
+@cache
+def published(path: Path = PUBLISHED) -> tuple[Row, ...]:
+    """The rows of models/published.csv, or of a file like it; those with marks too."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(map(row_of, csv.DictReader(file)))
 
 
 def clean(rows: Iterable[Row]) -> list[Row]:
@@ -98,21 +144,28 @@ def model_of(name: str, quantization: str) -> Model | None:
 
 
 @cache
-def work(row: Row) -> Work | None:
-    model = model_of(row.model, row.quantization)
-    n_prompt = row.n_prompt or USUAL_LENGTH
-    kinds = "f16", "f16"
-    return None if model is None else datasheet.work_of(model, row.phase, n_prompt, row.n_ubatch, kinds, row.n_depth)
+def case_for(row: Row) -> Case | None:
+    """None for a model that is unknown or cannot be counted."""
+    model, n, device = (
+        model_of(row.model, row.quantization),
+        row.n_prompt or USUAL_LENGTH,
+        devices.find_device(row.device),
+    )
+    if row.gpu_share != 1:
+        peak = device.peak_tflops and device.peak_tflops * row.gpu_share
+        device = replace(device, name=f"{device.name} x {row.gpu_share:g}", tflops=peak)
+    n_past = row.n_depth if row.phase == PREFILL else 0
+    parts = model and datasheet.parts_of(model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past)
+    if not model or not parts:
+        return None
+    what = row.backend, datasheet.runtime_of(row.source), row.model, row.quantization, row.flash_attn
+    return Case(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
 
 
-@cache
 def case_of(row: Row) -> Case:
-    done, model = work(row), model_of(row.model, row.quantization)
-    assert done is not None and model is not None, row
-    what = row.backend, row.runtime, row.model, row.quantization, row.flash_attn
-    n_prompt = (row.n_prompt or USUAL_LENGTH) + (row.n_depth if row.phase == PREFILL else 0)
-    device = datasheet.find_device(row.device)
-    return Case(row.phase, device, row.gpu_share, *what, done, n_prompt, bool(model.n_expert))
+    case = case_for(row)
+    assert case, row
+    return case
 
 
 def fit(rows: Sequence[Row], phase: str) -> Learned:
@@ -208,7 +261,9 @@ def ranges(errors: Errors) -> dict[str, dict[str, float]]:
         by_runtime.setdefault(_group(row), []).append(off)
     found = {}
     for is_long in (False, True):
-        everything = [off for row, off in errors if case_of(row).is_long == is_long] or [off for _, off in errors]
+        everything = [off for row, off in errors if (case_of(row).n_prompt > LONG) == is_long] or [
+            off for _, off in errors
+        ]
         name = f"all{LONG_ONES if is_long else ''}"
         outside = OUTSIDE.get((errors[0][0].phase, is_long), 0.03)
         found[name] = _range(everything, np.ones(len(everything)), outside)
@@ -224,7 +279,7 @@ LONG_ONES = ", long"
 
 def _group(row: Row) -> str:
     case = case_of(row)
-    return case.levels["runtime"] + (LONG_ONES if case.is_long else "")
+    return case.levels["runtime"] + (LONG_ONES if case.n_prompt > LONG else "")
 
 
 def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict[str, float]:
@@ -235,9 +290,8 @@ def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict
 
 
 def is_inside(learned: Learned, row: Row, off: float) -> bool:
-    low, high = learned.range(case_of(row))
     case = case_of(row)
-    least = case.work.least_s(case.device, case.phase, case.gpu_share) or 0.0
+    (low, high), least = learned.range(case), case.least_s or 0.0
     expected = seconds(row) / math.exp(off)
     return max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
 
@@ -252,7 +306,7 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
         others = replace(known, ranges=ranges([one for one in errors if one[0].device != device]))
         inside |= {row for row, off in errors if row.device == device and is_inside(others, row, off)}
     for name, values in known.ranges.items():
-        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * case_of(row).is_long)]
+        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * (case_of(row).n_prompt > LONG))]
         values["inside"] = sum(row in inside for row in mine)
         values["n_devices"] = len({row.device for row in mine})
     return known, errors
@@ -261,7 +315,7 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
 def main() -> None:
     text = "# Made by python -m tests.bench.learn_published; lab/features/predict/datasheet.py explains the figures.\n"
     for phase in PHASES:
-        known, _ = learn(datasheet.rows(), phase)
+        known, _ = learn(published(), phase)
         text += f"\n[{phase}]\n"
         text += _table(f"{phase}.parts", known.parts)
         text += _table(f"{phase}.spread", known.spread)

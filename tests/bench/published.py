@@ -22,9 +22,21 @@ from pathlib import Path
 
 from lab.core.record import DECODE
 from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Learned, Row
+from lab.features.predict.datasheet import Learned
 from tests.bench.clean_published import marks_of
-from tests.bench.learn_published import PHASES, Errors, case_of, clean, error, fit, is_inside, left_out, ranges
+from tests.bench.learn_published import (
+    PHASES,
+    Errors,
+    Row,
+    case_of,
+    clean,
+    error,
+    fit,
+    is_inside,
+    left_out,
+    published,
+    ranges,
+)
 
 WANTED = {DECODE: 0.12, "prefill": 0.20}
 COLOURS = {
@@ -80,7 +92,7 @@ def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
     for own in groups.values():
         times = [row.tps for row in own]
         chance.shuffle(times)
-        found += [replace(row, tps=tps) for row, tps in zip(own, times, strict=True)]
+        found += [row._replace(tps=tps) for row, tps in zip(own, times, strict=True)]
     return [row for row in found if row.marks or not marks_of(row)]
 
 
@@ -91,7 +103,7 @@ def main() -> None:
     parser.add_argument("--source", default="")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    every = [row for row in clean(datasheet.rows()) if asked.source in row.source]
+    every = [row for row in clean(published()) if asked.source in row.source]
     if asked.shuffle is not None:
         every = shuffled(every, asked.shuffle)
     print("| left out | rows | median error | inside the 90 % range | width of the range (times) |")
@@ -100,7 +112,7 @@ def main() -> None:
     for phase in PHASES:
         rows = [row for row in every if row.phase == phase]
         if asked.rows:
-            others = [row for row in clean(datasheet.read(asked.rows)) if row.phase == phase]
+            others = [row for row in clean(published(asked.rows)) if row.phase == phase]
             compare(phase, [_tried(datasheet.learned()[phase], row) for row in others])
             continue
         errors = left_out(rows, phase, KEYS["device"])

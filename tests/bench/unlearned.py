@@ -13,33 +13,22 @@ from collections.abc import Iterator
 import pandas as pd
 
 from lab.core.record import PREFILL
-from lab.errors import LabError
 from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Case, Row
-from lab.models import catalog, synthetic
+from lab.models import catalog
+from tests.bench.learn_published import Row, case_for, published
 
 
 def ratios() -> Iterator[tuple[Row, float, bool]]:
     """Each row with measured time / predicted time, and whether it is inside the 90 % range."""
-    for row in datasheet.rows():
+    for row in published():
         if row.marks != ("unknown-model",) or row.model not in catalog.entries():
             continue
-        try:
-            model = synthetic.model_of(catalog.entries()[row.model], row.quantization)
-        except LabError:  # a mix of types that llama.cpp does not make
-            continue
-        device, n_prompt = datasheet.find_device(row.device), row.n_prompt or 64
-        is_prefill = row.phase == PREFILL
-        depth = row.n_depth if is_prefill else 0
-        work = datasheet.work_of(model, row.phase, n_prompt, row.n_ubatch, ("f16", "f16"), depth)
-        assert work is not None
-        setup = device, row.gpu_share, row.backend, row.runtime, row.model, row.quantization, row.flash_attn
-        case = Case(row.phase, *setup, work, n_prompt + depth, bool(model.n_expert))
-        learned = datasheet.learned()[row.phase]
-        expected = learned.expected_s(case)
-        if expected is not None:
+        n_prompt = row.n_prompt or 64
+        row = row._replace(n_prompt=n_prompt)
+        case, learned = case_for(row), datasheet.learned()[row.phase]
+        if case and (expected := learned.expected_s(case)):
             fast, slow = learned.range(case)
-            ratio = (n_prompt if is_prefill else 1) / row.tps / expected
+            ratio = (n_prompt if row.phase == PREFILL else 1) / row.tps / expected
             yield row, ratio, fast <= ratio <= slow
 
 

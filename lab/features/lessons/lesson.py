@@ -33,11 +33,11 @@ from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.measure import sweep_laws, text_results
 from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
-from lab.features.predict import datasheet, prediction
+from lab.features.predict import prediction
 from lab.features.predict.prediction import Prediction
 from lab.features.serve import load_figures, servers, through_server
 from lab.features.serve.servers import OwnServer
-from lab.models import catalog, synthetic
+from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
 from lab.show import console, table, text_setup, wording
@@ -54,7 +54,7 @@ KEPT = Path("guesses.json")
 
 _running: list[OwnServer] = []
 
-device = datasheet.find_device
+device = devices.find_device
 roof = step_kernels.roof
 sessions = comparison.by_session
 threads = machine.default_threads

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lab.core import cost, memory, shape
@@ -21,31 +21,23 @@ from lab.errors import LabError
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.predict import datasheet, learning
 from lab.features.predict.learning import Learned
-from lab.models import catalog, synthetic
+from lab.models import catalog, devices, synthetic
 from lab.runner import machine
 
 Numbers = dict[str, Any]  # lists, dicts, texts and finite numbers, as JSON has them; None: not known
+Place = tuple[Numbers, Settings, Callable[[Model], Numbers]]  # a device to predict for, and its law for a model
+
 MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 """The ends of the scales: users at once, tokens of an answer, tokens of a prompt (and not beyond what was trained)."""
 
 MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
 """Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
 
-MEASURED, PREDICTED = "Measured in these results", "Predicted from datasheets"
+COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
+"""The settings that the numbers of `shape_of` depend on."""
+
 DIGITS = 9
 """Significant digits of numbers in a page."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A device to predict for: its law for a model, its memory in bytes if known, and what it is."""
-
-    name: str
-    group: str
-    memory_bytes: float | None
-    settings: Settings
-    law: Callable[[Model], Numbers]
-    about: str = ""
 
 
 def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record] = ()) -> Numbers:
@@ -54,56 +46,52 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     `others` are more runs that predictions are fitted to. LabError if no model of the records can be predicted.
     """
     records, others = ([one for one in runs if _is_possible(one)] for runs in (records, others))
-    plain = [one for one in records if one.run.is_timed and one.run.lever is None and one.run.totals is None]
+    plain = [one for one in records if learning.is_plain(one)]
     plain = [one for one in plain if cost.step(one.model, 1, 0, 1, one.settings.type_k, one.settings.type_v)]
-    models = _models([*{(one.model.name, one.model.quantization): one.model for one in plain}.values()])
+    models: dict[str, Model] = {}
+    for model in {(one.model.name, one.model.quantization): one.model for one in plain}.values():
+        entry = catalog.entries().get(model.name)
+        for one in (model, *(synthetic.by_quantization(entry).values() if entry else ())):
+            if cost.step(one, 1, 0, 1) is not None:
+                models.setdefault(f"{one.name} {one.quantization or ''}".strip(), one)
     if not models:
         raise LabError("There is nothing to explore: no plain run of a known model.", "Measure one: lab measure")
-    places = [*_measured(plain, known, [*records, *others]), *_devices(plain[0].settings)]
-    shapes_by_key: dict[str, Numbers] = {}
     longest = max(*(one.run.n_prompt for one in plain), *(model.n_ctx_train or 4096 for model in models.values()))
     most = {"prompt": min(longest, MOST_PROMPT), "gen": MOST_GENERATED, "users": MOST_USERS}
-    table = []
-    for place in places:
+    shapes: dict[str, Numbers] = {}
+    places, table = [*_measured(plain, known, [*records, *others]), *_devices(plain[0].settings)], []
+    for _, settings, law_of in places:
         row = []
         for label, model in models.items():
-            key = f"{label} {[getattr(place.settings, name) for name in COUNTED]}"
-            if key not in shapes_by_key:
-                shapes_by_key[key] = shape_of(model, place.settings, most["prompt"] + most["gen"])
+            key = f"{label} {[getattr(settings, name) for name in COUNTED]}"
+            if key not in shapes:
+                shapes[key] = shape_of(model, settings, most["prompt"] + most["gen"])
             try:
-                law = place.law(model)
+                law = law_of(model)
                 json.dumps(law, allow_nan=False)
             except LabError as error:
                 law = {"why": f"{error.what} {error.hint}"}
             except (ArithmeticError, ValueError):
                 words = "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings"
                 law = {"why": words}
-            row.append({"shape": [*shapes_by_key].index(key)} | law)
+            row.append({"shape": [*shapes].index(key)} | law)
         table.append(row)
+    published = {"sure": datasheet.SURE, "widens": datasheet.WIDENS, "longest": datasheet.LONGEST}
     found: Numbers = _short(
         {
             "models": [*models],
-            "devices": [
-                {"name": one.name, "group": one.group, "memory": one.memory_bytes, "about": one.about} for one in places
-            ],
+            "devices": [facts for facts, *_ in places],
             "laws": table,
-            "shapes": [*shapes_by_key.values()],
+            "shapes": [*shapes.values()],
             "most": most,
             "start": {"prompt": min(1000, most["prompt"]), "gen": 200},
             "near": learning.NEAR,
             "deviations": learning.DEVIATIONS,
-            "published": {
-                **{"sure": datasheet.SURE, "widens": datasheet.WIDENS, "longest": datasheet.LONGEST},
-                **{"perLength": datasheet.PER_LENGTH, "tile": datasheet.TILE},
-            },
+            "published": {**published, "perLength": datasheet.PER_LENGTH, "tile": datasheet.TILE},
             "shares": [explanation.OVERHEAD_SHARE, explanation.ATTENTION_SHARE, explanation.KERNEL_FACTOR],
         }
     )
     return found
-
-
-COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
-"""The settings that the numbers of `shape_of` depend on."""
 
 
 def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
@@ -198,29 +186,6 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
     }
 
 
-def of_datasheet(
-    model: Model, settings: Settings, device: datasheet.Device, works: Mapping[str, datasheet.Work | None]
-) -> Numbers:
-    """The law of `datasheet.times`; a phase that is not predicted is None.
-
-    Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
-    and what nobody published. `works`: of each phase.
-    """
-    law: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
-    for phase in (PREFILL, DECODE):
-        case = datasheet.case_for(model, settings, device, phase, 1, works[phase])
-        found = datasheet.learned()[phase]
-        if case is None or case.work.least_s(device, phase) is None:
-            law[phase] = None
-            continue
-        law[phase] = {
-            "parts": found.coefficients(case),
-            "ends": found.ends(case),
-            "unknown": found.unknown(case),
-        }
-    return law
-
-
 def _is_possible(record: Record) -> bool:
     """Whether the sizes of a model and of its steps are in the range of real ones: a file may hold anything."""
     model, n_ubatch = record.model, record.settings.n_ubatch
@@ -229,60 +194,50 @@ def _is_possible(record: Record) -> bool:
     return is_possible and 0 <= (model.n_layer or 0) <= MOST_LAYERS and 0 < n_ubatch <= MOST_UBATCH
 
 
-def _models(measured: Sequence[Model]) -> dict[str, Model]:
-    """The models of runs by name and quantization, and each in common quantizations; none of unknown cost."""
-    found: dict[str, Model] = {}
-    for model in measured:
-        entry = catalog.entries().get(model.name)
-        for one in (model, *(synthetic.by_quantization(entry).values() if entry else ())):
-            if cost.step(one, 1, 0, 1) is not None:
-                found.setdefault(f"{one.name} {one.quantization or ''}".strip(), one)
-    return found
-
-
-def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence[Record]) -> list[Place]:
+def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence[Record]) -> Iterator[Place]:
     """The setups of plain runs; those that differ in more than the model have names of their own."""
-    places: dict[object, Place] = {}
-    names: dict[str, int] = {}
+    seen, names = set[object](), Counter[str]()
     for one in plain:
         on, settings = probing.place_of_record(one), one.settings
-        key = machine.label(one.machine, settings), learning.case_of(PREFILL, 1.0, one.model, settings).settings
-        if key in places:
+        label = machine.label(one.machine, settings)
+        key = label, learning.case_of(PREFILL, 1.0, one.model, settings).settings
+        if key in seen:
             continue
-        name = f"{key[0]}, {settings.n_threads} threads" if None in on.devices else key[0]
-        names[name] = names.get(name, 0) + 1
+        seen.add(key)
+        name = f"{label}, {settings.n_threads} threads" if None in on.devices else label
+        names[name] += 1
         name += f", setup {names[name]}" if names[name] > 1 else ""
         device = probing.device_of(one.machine, on.devices[0])
         size = one.machine.ram_bytes if on.devices[0] is None else device.memory_bytes if device else None
         size = size if len(on.devices) == 1 else None  # of several: each has its share, not known here
 
         def law(model: Model, one: Record = one) -> Numbers:
-            place = probing.place_of(one.machine, model, one.settings)
-            ceilings = probing.need(known, place, "this machine")
+            ceilings = probing.need(known, probing.place_of(one.machine, model, one.settings), "this machine")
             learned = learning.learn(runs, ceilings, learning.offload_of(model, one.settings))
             return of_place(model, one.settings, ceilings, learned)
 
-        places[key] = Place(name, MEASURED, size, settings, law)
-    return [*places.values()]
+        yield {"name": name, "group": "Measured in these results", "memory": size, "about": ""}, settings, law
 
 
-def _devices(settings: Settings) -> list[Place]:
-    """All devices of the datasheets."""
-    works: dict[str, dict[str, datasheet.Work | None]] = {}  # the same on all devices
+def _devices(settings: Settings) -> Iterator[Place]:
+    """All devices of the datasheets, with the law of `prediction.on_device`.
 
-    def place(device: datasheet.Device) -> Place:
-        def law(model: Model) -> Numbers:
-            key = f"{model.name} {model.quantization}"
-            if key not in works:
-                how = 1, settings.n_ubatch, (settings.type_k, settings.type_v)
-                works[key] = {phase: datasheet.work_of(model, phase, *how) for phase in (PREFILL, DECODE)}
-            return of_datasheet(model, settings, device, works[key])
+    Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
+    and what nobody published; None for one that is not predicted.
+    """
+    for device in devices.devices().values():
+
+        def law(model: Model, device: devices.Device = device) -> Numbers:
+            numbers: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
+            for phase, found in datasheet.learned().items():
+                case = datasheet.case_for(model, settings, device, phase, 1)
+                of_case = {"parts": found.coefficients(case), "ends": found.ends(case), "unknown": found.unknown(case)}
+                numbers[phase] = None if case.least_s is None else of_case
+            return numbers
 
         peak = f", {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else ""
-        about = f"{device.about}: {device.gbps:g} GB/s{peak}"
-        return Place(device.name, f"{PREDICTED}: {device.kind}", device.memory_bytes, settings, law, about)
-
-    return [place(device) for device in datasheet.devices().values()]
+        group, about = f"Predicted from datasheets: {device.kind}", f"{device.about}: {device.gbps:g} GB/s{peak}"
+        yield {"name": device.name, "group": group, "memory": device.memory_bytes, "about": about}, settings, law
 
 
 def _short(value: Any) -> Any:

@@ -18,9 +18,10 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import cost, phases, stats
@@ -29,7 +30,6 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.script import Part, Script
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
-from lab.features.limits.step_kernels import Layers, Parts
 from lab.show import disturbances
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ PRIOR_WEIGHT = 4
 DEVIATIONS = 2.0  # half the width of a range, in standard deviations
 MOST_LENGTHS = 12  # most lengths at which points are split: a sweep has hundreds
 NEAR = 1.5  # lengths up to this factor times the longest measured one do not count as extrapolation
+TILE = 64  # tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)
 
 
 @dataclass(frozen=True)
@@ -125,30 +126,21 @@ class Fit:
 
     def seconds(self, case: Case, costs: Costs) -> float:
         factor = self.prefill_factor if case.phase == PREFILL else self.decode_factor
+        return self.at_least(costs, factor, self.own.get(case.setup, 1.0))
+
+    def at_least(self, costs: Costs, factor: float, own: float) -> float:
         layers_s = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
-        return max(costs.kernels_s, self.own.get(case.setup, 1.0) * (factor * costs.kernels_s + layers_s))
+        return max(costs.kernels_s, own * (factor * costs.kernels_s + layers_s))
 
 
-class Known(NamedTuple):
-    """The lengths, the models with their quantizations, and the settings of the points of one phase."""
+class Known:
+    """What the points of one phase cover."""
 
-    shortest: float
-    longest: float
-    models: set[tuple[tuple[object, ...], str | None]]  # shape and quantization
-    settings: set[object]
-
-    @classmethod
-    def by_phase(cls, points: Sequence[Point]) -> dict[str, Known]:
-        cases = grouped((point.case for point in points), lambda case: case.phase)
-        return {
-            phase: cls(
-                min(case.length for case in own),
-                max(case.length for case in own),
-                {(case.shape, case.quantization) for case in own},
-                {case.settings for case in own},
-            )
-            for phase, own in cases.items()
-        }
+    def __init__(self, points: Sequence[Point]) -> None:
+        cases = [point.case for point in points]
+        self.shortest, self.longest = min(case.length for case in cases), max(case.length for case in cases)
+        self.models = {(case.shape, case.quantization) for case in cases}
+        self.settings = {case.settings for case in cases}
 
     def beyond(self, case: Case) -> dict[str, float]:
         """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
@@ -158,13 +150,13 @@ class Known(NamedTuple):
         if case.length * NEAR < self.shortest:
             ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
         is_new = all(shape != case.shape for shape, _ in self.models)
-        if is_new:
-            ways[MODEL] = 1.0
-        if case.quantization not in {kind for shape, kind in self.models if is_new or shape == case.shape}:
-            ways[QUANTIZATION] = 1.0
-        if case.settings not in self.settings:
-            ways[SETTINGS] = 1.0
-        return ways
+        is_packed_anew = case.quantization not in {kind for shape, kind in self.models if is_new or shape == case.shape}
+        others = {MODEL: is_new, QUANTIZATION: is_packed_anew, SETTINGS: case.settings not in self.settings}
+        return ways | {way: 1.0 for way, is_so in others.items() if is_so}
+
+
+def by_phase(points: Sequence[Point]) -> dict[str, Known]:
+    return {phase: Known(own) for phase, own in grouped(points, lambda point: point.case.phase).items()}
 
 
 @dataclass(frozen=True)
@@ -178,7 +170,7 @@ class Learned:
 
     @cached_property
     def known(self) -> dict[str, Known]:
-        return Known.by_phase(self.points)
+        return by_phase(self.points)
 
     @cached_property
     def held_out(self) -> list[tuple[str, str, dict[str, float], float]]:
@@ -189,8 +181,7 @@ class Learned:
         for group, held in _splits(self.points):
             is_held = set(map(id, held))
             kept = [point for point in self.points if id(point) not in is_held]
-            known = Known.by_phase(kept)
-            fitted = fit(kept)
+            known, fitted = by_phase(kept), fit(kept)
             for point in held:
                 if point.case.phase in known:
                     error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
@@ -216,32 +207,33 @@ class Learned:
         Between sessions: the squared deviations of each session's medians from those of all.
         """
         squares: dict[str, list[float]] = {}
-        for point in self.points if way == SESSION else ():
-            n = len(point.by_session)
-            for session, seconds in point.by_session.items() if point.case.phase == phase and n > 1 else ():
-                squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
-        for of_phase, group, ways, error in self.held_out if way != SESSION else ():
-            if of_phase == phase and [*ways] == ([] if way == INSIDE else [way]):
-                squares.setdefault(group, []).append(error**2 / ways.get(way, 1.0))
+        if way == SESSION:
+            for point in (point for point in self.points if point.case.phase == phase and len(point.by_session) > 1):
+                n = len(point.by_session)
+                for session, seconds in point.by_session.items():
+                    squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+        else:
+            for of_phase, group, ways, error in self.held_out:
+                if of_phase == phase and [*ways] == ([] if way == INSIDE else [way]):
+                    squares.setdefault(group, []).append(error**2 / ways.get(way, 1.0))
         means = [statistics.fmean(group) for group in squares.values()]
         return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
 
 
-def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
-    """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
-    phases_of = [(record, _phases(record, ceilings, offload)) for record in records]
-    used = [(record, found) for record, found in phases_of if found]
-    runs = [run for _, found in used for run in found]
-    by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
-    points = tuple(map(_median, by_length.values()))
-    if {point.case.phase for point in points} != {PREFILL, DECODE}:
-        raise LabError(
-            "There are too few runs of this machine to predict from. At least one with prefill and decode is needed, "
-            "and ceilings for its weight types.",
-            "Measure them: lab measure, then lab ceilings",
-        )
-    models = {f"{record.model.name} {record.model.quantization or ''}".strip() for record, _ in used}
-    return Learned(fit(points), points, tuple(sorted(models)), len(used))
+def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+    """The groups to hold out: a name (empty: that of each point's setup) and the points."""
+    lengths = sorted({point.n_prompt for point in points})
+    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
+    for n in lengths[1:-1]:
+        of_length = [point for point in points if point.n_prompt == n]
+        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
+    for n in lengths[1:]:
+        yield "", [point for point in points if point.n_prompt >= n]
+        yield "", [point for point in points if point.n_prompt < n]
+    for names in (("shape",), ("shape", "quantization"), ("settings",)):
+        case_part = attrgetter(*names)
+        alike = grouped(points, lambda point, part=case_part: part(point.case))  # type: ignore[misc]
+        yield from ((str(values), held) for values, held in alike.items())
 
 
 def fit(points: Sequence[Point]) -> Fit:
@@ -249,22 +241,21 @@ def fit(points: Sequence[Point]) -> Fit:
 
     The deviation of a setup is the geometric mean over its points and one more point without deviation.
     """
-    rows = []
+    rows = list[tuple[float, ...]]()
     for point in points:
         kernels_s, *layers = point.costs
         kernels = (kernels_s, 0.0) if point.case.phase == PREFILL else (0.0, kernels_s)
-        rows.append(((*kernels, *layers), point.seconds))
-    rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
-    columns = [*zip(*(row for row, _ in rows), strict=True)]
-    prefill, decode, step, value = stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0))
+        rows.append((*kernels, *layers, point.seconds))
+    rows += [(1.0, 0.0, 0.0, 0.0, PRIOR_FACTOR), (0.0, 1.0, 0.0, 0.0, PRIOR_FACTOR)]
+    *columns, seconds = zip(*rows, strict=True)
+    prefill, decode, step, value = stats.fit(columns, seconds, at_least=(1, 1, 0, 0))
     common = Fit(prefill, decode, step, value)
     differs: dict[tuple[object, ...], list[float]] = {}
     for point in points:
         ratio = point.seconds / common.seconds(point.case, point.costs)
         differs.setdefault(point.case.setup, [1.0]).append(ratio)
-    return dataclasses.replace(
-        common, own={setup: statistics.geometric_mean(ratios) for setup, ratios in differs.items()}
-    )
+    own = {setup: statistics.geometric_mean(ratios) for setup, ratios in differs.items()}
+    return dataclasses.replace(common, own=own)
 
 
 def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
@@ -286,23 +277,22 @@ def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: 
     return [(n, n_past + first, n_outputs if first + n == n_tokens else 0) for first, n in sizes]
 
 
-def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts]) -> Costs:
-    """The costs of some steps. LabError if a kernel's cost is unknown."""
-    kernels_s = sum(parts_of(step).total.total_s for step in steps)
-    layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
-    return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
-
-
-def step_costs(
-    model: Model, settings: Settings, ceilings: Ceilings, layers: Layers | None = None
-) -> Callable[[Step], Parts]:
-    """The cached cost of a step's kernels: the runs of a sweep share most of their steps."""
-
-    @cache
-    def parts_of(step: Step) -> Parts:
-        return step_kernels.parts(model, settings, ceilings, *step, layers=layers)
-
-    return parts_of
+def costs_of(
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    steps: Sequence[Step],
+    layers: step_kernels.Layers | None = None,
+    known: dict[Step, float] | None = None,
+) -> Costs:
+    """The costs of some steps; `known` are kernels' seconds of steps of this model. LabError for an unknown cost."""
+    known = {} if known is None else known
+    for step in steps:
+        if step not in known:
+            known[step] = step_kernels.parts(model, settings, ceilings, *step, layers=layers).total.total_s
+    n_layer, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
+    n_values = n_layer * sum(n for n, _, _ in steps) * width
+    return Costs(sum(known[step] for step in steps), n_layer * len(steps), n_values)
 
 
 def offload_of(model: Model, settings: Settings) -> str:
@@ -312,14 +302,37 @@ def offload_of(model: Model, settings: Settings) -> str:
     return "all" if settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer or 0) else "part"
 
 
-def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
-    """Prefill and the mean decode step of a record's run, each as a point; none if it is unusable for the fit."""
-    model, settings, found = record.model, record.settings, list[Point]()
-    is_plain = record.run.is_timed and record.run.totals is None and record.run.lever is None
-    is_alike = is_plain and offload_of(model, settings) == offload
-    if not is_alike or not probing.hold_for(ceilings, probing.place_of_record(record)):
+def is_plain(record: Record) -> bool:
+    """Whether it is a timed run with steps that belongs to no experiment."""
+    return record.run.is_timed and record.run.totals is None and record.run.lever is None
+
+
+def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
+    """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
+    runs, models, n_runs = list[Point](), set[str](), 0
+    for record in records:
+        if is_plain(record) and offload_of(record.model, record.settings) == offload:
+            found = _phases(record, ceilings)
+            runs += found
+            n_runs += bool(found)
+            models |= {f"{record.model.name} {record.model.quantization or ''}".strip()} if found else set()
+    by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
+    points = tuple(map(_median, by_length.values()))
+    if {point.case.phase for point in points} != {PREFILL, DECODE}:
+        raise LabError(
+            "There are too few runs of this machine to predict from. At least one with prefill and decode is needed, "
+            "and ceilings for its weight types.",
+            "Measure them: lab measure, then lab ceilings",
+        )
+    return Learned(fit(points), points, tuple(sorted(models)), n_runs)
+
+
+def _phases(record: Record, ceilings: Ceilings) -> list[Point]:
+    """Prefill and the mean decode step of a record's runs, each as a point; none if it is unusable for the fit."""
+    if not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
-    parts_of = step_costs(model, settings, ceilings, probing.layers_of(record))
+    model, settings, found = record.model, record.settings, list[Point]()
+    layers, known = probing.layers_of(record), dict[Step, float]()  # the runs of a sweep share most of their steps
     is_disturbed = bool(disturbances.disturbances(record))
     for run in phases.by_length(record.run):
         steps, n = run.steps, phases.n_prefill_steps(run)
@@ -333,7 +346,7 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
             measured.append((DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)))
         for phase, length, shapes, seconds in measured:
             try:
-                costs = costs_of(model, shapes, parts_of)
+                costs = costs_of(model, settings, ceilings, shapes, layers, known)
             except LabError:  # a type or thread count without a ceiling
                 return []
             if min(costs.kernels_s, seconds, length) > 0:
@@ -353,28 +366,6 @@ def _median(runs: Sequence[Point]) -> Point:
     return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
 
 
-def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
-    """The groups to hold out: a name (empty: that of each point's setup) and the points."""
-    lengths = sorted({point.n_prompt for point in points})
-    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
-    for n in lengths[1:-1]:
-        of_length = [point for point in points if point.n_prompt == n]
-        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
-    for n in lengths[1:]:
-        yield "", [point for point in points if point.n_prompt >= n]
-        yield "", [point for point in points if point.n_prompt < n]
-    parts: tuple[Callable[[Point], object], ...] = (
-        lambda point: point.case.shape,
-        lambda point: (point.case.shape, point.case.quantization),
-        lambda point: point.case.settings,
-    )
-    for part in parts:
-        yield from ((str(value), held) for value, held in grouped(points, part).items())
-
-
-TILE = 64  # tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)
-
-
 @dataclass(frozen=True)
 class StepPrediction:
     """Predicts steps of one model under some settings, on the machine of the ceilings."""
@@ -387,27 +378,24 @@ class StepPrediction:
 
     def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float | None:
         """Seconds of a step, as described by `cost.step`; None if its cost is unknown, or a kernel was not probed."""
+        model, settings = self.model, self.settings
         try:
-            kernels = step_kernels.total(self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others)
+            kernels = step_kernels.total(model, settings, self.ceilings, n_tokens, n_past, n_outputs, others)
         except LabError:
             return None
-        n_all = n_tokens + sum(n for n, _ in others)
-        share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
-
-        def between(one: float, many: float) -> float:
-            return math.exp((1 - share) * math.log(one) + share * math.log(many))
-
-        factor = between(self.fit.decode_factor, self.fit.prefill_factor)
-        setups = (case_of(phase, 1.0, self.model, self.settings).setup for phase in (DECODE, PREFILL))
-        own = between(*(self.fit.own.get(setup, 1.0) for setup in setups))
-        layers, width = self.model.n_layer or 0, (self.model.n_embd or 0) + (self.model.n_ff or 0)
-        rest = layers * (self.fit.per_layer_step_s + self.fit.per_layer_value_s * n_all * width)
-        return max(kernels.total_s, own * (factor * kernels.total_s + rest))
+        n_all, n_layer = n_tokens + sum(n for n, _ in others), model.n_layer or 0
+        share = min(1.0, math.log(n_all) / math.log(max(2, settings.n_ubatch)))
+        own = [self.fit.own.get(case_of(phase, 1.0, model, settings).setup, 1.0) for phase in (DECODE, PREFILL)]
+        factor, own_factor = (  # a step of many tokens is like one of prefill
+            math.exp((1 - share) * math.log(one) + share * math.log(many))
+            for one, many in ((self.fit.decode_factor, self.fit.prefill_factor), own)
+        )
+        n_values = n_layer * n_all * ((model.n_embd or 0) + (model.n_ff or 0))
+        return self.fit.at_least(Costs(kernels.total_s, n_layer, n_values), factor, own_factor)
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
         """Seconds of a prompt of n_tokens after n_past, in steps of up to n_ubatch."""
-        steps = prompt_steps(n_tokens, self.settings, n_past, n_outputs)
-        times = [self.seconds(*step) for step in steps]
+        times = [self.seconds(*step) for step in prompt_steps(n_tokens, self.settings, n_past, n_outputs)]
         return None if None in times else sum(seconds or 0.0 for seconds in times)
 
     def steps(self, script: Script) -> pd.DataFrame | None:
@@ -420,8 +408,8 @@ class StepPrediction:
         import pandas as pd
 
         settings, now, rows, positions = self.settings, 0.0, [], Counter[int]()
-        is_tiled = settings.kv_unified and settings.n_gpu_layers == 0
-        is_tiled = is_tiled and (settings.flash_attn_resolved or settings.flash_attn) != "off"
+        is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
+        is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and is_flash
         for operation in (one for one in script for _ in range(one.times)):
             start = now
             for ((n, n_past), *others), n_outputs in pieces(operation.parts, positions, settings):
@@ -444,10 +432,10 @@ class StepPrediction:
     @property
     def basis(self) -> str:
         """The basis of the prediction, in a sentence."""
-        learned = (
+        runs = (
             f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
         )
-        basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
+        basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {runs}."
         return " ".join([basis, *probing.doubt_words(self.ceilings)])
 
 
@@ -478,14 +466,10 @@ def pieces(
 
 
 def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> StepPrediction | None:
-    """The prediction for the setup of a record, from ceilings and runs of its machine; None without ceilings.
-
-    It uses only plain runs (no experiments) of other sessions.
-    """
+    """The prediction for the setup of a record, from plain runs of other sessions; None without ceilings."""
     ceilings = probing.known(known, probing.place_of_record(record))
-    if ceilings is None:
-        return None
-    return taught_by([other for other in runs if other.session != record.session], record, ceilings)
+    others = [other for other in runs if other.session != record.session]
+    return None if ceilings is None else taught_by(others, record, ceilings)
 
 
 def taught_by(runs: Sequence[Record], record: Record, ceilings: Ceilings) -> StepPrediction:

@@ -1,9 +1,9 @@
 """Predicts requests: on this machine from its kernels' ceilings, on other devices from their datasheets.
 
-On this machine the expected time is fitted to earlier runs (learning.py). The range around it comes from the
-errors of predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the
-theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from
-what others published (datasheet.py).
+On this machine the expected time is fitted to earlier runs (learning.py). The range around it comes from the errors of
+predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the theoretical
+limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from what others
+published (datasheet.py).
 
 Several users decode together in one step, which reads the weights once and each user's cache: its time is that of a
 single user's step times the ratio of their predicted times (by steps where the kernels were measured, elsewhere by the
@@ -28,17 +28,9 @@ from lab.core.request import Slo
 from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.predict import datasheet, learning
-from lab.features.predict.datasheet import Device
-from lab.features.predict.learning import (
-    LONGER,
-    MODEL,
-    QUANTIZATION,
-    SETTINGS,
-    SHORTER,
-    Learned,
-    StepPrediction,
-)
-from lab.models import catalog, obtain, synthetic
+from lab.features.predict.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Learned, StepPrediction
+from lab.models import catalog, devices, obtain, synthetic
+from lab.models.devices import Device
 from lab.process.worker import Worker
 from lab.runner import machine
 from lab.runner.cases import Plan
@@ -56,40 +48,9 @@ HERE = "this machine"
 MOST_TOKENS = 10_000_000  # the longest context that can be predicted
 NEAR = 0.05  # runs whose prompt length differs by at most this share of the wanted one count as the same request
 WITHIN = 0.90  # the share of requests that a range is to hold
+CERTAIN = 0.95  # the chance from which limits are said to be kept
 TOO_FAST = 1.1  # runs faster than their kernels' ceilings by this factor show that the ceilings are too low
-
-
-def basis_here(learned: Learned) -> str:
-    """The basis of a prediction for this machine, in sentences."""
-    fit, errors = learned.fit, learned
-    sentence = (
-        f"Expected times are fitted to {plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
-        f"({len(learned.points)} points: medians by length and phase): {digits(fit.prefill_factor)}x the kernels' best "
-        f"time in prefill, {digits(fit.decode_factor)}x in decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer "
-        f"and step, plus {1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value, corrected by the mean "
-        f"deviation of each setup. Ranges are {learning.DEVIATIONS:g} standard deviations of {len(errors.held_out)} "
-        "held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py) where these are few."
-    )
-    if n_disturbed := sum(point.is_disturbed for point in learned.points):
-        sentence += f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
-    fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
-    if fastest < 1 / TOO_FAST:
-        sentence += (
-            f" Some of these runs took only {digits(fastest)}x their kernels' best time: ceilings are too low, so "
-            "expected times are too long, and the ranges start lower by this factor. Run: lab ceilings --again"
-        )
-    return sentence
-
-
-def basis_of(device: Device, model: Model) -> str:
-    """The basis of a prediction for a device of the datasheets, in sentences."""
-    peak = "; without a known peak, prefill is not predicted"
-    if device.peak_tflops:
-        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
-    checked = f"checked against {device.checked}" if device.checked else "unchecked"
-    source = f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
-    return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
-
+MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
 
 Span = tuple[float, float]  # the ends of a range
 
@@ -174,21 +135,17 @@ def predict(
         raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
     if users < 1:
         raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
-    names, measured = parts(device or f"all,{HERE}"), kept(Path(results))
-    others = [name for name in names if name != HERE]
-    chosen = [name for other in others for name in datasheet.names_of(other) or [datasheet.find_device(other).name]]
-    rows = list[Prediction]()
+    names, rows = parts(device or f"all,{HERE}"), list[Prediction]()
+    others = [one for name in names if name != HERE for one in devices.names_of(name) or [name]]
+    chosen = dict.fromkeys(map(devices.find_device, others))
     for spec in parts(model):
         plan = plan_for(spec, settings)
-        for one in map(datasheet.find_device, dict.fromkeys(chosen)):
+        for one in chosen:
             basis = basis_of(one, plan.model)
-            for n in lengths:
-                row = on_device(plan.model, plan.settings, one, n, gen)
-                row = for_users(row, plan.settings, users, one)
-                row = dataclasses.replace(row, name=one.name, about=one.about, basis=basis)
-                rows.append(with_memory(row, plan.settings, one.memory_bytes))
+            found = (on_device(plan.model, plan.settings, one, n, gen, users) for n in lengths)
+            rows += [dataclasses.replace(row, basis=basis) for row in found]
         if HERE in names:
-            rows += _on_this(plan, lengths, gen, users, measured, is_ranked=device is None)
+            rows += _on_this(plan, lengths, gen, users, Path(results), is_ranked=device is None)
 
     def order(row: Prediction) -> tuple[int, bool, float]:
         middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
@@ -204,103 +161,185 @@ def parts(text: str) -> list[str]:
 
 def ranks(device: str | None) -> bool:
     """Whether to rank devices: without any, or with a kind of them."""
-    return device is None or any(name != HERE and datasheet.names_of(name) for name in parts(device))
+    return device is None or any(name != HERE and devices.names_of(name) for name in parts(device))
+
+
+def plan_for(model: str, settings: dict[str, Any]) -> Plan:
+    """This machine and the settings, for a model; only its shape is needed."""
+    with Worker() as worker:
+        shape, plan = obtain.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
+    chosen = plan.settings
+    if chosen.n_gpu_layers and settings.get("n_gpu_layers") is None and shape.n_layer is not None:
+        chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
+    return dataclasses.replace(plan, model=shape, settings=chosen)
+
+
+def basis_of(device: Device, model: Model) -> str:
+    """The basis of a prediction for a device of the datasheets, in sentences."""
+    peak = "; without a known peak, prefill is not predicted"
+    if device.peak_tflops:
+        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
+    checked = f"checked against {device.checked}" if device.checked else "unchecked"
+    source = f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
+    return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
+
+
+def on_device(
+    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, users: int = 1
+) -> Prediction:
+    """A request on a device of the datasheets, as published runs on such devices do."""
+    figures, middle = dict[str, Any](), n_prompt + max(0, n_gen - 2) // 2
+    for phase, name, n in ((PREFILL, "prefill", n_prompt), (DECODE, "tpot", middle)):
+        case, known = datasheet.case_for(model, settings, device, phase, n), datasheet.learned()[phase]
+        least, expected = case.least_s, known.expected_s(case)
+        figures |= {f"{name}_limit_s": least, f"{name}_expected_s": expected, f"{name}_s": (math.nan, math.nan)}
+        if least and expected:
+            fast, slow = known.range(case)
+            figures[f"{name}_s"] = max(least, fast * expected), slow * expected
+    row = Prediction(model, n_prompt, n_gen, **figures, name=device.name, about=device.about)
+    if users > 1:
+        gbps, times = device.gbps * 1e9, list[float | None]()
+        for step in _decode_steps(model, settings, middle, users):  # of several users arithmetic counts
+            arithmetic = step.flops / device.peak_tflops / 1e12 if device.peak_tflops else 0.0
+            moved = step.weight_bytes / gbps, 0.0, (step.n_bytes - step.weight_bytes) / gbps
+            case = dataclasses.replace(case, parts=(arithmetic, *moved, case.parts[-1]))
+            times.append(known.expected_s(case))
+        row = _of_users(row, users, times[0], times[1], case.least_s or math.nan)
+    return with_memory(row, settings, device.memory_bytes)
+
+
+def here(
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned, n_prompt: int, n_gen: int, users: int = 1
+) -> Prediction:
+    """A request on this machine. Neither the expected time nor the range goes below the limit."""
+    middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
+    best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
+
+    def least_s(step: cost.StepCost | None) -> float:
+        if step is None:
+            raise step_kernels.not_known(model)
+        return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
+
+    figures, words, doubts = dict[str, Any](), list[str](), [probing.doubts(ceilings)]
+    for phase, name, what, length, steps in (
+        (PREFILL, "prefill", "prompt", n_prompt, learning.prompt_steps(n_prompt, settings)),
+        (DECODE, "tpot", "context", middle, [(1, middle, 1)]),
+    ):
+        limit = sum(least_s(cost.step(model, *step, *kinds)) for step in steps)
+        case, known = learning.case_of(phase, float(length), model, settings), learned.known[phase]
+        expected = max(limit, learned.fit.seconds(case, learning.costs_of(model, settings, ceilings, steps)))
+        wide, fastest = learned.factor(case), learned.fastest(phase)
+        figures |= {f"{name}_limit_s": limit, f"{name}_expected_s": expected}
+        figures[f"{name}_s"] = max(limit, expected / wide * fastest), expected * wide
+        said = {
+            LONGER: f"to {case.length / known.longest:.3g}x the longest measured {what} ({known.longest:,.0f} tokens)",
+            SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
+            MODEL: "to another model",
+            QUANTIZATION: f"to another quantization ({case.quantization})",
+            SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
+        }
+        if ways := ", ".join(said[way] for way in known.beyond(case)):
+            ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
+            words.append(f"{phase} extrapolates {ways}: range widened to {ends}")
+        alike = [point.is_disturbed for point in learned.points if point.case.phase == phase]
+        above = (shown.ABOVE,) if fastest < 1 / TOO_FAST else ()
+        doubts += [(shown.EXTRAPOLATED,) if words else (), shown.of_runs(len(alike), sum(alike), 0), above]
+    row = Prediction(model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts))
+    if users == 1:
+        return row
+    predicted = StepPrediction(model, settings, ceilings, learned.fit, learned.n_runs)
+    one, many = (predicted.seconds(1, middle, n, [(1, middle)] * (n - 1)) for n in (1, users))
+    return _of_users(row, users, one, many, least_s(_decode_steps(model, settings, middle, users)[1]))
+
+
+def _decode_steps(model: Model, settings: Settings, n_past: int, users: int) -> list[cost.StepCost]:
+    """The cost of a decode step of one user, and of one of several. LabError for a model of unknown cost."""
+    kinds = settings.type_k, settings.type_v
+    steps = [cost.step(model, 1, n_past, n, *kinds, [(1, n_past)] * (n - 1)) for n in (1, users)]
+    if None in steps:
+        raise step_kernels.not_known(model)
+    return [step for step in steps if step]
+
+
+def _of_users(row: Prediction, users: int, one_s: float | None, many_s: float | None, limit_s: float) -> Prediction:
+    """The prediction of one user's request, for several users: their step takes many_s where one's takes one_s."""
+    slower = many_s / one_s if one_s and many_s else math.nan
+    expected, (low, high) = row.tpot_expected_s, row.tpot_s
+    return dataclasses.replace(
+        row,
+        users=users,
+        tpot_limit_s=limit_s,
+        tpot_expected_s=expected and max(limit_s, slower * expected),
+        tpot_s=(max(limit_s, slower * low), slower * high),
+    )
 
 
 def _on_this(
-    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, kept_here: Kept, is_ranked: bool
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, folder: Path, is_ranked: bool
 ) -> list[Prediction]:
-    """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
-    records, known = kept_here
-    measured = {}
-    if is_ranked and users == 1:
-        measured = {n: row for n in lengths if (row := _measured(plan, n, n_gen, records))}
-    rows, missing = [*measured.values()], [n for n in lengths if n not in measured]
+    """The rows of this machine, from what its folder of results holds.
+
+    A ranking prefers what was measured of such a request, in the setup of most runs, and may lack the machine.
+    """
+    records, known = list[Record](), list[Ceilings]()
+    if folder.is_dir() and any(folder.glob("*.jsonl")):
+        contents = results_files.read([folder])
+        records = list(contents.records)
+        known = list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
+    model, settings, rows, missing = plan.model, plan.settings, list[Prediction](), list[int]()
+    setup = model.name, model.quantization, machine.label(plan.machine, settings)
+    same = [
+        one
+        for one in (records if is_ranked and users == 1 else [])
+        if learning.is_plain(one)
+        and one.run.tuning is None
+        and (one.model.name, one.model.quantization, machine.label(one.machine, one.settings)) == setup
+    ]
+    for n in lengths:
+        summary = table.summary(table.runs([one for one in same if abs(one.run.n_prompt - n) <= NEAR * n]))
+        if summary.empty:
+            missing.append(n)
+            continue
+        best = summary.loc[summary.repeats.idxmax()].to_dict()
+        figures = [table.shown_in(best, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
+        ttft, tpot = ((one.low or one.value, one.high or one.value) for one in figures)
+        row = Prediction(model, n, n_gen, None, ttft, math.nan, tpot, doubts=best["doubts"], is_measured=True)
+        rows.append(with_memory(row, settings, None))
     if not missing:
         return rows
     try:
-        ceilings = probing.need(known, probing.place_of(plan.machine, plan.model, plan.settings), HERE)
-        learned = learning.learn(records, ceilings, learning.offload_of(plan.model, plan.settings))
-        predicted = [here(plan.model, plan.settings, ceilings, learned, n, n_gen) for n in missing]
+        ceilings = probing.need(known, probing.place_of(plan.machine, model, settings), HERE)
+        learned = learning.learn(records, ceilings, learning.offload_of(model, settings))
+        predicted = [here(model, settings, ceilings, learned, n, n_gen, users) for n in missing]
     except LabError:
         if is_ranked:  # the table says how to get them
             return rows
         raise
     basis = " ".join([basis_here(learned), *probing.doubt_words(ceilings)])
-    for row in predicted:
-        row = dataclasses.replace(for_users(row, plan.settings, users, own=(ceilings, learned)), basis=basis)
-        rows.append(with_memory(row, plan.settings, memory_for(plan)))
-    return rows
+    available = memory_for(plan)
+    return rows + [with_memory(dataclasses.replace(row, basis=basis), settings, available) for row in predicted]
 
 
-def _measured(plan: Plan, n_prompt: int, n_gen: int, records: Sequence[Record]) -> Prediction | None:
-    """What this machine measured of such a request, in the setup of most runs; None where it did not."""
-    label, model = machine.label(plan.machine, plan.settings), plan.model
-    same = [
-        record
-        for record in records
-        if record.run.tuning is None
-        and record.run.is_timed
-        and record.run.lever is None
-        and record.run.totals is None
-        and abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
-        and (record.model.name, record.model.quantization) == (model.name, model.quantization)
-        and machine.label(record.machine, record.settings) == label
-    ]
-    summary = table.summary(table.runs(same))
-    if summary.empty:
-        return None
-    row = summary.loc[summary.repeats.idxmax()].to_dict()
-    figures = [table.shown_in(row, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
-    ttft, tpot = ((one.low or one.value, one.high or one.value) for one in figures)
-    found = Prediction(model, n_prompt, n_gen, None, ttft, math.nan, tpot, doubts=row["doubts"], is_measured=True)
-    return with_memory(found, plan.settings, None)
-
-
-def for_users(
-    row: Prediction,
-    settings: Settings,
-    users: int,
-    device: Device | None = None,
-    own: tuple[Ceilings, Learned] | None = None,
-) -> Prediction:
-    """The prediction of one user's request, for several users whose answers are decoded together.
-
-    On a device of the datasheets, or on the machine of these ceilings and runs.
-    """
-    if users == 1:
-        return row
-    model, past = row.model, row.n_prompt + max(0, row.n_gen - 2) // 2
-    others, kinds = [(1, past)] * (users - 1), (settings.type_k, settings.type_v)
-    one_step, step = cost.step(model, 1, past, 1, *kinds), cost.step(model, 1, past, users, *kinds, others)
-    if one_step is None or step is None:
-        raise step_kernels.not_known(model)
-    if own:
-        ceilings, learned = own
-        steps = StepPrediction(model, settings, ceilings, learned.fit, learned.n_runs)
-        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, others)
-        limit_s = _least_s(model, settings, ceilings, step)
-    else:
-        case = device and datasheet.case_for(model, settings, device, DECODE, past)
-        assert device and case
-        known, layers = datasheet.learned()[DECODE], model.n_layer or 0
-        works = [
-            datasheet.Work(
-                each.flops if device.peak_tflops else 0.0,
-                *(each.weight_bytes, 0.0, each.n_bytes - each.weight_bytes, layers),
-            )
-            for each in (one_step, step)
-        ]
-        one, many = (known.expected_s(dataclasses.replace(case, work=work)) for work in works)
-        limit_s = works[1].least_s(device, DECODE) or math.nan
-    slower = many / one if one and many else math.nan
-    return dataclasses.replace(
-        row,
-        users=users,
-        tpot_s=(max(limit_s, slower * row.tpot_s[0]), slower * row.tpot_s[1]),
-        tpot_limit_s=limit_s,
-        tpot_expected_s=row.tpot_expected_s and max(limit_s, slower * row.tpot_expected_s),
+def basis_here(learned: Learned) -> str:
+    """The basis of a prediction for this machine, in sentences."""
+    fit = learned.fit
+    sentence = (
+        f"Expected times are fitted to {plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
+        f"({len(learned.points)} points: medians by length and phase): {digits(fit.prefill_factor)}x the kernels' best "
+        f"time in prefill, {digits(fit.decode_factor)}x in decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer "
+        f"and step, plus {1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value, corrected by the mean "
+        f"deviation of each setup. Ranges are {learning.DEVIATIONS:g} standard deviations of {len(learned.held_out)} "
+        "held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py) where these are few."
     )
+    if n_disturbed := sum(point.is_disturbed for point in learned.points):
+        sentence += f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
+    fastest = min(learned.fastest(PREFILL), learned.fastest(DECODE))
+    if fastest < 1 / TOO_FAST:
+        sentence += (
+            f" Some of these runs took only {digits(fastest)}x their kernels' best time: ceilings are too low, so "
+            "expected times are too long, and the ranges start lower by this factor. Run: lab ceilings --again"
+        )
+    return sentence
 
 
 def chance(row: Prediction, slo: Slo) -> float:
@@ -317,6 +356,12 @@ def chance(row: Prediction, slo: Slo) -> float:
     return 0.0 if row.misfit else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
 
 
+def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
+    """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
+    shared = dataclasses.replace(settings, n_ctx=users * memory.padded(n_ctx), n_seq_max=users)
+    return memory.of_context(model, shared).total_bytes
+
+
 def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
     """The prediction with the bytes it needs and has; if they do not suffice, `misfit` names what would fit."""
     n_ctx, model = row.n_prompt + row.n_gen, row.model
@@ -327,98 +372,16 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
     over = f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
     if row.users > 1:
         return dataclasses.replace(row, misfit=f"{over} for {row.users} users")
-    entry = catalog.entries().get(model.name)
+    entry, longest = catalog.entries().get(model.name), memory.longest(model, round(available))
     smaller = synthetic.by_quantization(entry) if entry else {}
     sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
     fitting = [name for name, size in sizes.items() if size <= available]
-    longest = memory.longest(model, round(available))
     what = f"up to {longest:,} tokens" if longest else "a smaller model"
     what = max(fitting, key=lambda name: sizes[name]) if fitting else what
     return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
-Kept = tuple[list[Record], list[Ceilings]]  # what was measured: runs, and ceilings
-
-
-def kept(folder: Path) -> Kept:
-    """The records and the ceilings in a folder; none if it does not exist."""
-    if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
-        return [], []
-    contents = results_files.read([folder])
-    return list(contents.records), list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
-
-
-def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
-    """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
-    shared = dataclasses.replace(settings, n_ctx=users * memory.padded(n_ctx), n_seq_max=users)
-    return memory.of_context(model, shared).total_bytes
-
-
-def here(
-    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned, n_prompt: int, n_gen: int
-) -> Prediction:
-    """A run on this machine. Neither the expected time nor the range goes below the limit."""
-    middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
-    parts_of = learning.step_costs(model, settings, ceilings)
-    figures, words = dict[str, Any](), list[str]()
-    doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
-    prompt = learning.prompt_steps(n_prompt, settings)
-    for phase, name, length, steps in (
-        (PREFILL, "prefill", n_prompt, prompt),
-        (DECODE, "tpot", middle, [(1, middle, 1)]),
-    ):
-        costs = learning.costs_of(model, steps, parts_of)
-        limit = sum(_least_s(model, settings, ceilings, cost.step(model, *step, *kinds)) for step in steps)
-        case, fastest = learning.case_of(phase, float(length), model, settings), learned.fastest(phase)
-        expected, wide = max(limit, learned.fit.seconds(case, costs)), learned.factor(case)
-        figures[f"{name}_limit_s"], figures[f"{name}_expected_s"] = limit, expected
-        figures[f"{name}_s"] = max(limit, expected / wide * fastest), expected * wide
-        known, what = learned.known[phase], "prompt" if phase == PREFILL else "context"
-        said = {
-            LONGER: f"to {case.length / known.longest:.3g}x the longest measured {what} ({known.longest:,.0f} tokens)",
-            SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
-            MODEL: "to another model",
-            QUANTIZATION: f"to another quantization ({case.quantization})",
-            SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
-        }
-        if ways := ", ".join(said[way] for way in known.beyond(case)):
-            ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
-            words.append(f"{phase} extrapolates {ways}: range widened to {ends}")
-        alike = [point.is_disturbed for point in learned.points if point.case.phase == phase]
-        doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
-        doubts.append([shown.ABOVE] if fastest < 1 / TOO_FAST else [])
-    return Prediction(model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts))
-
-
-def on_device(model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int) -> Prediction:
-    """A run on a device of the datasheets, as published runs on such devices do."""
-    found = datasheet.times(model, settings, device, n_prompt, n_gen)
-    prefill_limit, prefill, *prefill_s = found.get(PREFILL, (None, None, math.nan, math.nan))
-    tpot_limit, tpot, *tpot_s = found[DECODE]
-    ends = (prefill_s[0], prefill_s[1]), (tpot_s[0], tpot_s[1])
-    return Prediction(model, n_prompt, n_gen, prefill_limit, ends[0], tpot_limit, ends[1], prefill, tpot)
-
-
-def plan_for(model: str, settings: dict[str, Any]) -> Plan:
-    """This machine and the settings, for a model; only its shape is needed."""
-    with Worker() as worker:
-        shape, plan = obtain.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
-    chosen = plan.settings
-    if chosen.n_gpu_layers and settings.get("n_gpu_layers") is None and shape.n_layer is not None:
-        chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
-    return dataclasses.replace(plan, model=shape, settings=chosen)
-
-
-def _least_s(model: Model, settings: Settings, ceilings: Ceilings, step: cost.StepCost | None) -> float:
-    """The least seconds of a step by these ceilings. LabError for a step of unknown cost."""
-    if step is None:
-        raise step_kernels.not_known(model)
-    best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
-    return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
-
-
-MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
-CERTAIN = 0.95
+# What is shown
 
 
 def sections(rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool) -> list[Section]:
@@ -429,36 +392,56 @@ def sections(rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, show
     return [explanation(own, slo) for own in grouped(rows, lambda row: (row.name, row.label)).values()]
 
 
+def _figure(row: Prediction, *values: float | None, doubts: Sequence[str] = ()) -> str:
+    """One value or both ends of a range, with a mark of doubt."""
+    known = [digits(value) for value in values if value is not None and value == value]
+    return UNKNOWN if row.misfit or not known else "-".join(dict.fromkeys(known)) + shown.mark(doubts)
+
+
+def _times(row: Prediction) -> str:
+    return " to ".join(dict.fromkeys(map(wording.seconds, row.e2e_s)))
+
+
+def _keeps(row: Prediction) -> str:
+    if row.chance is None or row.chance != row.chance:
+        return UNKNOWN
+    return "yes" if row.chance >= CERTAIN else "no" if row.chance <= 1 - CERTAIN else f"{100 * row.chance:.0f} %"
+
+
 def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None) -> Section:
     """The fastest `most` rows and this machine in a table, and what is not shown."""
     models, first = list(dict.fromkeys(row.label for row in rows)), rows[0]
-    kept = [row for i, row in enumerate(rows) if most is None or i < most or row.name == HERE]
+    is_shown = [most is None or i < most or row.name == HERE for i, row in enumerate(rows)]
+    rest = [row for row, is_in in zip(rows, is_shown, strict=True) if not is_in]
+
+    def note(row: Prediction) -> str:
+        if row.misfit or row.is_measured:
+            return row.misfit or "measured"
+        return "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
+
     columns: Columns = (
         ("name", lambda row: row.name),
         ("model", lambda row: row.label if len(models) > 1 else UNKNOWN),
         ("TTFT\ns", lambda row: _figure(row, *row.prefill_s, doubts=row.doubts)),
         ("decode\ntokens/s", lambda row: _figure(row, *row.tps, doubts=row.doubts)),
         ("E2E\ns", lambda row: _figure(row, *row.e2e_s, doubts=row.doubts)),
-        ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
-        KEEPS,
-        ("note", _note),
+        ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
+        ("keeps\nlimits", _keeps),
+        ("note", note),
     )
-    known = [row for row in rows if row.is_known]
-    answer, sentences = "No device here can run this.", []
+    known, sentences = [row for row in rows if row.is_known], []
+    answer = "No device here can run this."
     if known:
-        best = known[0]
-        name = f"{best.name} with {best.label}" if len(models) > 1 else best.name
-        answer = f"The fastest is {name}: {_times(best)} for the whole request."
+        name = f"{known[0].name} with {known[0].label}" if len(models) > 1 else known[0].name
+        answer = f"The fastest is {name}: {_times(known[0])} for the whole request."
     if slo is not None:
         n = sum((row.chance or 0.0) >= CERTAIN for row in known)
         sentences.append(f"{n} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
-    shown_rows = set(map(id, kept))
-    rest = [row for row in rows if id(row) not in shown_rows]
     if rest:
         n_small, n_known = sum(bool(row.misfit) for row in rest), sum(row.is_known for row in rest)
-        parts = {"slower": n_known, "with too little memory": n_small}
-        parts["without a known peak, so prefill is not predicted"] = len(rest) - n_small - n_known
-        words = ", ".join(f"{n} {what}" for what, n in parts.items() if n)
+        counts = {"slower": n_known, "with too little memory": n_small}
+        counts["without a known peak, so prefill is not predicted"] = len(rest) - n_small - n_known
+        words = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         sentences.append(f"Not shown: {words}. To see them: --all")
     if first.users > 1:
         sentences.append(
@@ -467,20 +450,22 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         )
     if not all(row.is_measured for row in rows):
         sentences.append(datasheet.basis())
-    users = f", {first.users} users at once" if first.users > 1 else ""
     return Section(
         models[0] if len(models) == 1 else "Several models",
-        f"{first.n_prompt:,} tokens in, {first.n_gen:,} out{users}",
+        f"{first.n_prompt:,} tokens in, {first.n_gen:,} out{_at_once(first)}",
         words=[answer],
-        **tabled(columns, kept),
+        **tabled(columns, [row for row, is_in in zip(rows, is_shown, strict=True) if is_in]),
         sentences=sentences,
     )
 
 
+def _at_once(row: Prediction) -> str:
+    return f", {row.users} users at once" if row.users > 1 else ""
+
+
 def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     """For each prompt length the limits, the expected ranges and the memory; then their basis."""
-
-    first = rows[0]
+    first, longest = rows[0], rows[-1]
     columns: Columns = (
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("prefill s\nexpected", lambda row: _figure(row, *row.prefill_s)),
@@ -489,22 +474,20 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("E2E s\nexpected", lambda row: _figure(row, *row.e2e_s)),
         ("prefill s\nlimit", lambda row: _figure(row, row.prefill_limit_s)),
         ("TPOT ms\nlimit", lambda row: _figure(row, 1e3 * row.tpot_limit_s)),
-        ("memory\nGB", lambda row: wording.digits(row.needed_bytes / 1e9)),
-        *([KEEPS] if slo else []),
+        ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
+        ("keeps\nlimits", _keeps),
         ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
-    users = f", {first.users} users at once" if first.users > 1 else ""
-    limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
-    longest = rows[-1]
     request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
-    answer = f"{request} does not fit: {longest.misfit}." if longest.misfit else ""
+    words = [f"{request} does not fit: {longest.misfit}."] if longest.misfit else []
     if longest.is_known:
         share = longest.prefill_s[0] * longest.prefill_s[1] / (longest.e2e_s[0] * longest.e2e_s[1])
-        answer = f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
+        words = [f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."]
+    limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
     return Section(
-        f"{first.model.name} {first.model.quantization or ''} on {first.about}{users}",
+        f"{first.model.name} {first.model.quantization or ''} on {first.about}{_at_once(first)}",
         f"columns named limit: the least possible time, at {limit}",
-        words=[answer] if answer else [],
+        words=words,
         **tabled(columns, rows),
         sentences=[
             *(f"{row.n_prompt:,} tokens: {sentence}." for row in rows for sentence in row.beyond),
@@ -514,44 +497,15 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     )
 
 
-def _keeps(row: Prediction) -> str:
-    if row.chance is None or row.chance != row.chance:
-        return UNKNOWN
-    if row.chance >= CERTAIN:
-        return "yes"
-    return "no" if row.chance <= 1 - CERTAIN else f"{100 * row.chance:.0f} %"
-
-
-def _note(row: Prediction) -> str:
-    if row.misfit or row.is_measured:
-        return row.misfit or "measured"
-    return "memory size unknown" if row.name != HERE and row.memory_bytes is None else ""
-
-
-KEEPS = "keeps\nlimits", _keeps
-
-
-def _times(row: Prediction) -> str:
-    """The time of the whole request in words."""
-    return " to ".join(dict.fromkeys(map(wording.seconds, row.e2e_s)))
-
-
-def _figure(row: Prediction, *values: float | None, doubts: Sequence[str] = ()) -> str:
-    """One value or both ends of a range, with a mark of doubt."""
-    known = [digits(value) for value in values if value is not None and value == value]
-    return UNKNOWN if row.misfit or not known else "-".join(dict.fromkeys(known)) + shown.mark(doubts)
-
-
 def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole.
 
     lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
     """
     ax = ax or canvas.new_axes()
-    figure, first = canvas.figure_of(ax), rows[0]
+    figure, first, rows = canvas.figure_of(ax), rows[0], rows[::-1]
     several = len({row.label for row in rows}) > 1
-    names = [f"{row.name}, {row.label}" if several else row.name for row in rows][::-1]
-    rows = rows[::-1]
+    names = [f"{row.name}, {row.label}" if several else row.name for row in rows]
     prefill = [math.sqrt(row.prefill_s[0] * row.prefill_s[1]) for row in rows]
     decode = [(row.n_gen - 1) * math.sqrt(row.tpot_s[0] * row.tpot_s[1]) for row in rows]
     ax.barh(names, prefill, color=COLOURS[0], label="prefill")
