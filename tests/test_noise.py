@@ -5,17 +5,18 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from lab.core.record import DRAM, FAILED, GPU, PACKAGE, Device, Gpu, Noise, NoiseReading, NoiseSamples, Record, Run
-from lab.features.measure import text_results
+from lab.features import known
 from lab.runner import noise_watch
 from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import disturbances, table
+from lab.show.section import Section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 
 READING = NoiseReading()
@@ -295,10 +296,13 @@ def test_a_run_has_joules_per_generated_token() -> None:
 
 
 def test_the_table_shows_joules_where_they_are_known() -> None:
-    (known,) = text_results.sections([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
-    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(known.notes)
-    assert "J per\\ntoken" in str(known)
+    def table_of(records: list[Record]) -> Sequence[Section]:
+        return known.sections(records)[0].parts
+
+    (one,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
+    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(one.notes)
+    assert "J per\\ntoken" in str(one)
     mixed = [with_joules({PACKAGE: 30}), with_joules({PACKAGE: 30, DRAM: 5}, repeat=1)]
     for records in (mixed, [with_joules(None)]):
-        (section,) = text_results.sections(records)
+        (section,) = table_of(records)
         assert "J per" not in str(section)

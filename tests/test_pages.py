@@ -224,9 +224,10 @@ def test_the_commands_figures_are_the_samples() -> None:
     page = " ".join(text_of("lab/cli/README.md").split())
     rows = lab.summary(lab.runs(sample("sweep-smollm2-135m-amd-epyc")))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
-    assert prefill and decode
+    assert prefill and prefill.c and decode
     assert f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it" in page
-    assert f"a generated one {decode.w:.1f} ms, and {1e3 * decode.k:.1f} ms more for every 1,000 positions" in page
+    a_token, more = 1e3 * decode.a, 1e6 * decode.b
+    assert f"a generated one {a_token:.1f} ms, and {more:.1f} ms more for every 1,000 positions" in page
     contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
     (at_1000,) = [
         row

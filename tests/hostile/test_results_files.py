@@ -20,9 +20,9 @@ from lab.core import cost, memory, results
 from lab.core.lines import MOST_LETTERS, parse_line, to_json
 from lab.core.record import Record
 from lab.errors import LabError, printable
+from lab.features import known
 from lab.features.compare import comparison
 from lab.features.exchange import llama_bench_format
-from lab.features.measure import text_results
 from lab.show import table
 from tests.conftest import make_record, make_run, run_lab
 from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
@@ -91,7 +91,7 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     assert good in reading.records and reading.skipped and len(reading.records) < len(lines) / 2
     table.summary(table.runs(reading.records))
     table.steps(reading.records)
-    text_results.sections(reading.records)
+    known.sections(reading.records)
     llama_bench_format.llama_bench_rows(reading.records)
     comparison.compare([*reading.records, make_record(session="another")])
     for record in reading.records:

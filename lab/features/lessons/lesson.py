@@ -32,7 +32,7 @@ from lab.features import known, page
 from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.measure import sweep_laws, text_results
-from lab.features.measure.sweep_laws import DecodeLaw, PrefillLaw
+from lab.features.measure.sweep_laws import Law
 from lab.features.predict import prediction
 from lab.features.predict.prediction import Prediction
 from lab.features.serve import load_figures, servers, through_server
@@ -190,7 +190,7 @@ def split(records: Sequence[Record]) -> None:
         )
 
 
-def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
+def both_laws(sweep: Sequence[Record]) -> tuple[Law, Law]:
     """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
     rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
@@ -200,7 +200,7 @@ def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
     return prefill, decode
 
 
-def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
+def requests(prefill: Law, decode: Law, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
     """The time of requests by the two laws, one row for each prompt length and answer length."""
     import pandas as pd
 

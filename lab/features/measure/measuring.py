@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,12 @@ def measure(
 
     The default of `prompt_len` is "10,100,1000", with `url` "100,1000". Without `repeat` each length gets three runs,
     quick ones up to six. `watch` is called with a `Status` twice a second (with `stream` it holds the generated text);
-    without one, a notebook shows a line. `settings` are those of lab/core/asked_settings.py, such as threads, device
-    or flash_attn; `every` makes a sweep, and `until` (0.02: 2 %) repeats until medians are that accurate, at most
-    `max_repeats` times and `max_minutes` long. Failed runs are records too (`record.run.status`), with a warning.
+    without one, a notebook shows a line. `settings` are the command's options, such as threads, device or flash_attn;
+    `until` (0.02: 2 %) repeats until medians are that accurate, at most `max_repeats` times and `max_minutes` long.
+    Failed runs are records too (`record.run.status`), with a warning.
 
-    With `url` the lab measures a server with OpenAI's API. `model` is then the server's name for the model (None: its
-    only one), and `settings` are prompt, seed, `api` ("chat" or "completions"; None: what the server has),
-    `api_key_env` (the environment variable that holds the key), `header` (a list of "NAME: VALUE") and `timeout` (the
-    seconds that a request may take). LabError if no server answers.
+    With `url` the lab measures a server with OpenAI's API: `model` is the server's name for the model (None: its only
+    one), and `settings` are prompt, seed, api, api_key_env, header (a list of "NAME: VALUE") and timeout.
     """
     check_side([*settings, *["stream"] * stream], url)
     if url is not None:
@@ -65,7 +63,7 @@ def measure(
         plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
         return through_server.measure(url, plan, model, out, watch, **how)
 
-    wanted, lengths, spec = with_until(settings), prompt_len or DEFAULT_LENGTHS, model or catalog.DEFAULT
+    wanted, lengths, spec = with_until(**settings), prompt_len or DEFAULT_LENGTHS, model or catalog.DEFAULT
     return carry_out(lambda worker: make_plan(worker, lengths, gen, repeat, spec, **wanted), out, watch, stream)
 
 
@@ -87,31 +85,29 @@ def sweep(
     After each `every` prompt tokens the sweep generates `gen` tokens and forgets them. The other arguments are those of
     `measure`.
     """
-
-    wanted = with_until(settings)
+    wanted = with_until(**settings)
     return carry_out(lambda worker: make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted), out, watch)
 
 
-def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
+def with_until(
+    until: float | None = None, max_repeats: int = 30, max_minutes: float | None = None, **rest: Any
+) -> dict[str, Any]:
     """Keywords of `measure` as `make_plan` takes them. LabError for limits that are not possible."""
-    share, max_repeats, max_minutes = asked.get("until"), asked.get("max_repeats", 30), asked.get("max_minutes")
-    rest = {name: value for name, value in asked.items() if name not in ("until", "max_repeats", "max_minutes")}
-    if share is None:
-        if max_minutes is not None:
-            raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
+    if until is None and max_minutes is not None:
+        raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
+    if until is None:
         return rest
-    if share < 1e-4:
-        raise LabError(f"--until {share:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
+    if until < 1e-4:
+        raise LabError(f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
     if max_repeats < N_PILOT:
         raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
-    return rest | {"until": Until(share, max_repeats, max_minutes)}
+    return rest | {"until": Until(until, max_repeats, max_minutes)}
 
 
 ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
 """Parameters of `measure` that need a server."""
 
-_OWN = ("settings", "every", "until", "max_repeats", "max_minutes", "keep", "stream")
-ONLY_ENGINE = {*table(), *_OWN} - {"prompt", "seed"}
+ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "stream"} - {"prompt", "seed"}
 """Parameters of `measure` that need the lab's own engine."""
 
 
@@ -119,16 +115,15 @@ def check_side(given: Iterable[str], url: str | None) -> None:
     """LabError for parameters that a server does not have, or that only a server has."""
     if not (wrong := [flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)]):
         return
-    verb, them = ("is", "it") if len(wrong) == 1 else ("are", "them")
-    what = f"{', '.join(wrong)} {verb} only for "
+    what = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} only for "
     if url is None:
         hint = "Add the server's address: --url http://127.0.0.1:8080/v1"
         raise LabError(f"{what}a server, but there is no --url.", hint)
-    hint = f"Leave {them} out: a server has its own settings."
-    raise LabError(f"{what}the lab's own engine, not for a server.", hint)
+    them = "it" if len(wrong) == 1 else "them"
+    raise LabError(
+        f"{what}the lab's own engine, not for a server.", f"Leave {them} out: a server has its own settings."
+    )
 
-
-# The commands
 
 UNTIL = [
     click.option(
@@ -161,14 +156,10 @@ def parse_variant(text: str) -> dict[str, Any]:
         context = command.make_context("variant", shell.split(text))
     except (click.ClickException, ValueError) as problem:
         message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
-        raise LabError(
-            f"The variant {text!r} is not understood: {message}", "Write it as options: --threads 2"
-        ) from None
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-    }
+        what = f"The variant {text!r} is not understood: {message}"
+        raise LabError(what, "Write it as options: --threads 2") from None
+    given = ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
 
 
 @click.command("measure", cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
@@ -193,11 +184,7 @@ def parse_variant(text: str) -> dict[str, Any]:
     *SETTINGS,
     SEED,
     *OUTPUT,
-    click.option(
-        "--stream",
-        is_flag=True,
-        help="Print the generated text, token by token.",
-    ),
+    click.option("--stream", is_flag=True, help="Print the generated text, token by token."),
     DRY_RUN,
     URL,
     *REACHING,
@@ -220,28 +207,20 @@ def measure_command(context: click.Context, url: str | None, **asked: Any) -> No
     check_side(servers.given(context), url)
     if url is not None:
         return servers.measure_server(context, url, asked)
-    running.carry_out(
-        make_plan, **with_until({name: value for name, value in asked.items() if name not in ONLY_SERVER})
-    )
+    running.carry_out(make_plan, **with_until(**{name: asked[name] for name in asked if name not in ONLY_SERVER}))
 
 
 @click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
 @with_options(
-    click.option(
-        "--max-len", type=TOKENS, default=8192, show_default=True, help="Prompt tokens at the end of the pass."
+    *(
+        click.option(*names, type=type, default=default, show_default=True, help=help)
+        for *names, type, default, help in (
+            ("--max-len", TOKENS, 8192, "Prompt tokens at the end of the pass."),
+            ("--every", "-e", TOKENS, 512, "Prompt tokens between two measurements of decode."),
+            ("--gen", "-n", TOKENS, 16, "Tokens to generate at each measurement."),
+            ("--repeat", "-r", int, 3, "Passes through the context."),
+        )
     ),
-    click.option(
-        "--every",
-        "-e",
-        type=TOKENS,
-        default=512,
-        show_default=True,
-        help="Prompt tokens between two measurements of decode.",
-    ),
-    click.option(
-        "--gen", "-n", type=TOKENS, default=16, show_default=True, help="Tokens to generate at each measurement."
-    ),
-    click.option("--repeat", "-r", default=3, show_default=True, help="Passes through the context."),
     *UNTIL,
     *SETTINGS,
     SEED,
@@ -259,7 +238,7 @@ def sweep_command(max_len: int, **asked: Any) -> None:
     prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
     also fits a law to each curve.
     """
-    running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(asked))
+    running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(**asked))
 
 
 @click.command(cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"))
@@ -267,9 +246,7 @@ def sweep_command(max_len: int, **asked: Any) -> None:
 @with_options(
     click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
     click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens to generate in each run."),
-    click.option(
-        "--sequences", help="Numbers of sequences to decode together, as in lab batch.  [default: one sequence]"
-    ),
+    click.option("--sequences", help="Sequences to decode together, as in lab batch.  [default: one sequence]"),
     click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
     AT_LEAST,
     *SETTINGS,
