@@ -42,7 +42,7 @@ def searched(true_s: Callable[[str, Choice], float], seed: int, noise: float = 0
             is_spike = len(search.timings) == spiked
             slow = mood * (3 if is_spike else 1)
             seconds = {one.name: slow * true_s(one.name, choice) * math.exp(chance.gauss(0, noise)) for one in of}
-            search.learn(Timing(block, choice, seconds, is_spike))
+            search.timings.append(Timing(block, choice, seconds, is_spike))
     return search
 
 
@@ -132,8 +132,7 @@ def session(
     worker: Any = FakeWorker()
     plan = experiment.plan(worker, 200, model=tiny, **{"gen": 50, "budget": "5min", "seed": seed, **asked})
     path = Path(tiny).parent / f"{seed}.jsonl"
-    session = experiment.Session(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s)
-    return list(session.confirmed())
+    return list(experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s))
 
 
 def no_flash(settings: Settings) -> tuple[float, float]:

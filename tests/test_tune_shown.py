@@ -182,12 +182,12 @@ def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
         raise KeyboardInterrupt
 
     options = ("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
-    monkeypatch.setattr(tuning.Session, "confirmed", lambda _: iter(whole()))
+    monkeypatch.setattr(tuning, "execute", lambda *_: iter(whole()))
     code, out, _ = run_lab(*options)
     assert code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server" not in out
     assert "\nWith these settings: lab measure --prompt-len 20 --gen 301 --model tiny.gguf --flash-attn off\n" in out
     assert json.loads(run_lab(*options, "--json")[1])["tunings"][0]["recommended"] == OFF
-    monkeypatch.setattr(tuning.Session, "confirmed", searched)
+    monkeypatch.setattr(tuning, "execute", searched)
     code, _, err = run_lab(*options)
     assert code == 130 and "Interrupted. 12 finished runs are in " in err
     assert "No recommendation: --flash-attn off was the fastest in the search, but nothing confirmed it." in err

@@ -245,8 +245,9 @@ def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> 
 
 def public(
     name: str,
-    plan: Callable[Concatenate[Worker, Asked], Plan],
+    plan: Callable[Concatenate[Worker, Asked], Any],
     saves_states: bool = False,
+    carry_out: Callable[..., Any] = session.carry_out,
 ) -> Callable[Asked, list[Record]]:
     """The function `lab.NAME`, which plans and measures."""
 
@@ -255,7 +256,8 @@ def public(
         given: dict[str, Any] = dict(settings)
         out, watch = given.pop("out", "results"), given.pop("watch", None)
         with planning(plan, out, saves_states) as make:
-            return session.carry_out(lambda worker: make(worker, *asked, **given), out, watch)
+            made: list[Record] = carry_out(lambda worker: make(worker, *asked, **given), out, watch)
+            return made
 
     parameters = inspect.signature(plan).parameters
     shown = [parameter for key, parameter in parameters.items() if key not in ("worker", "folder")]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import phases, shell, stats
 from lab.core.asked_settings import table
 from lab.core.lists import grouped, plural
-from lab.core.payloads import Batch
+from lab.core.payloads import Batch, Tuning
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
@@ -28,7 +28,6 @@ from lab.features.tune.search import Choice, Phase, Search, Timing
 from lab.models import catalog, obtain
 from lab.runner import as_options
 from lab.show import canvas, console, text_setup
-from lab.show.canvas import COLOURS, GUIDE
 from lab.show.disturbances import disturbances
 from lab.show.section import UNKNOWN, WIDE, Columns, Context, Kind, Picture, Section, print_section, tabled
 from lab.show.wording import digits, percent, seconds
@@ -43,10 +42,8 @@ AT_LEAST, FEWEST_CONFIRMED = 0.01, 4
 LOSSY = ("cache_type_k", "cache_type_v", "model")
 """Settings that change what the model writes."""
 
-DEFAULT = "default"
-SEARCH, CONFIRM = "search", "confirm"
+DEFAULT, SEARCH, CONFIRM, PREFILL, DECODE = "default", "search", "confirm", "prefill", "decode"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
-PREFILL, DECODE = "prefill", "decode"
 SIDES = ["default", "winner"]
 
 GOALS = {
@@ -66,8 +63,8 @@ OF_TUNE = (
     "ratios flatter the winner. The gain in the sentences comes from new blocks."
 )
 CAPTION = (
-    "What was tried: the time with each choice of settings over that with the default; left of 1 it is faster. Points "
-    "are runs, bars are 95 % intervals."
+    "What was tried: the time with each choice of settings over that with the default; left of 1 it is faster. "
+    "Bars are 95 % intervals."
 )
 
 
@@ -75,47 +72,58 @@ CAPTION = (
 class Tuned:
     """The result of a session of `lab tune`, made of its runs.
 
-    `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
-    too few. It `is_recommended` if the whole interval is above AT_LEAST. `default` and `winner` are records of the
-    two; no winner: the default won the search, or nothing was confirmed. `won` is the winner's settings as options.
+    `default` and `winner` are records of the two; no winner: the default won the search, or nothing was confirmed.
+    `gain` is the default's time over the winner's in the `n_confirmed` blocks of the confirmation; None for too few.
 
     `runs` has a row for each run, with its seconds until the first token (prefill) and per further one (decode).
     `tried` has a row for each choice of the search: the default, the winner, then the fastest first; its figures are
     NaN if it failed. `medians` has the seconds of the default and the winner in the confirmation by phase.
     """
 
-    goal: str
-    n_prompt: int
-    n_gen: int
-    n_users: int
+    asked: Tuning
     default: Record
     winner: Record | None
-    won: str | None
-    choice: Choice
     gain: Ratio | None
-    is_recommended: bool
     n_confirmed: int
     runs: pd.DataFrame
     tried: pd.DataFrame
     medians: pd.DataFrame
 
     @property
+    def won(self) -> str | None:
+        """The winner's settings as options."""
+        return self.winner.run.variant if self.winner else None
+
+    @property
+    def choice(self) -> Choice:
+        return choice_of(self.winner, self.default) if self.winner else ()
+
+    @property
+    def is_recommended(self) -> bool:
+        """Whether the whole interval of the gain is above AT_LEAST."""
+        return self.gain is not None and self.gain.low > 1 + AT_LEAST
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The recommended changes as keywords of `lab.measure`; {} without a recommendation."""
-        if not self.is_recommended or self.winner is None:
-            return {}
-        own = dict(self.choice)
-        if "threads" in own:  # alone it would change the threads of prefill, too
+        own = dict(self.choice) if self.is_recommended else {}
+        if self.winner and "threads" in own:  # alone it would change the threads of prefill, too
             own.setdefault("threads_batch", self.winner.settings.n_threads_batch)
         return own
+
+    @property
+    def n_users(self) -> int:
+        lever = self.default.run.lever
+        return lever.n_seq if isinstance(lever, Batch) else 1
 
     @property
     def aim(self) -> str:
         """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
         users = "" if self.n_users == 1 else f" for each of {plural(self.n_users, 'user')}"
-        if first := {TTFT: "the first token", TPOT: "each further token"}.get(self.goal):
-            return f"{first} after {self.n_prompt:,} prompt tokens{users}"
-        return f"{self.n_prompt:,} + {self.n_gen:,} tokens{users}"
+        n_prompt, first = self.default.run.n_prompt, {TTFT: "the first token", TPOT: "each further token"}
+        if self.asked.goal in first:
+            return f"{first[self.asked.goal]} after {n_prompt:,} prompt tokens{users}"
+        return f"{n_prompt:,} + {self.asked.n_gen:,} tokens{users}"
 
 
 def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
@@ -172,91 +180,65 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     default = next((one for one, _ in known if one.run.variant == DEFAULT and one.run.is_timed), None)
     if default is None or default.run.tuning is None:
         return None
-    asked, lever, rows = default.run.tuning, default.run.lever, list[dict[str, Any]]()
-    of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
-    search = Search([choice_of(one, default) for one, stage in known if stage == SEARCH], of)
+    asked, rows, timings = default.run.tuning, list[dict[str, Any]](), list[Timing]()
     for record, stage in known:
         choice = choice_of(record, default)
-        found = timing(record, choice)
-        if found and stage == SEARCH:
-            search.learn(found)
         row = {"stage": stage, "variant": record.run.variant or "", "choice": choice, "error": record.run.error or ""}
-        times = {"block": found.block, "disturbed": found.is_disturbed, **found.seconds} if found else {}
-        rows.append(row | times)
+        rows.append(row)
+        if found := timing(record, choice):
+            rows[-1] |= {"block": found.block, "disturbed": found.is_disturbed, **found.seconds}
+            timings += [found] if stage == SEARCH else []
     runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE])
+    of = phases_of(asked.goal, asked.n_gen, isinstance(default.run.lever, Batch))
+    search = Search(runs.choice[runs.stage == SEARCH], of)
+    search.timings = timings
 
-    of_confirmation = [one for one, stage in known if stage == CONFIRM and one.run.is_timed]
-    winner = next((one for one in of_confirmation if one.run.variant != DEFAULT), None)
-    won = winner.run.variant if winner else None
-    gain, n_confirmed, medians = confirmed(runs[runs.stage == CONFIRM], of)
-    is_recommended = gain is not None and gain.low > 1 + AT_LEAST
+    # the confirmation: Student's t on logarithms of the blocks' ratios; a block may have several runs of both (ABBA)
+    names = [phase.name for phase in of]
+    confirmed = runs[runs.stage == CONFIRM].dropna(subset=["block", *names])
+    side = confirmed.variant.map(lambda variant: SIDES[variant != DEFAULT])
+    logs = np.log(confirmed[names].astype(float)).groupby([confirmed.block, side]).mean()
+    by_side = {name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names}  # geometric, of each block
+    totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
+    ratios = (totals.default / totals.winner).astype(float)
+    interval = stats.log_interval(ratios.tolist()) if len(totals) >= FEWEST_CONFIRMED else None
+    of_winner = (one for one, stage in known if stage == CONFIRM and one.run.is_timed and one.run.variant != DEFAULT)
+    result = Tuned(
+        asked=asked,
+        default=default,
+        winner=next(of_winner, None),
+        gain=Ratio(float(np.exp(np.log(ratios).mean())), interval.low, interval.high) if interval else None,
+        n_confirmed=len(totals),
+        runs=runs,
+        tried=pd.DataFrame(),
+        medians=pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna(),
+    )
+
+    def verdict(row: Any) -> str:
+        if not row.time_ratio > 0 or row.settings == DEFAULT:
+            return "the base" if row.time_ratio > 0 else "failed"
+        if row.settings == result.won:
+            return "recommended" if result.is_recommended else "gain not confirmed"
+        if row.time_ratio_low > 1:
+            return "slower"
+        return "faster in the search" if row.time_ratio_high < 1 else "no clear difference"
 
     tried = runs[runs.stage == SEARCH].groupby("variant", sort=False)
     tried = tried.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
     tried = tried.rename_axis("settings").reset_index()
     ratio, deviation = search.expected(list(tried.choice))
-    middle = pd.Series(ratio).where(tried.n_runs > 0)
-    half = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation
+    middle, half = (
+        pd.Series(ratio).where(tried.n_runs > 0),
+        NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation,
+    )
     tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
-    tried["time_ratio"], tried["time_ratio_low"] = np.exp(middle), np.exp(middle - half)
-    tried["time_ratio_high"] = np.exp(middle + half)
+    for name, log in (("time_ratio", middle), ("time_ratio_low", middle - half), ("time_ratio_high", middle + half)):
+        tried[name] = np.exp(log)
     tried["changes_output"] = tried.choice.map(is_lossy)
-    tried["verdict"] = np.select(
-        [
-            ~(tried.time_ratio > 0),
-            tried.settings == DEFAULT,
-            tried.settings == won,
-            tried.time_ratio_low > 1,
-            tried.time_ratio_high < 1,
-        ],
-        [
-            "failed",
-            "the base",
-            "recommended" if is_recommended else "gain not confirmed",
-            "slower",
-            "faster in the search",
-        ],
-        "no clear difference",
-    )
-    tried["place"] = np.select([tried.settings == DEFAULT, tried.settings == won], [0, 1], 2)
-    return Tuned(
-        goal=asked.goal,
-        n_prompt=default.run.n_prompt,
-        n_gen=asked.n_gen,
-        n_users=lever.n_seq if isinstance(lever, Batch) else 1,
-        default=default,
-        winner=winner,
-        won=won,
-        choice=choice_of(winner, default) if winner else (),
-        gain=gain,
-        is_recommended=is_recommended,
-        n_confirmed=n_confirmed,
-        runs=runs,
-        tried=tried.sort_values(["place", "time_s"], ignore_index=True).drop(columns="place"),
-        medians=medians,
-    )
-
-
-def confirmed(runs: pd.DataFrame, of: Sequence[Phase]) -> tuple[Ratio | None, int, pd.DataFrame]:
-    """The gain of the confirmation with its interval, the number of its blocks, and medians by phase.
-
-    The gain is the default's time over the winner's by block: Student's t on logarithms of the blocks' ratios. A block
-    may have several runs of both, as in the order ABBA.
-    """
-    import numpy as np
-    import pandas as pd
-
-    names = [phase.name for phase in of]
-    known = runs.dropna(subset=["block", *names])
-    side = known.variant.map(lambda variant: SIDES[variant != DEFAULT])
-    logs = np.log(known[names].astype(float)).groupby([known.block, side]).mean()
-    by_side = {name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names}  # geometric, of each block
-    totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
-    medians = pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna()
-    ratios = (totals.default / totals.winner).astype(float)
-    interval = stats.log_interval(ratios.tolist()) if len(totals) >= FEWEST_CONFIRMED else None
-    gain = Ratio(float(np.exp(np.log(ratios).mean())), interval.low, interval.high) if interval else None
-    return gain, len(totals), medians
+    tried["verdict"] = [verdict(row) for row in tried.itertuples()]
+    tried["place"] = [(DEFAULT, result.won, name).index(name) for name in tried.settings]
+    tried = tried.sort_values(["place", "time_s"], ignore_index=True).drop(columns="place")
+    return dataclasses.replace(result, tried=tried)
 
 
 def without(records: Iterable[Record]) -> list[Record]:
@@ -269,15 +251,13 @@ def compared(records: Sequence[Record]) -> list[Record]:
     return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
 
 
-def _name(variant: str | None, choice: Choice, lossy: str = " (changes the model's output)") -> str:
-    return f"{variant}{lossy if is_lossy(choice) else ''}"
-
-
 def sentences(one: Tuned) -> list[str]:
     """First the answer: what is recommended, or why nothing is. Then the times."""
 
-    def faster(gain: Ratio) -> str:
-        return f"{digits(gain.estimate)} times as fast (95 % interval {digits(gain.low)} to {digits(gain.high)}"
+    def faster(name: str, choice: Choice, gain: Ratio) -> tuple[str, str]:
+        lossy = " (changes the model's output)" if is_lossy(choice) else ""
+        interval = f"95 % interval {digits(gain.low)} to {digits(gain.high)}"
+        return f"{name}{lossy}", f"{digits(gain.estimate)} times as fast ({interval}"
 
     if one.gain is None:
         others = one.tried[(one.tried.settings != DEFAULT) & one.tried.time_ratio.notna()]
@@ -287,19 +267,20 @@ def sentences(one: Tuned) -> list[str]:
         ratio = Ratio(1 / best.time_ratio, 1 / best.time_ratio_high, 1 / best.time_ratio_low)
         if one.won is None and (ratio.low <= 1 or ratio.estimate < 1 + AT_LEAST):
             return ["Keep the default: nothing that was tried is faster beyond noise."]
+        name, gain = faster(best.settings, best.choice, ratio)
         few = f"only {plural(one.n_confirmed, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it"
         return [
-            f"No recommendation: {_name(best.settings, best.choice)} was the fastest in the search, but "
+            f"No recommendation: {name} was the fastest in the search, but "
             f"{few if one.n_confirmed else 'nothing confirmed it'}.",
-            f"In the search it was {faster(ratio)}). That is too optimistic, "
-            "because the search chose the settings with the shortest times.",
+            f"In the search it was {gain}). That is too optimistic, because the search chose the settings with the "
+            "shortest times.",
             "Run lab tune again with a larger --budget.",
         ]
-    name, blocks = _name(one.won, one.choice), f"{one.n_confirmed} new blocks"
+    blocks, (name, gain) = f"{one.n_confirmed} new blocks", faster(str(one.won), one.choice, one.gain)
     if not one.is_recommended:
         return [
             f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
-            f"above {percent(AT_LEAST)}. There it is {faster(one.gain)})."
+            f"above {percent(AT_LEAST)}. There it is {gain})."
         ]
     words = {PREFILL: "first token after", DECODE: "each further token"}
     times = [
@@ -307,7 +288,7 @@ def sentences(one: Tuned) -> list[str]:
         for phase, default, winner in one.medians[SIDES].itertuples()
     ]
     return [
-        f"{name} is {faster(one.gain)}, from {blocks} measured after the choice) for {one.aim}.",
+        f"{name} is {gain}, from {blocks} measured after the choice) for {one.aim}.",
         f"Medians of these blocks: {', '.join(times)}.",
     ]
 
@@ -319,15 +300,16 @@ def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
     """
     if not one.is_recommended or one.winner is None:
         return {}
-    path = f"./{one.winner.model.file}"
+    path, n_prompt = f"./{one.winner.model.file}", one.default.run.n_prompt
     with contextlib.suppress(LabError):
         if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
             path = str(found.path)
-    lengths = "--prompt-len", one.n_prompt, "--gen", one.n_gen
     model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
-    measure = shell.lab("measure", *lengths, *model, *shell.split(one.won or ""))
-    line = other_tools.llama_server(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
-    return {"llama-server": line, "lab": measure}
+    lengths = "--prompt-len", n_prompt, "--gen", one.asked.n_gen
+    return {
+        "llama-server": other_tools.llama_server(path, one.winner.settings, n_prompt, one.asked.n_gen, one.n_users),
+        "lab": shell.lab("measure", *lengths, *model, *shell.split(one.won or "")),
+    }
 
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
@@ -343,39 +325,37 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
 def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008  (frozen)
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
     is_whole, lines, warnings = context.details or context.is_page, sentences(one), list[str]()
-    minimized, rows = GOALS.get(one.goal, one.goal), list(one.tried.itertuples())
     known = one.runs.dropna(subset=["block"])
-    disturbed, of_confirmation = known.disturbed.astype(bool), known.stage == CONFIRM
+    disturbed, counting = known.disturbed.astype(bool), known.stage == known.stage.iloc[-1]
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
-    if disturbed.any() and disturbed[of_confirmation if of_confirmation.any() else known.index].mean() >= 0.5:
-        what = "runs that confirm the gain" if of_confirmation.any() else "runs"
-        warnings.append(
-            f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."
-        )
-    if failed := [f"{row.settings} ({row.error})" for row in rows if row.error]:
+    if disturbed[counting].mean() >= 0.5:
+        what = "Other programs disturbed at least half of the runs that count."
+        warnings.append(f"{what} Run lab tune again while no other program runs.")
+    if failed := [f"{row.settings} ({row.error})" for row in one.tried.itertuples() if row.error]:
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
-    commands = command_lines(one, is_here=not context.is_page) if is_whole else {}
-    if one.is_recommended and not is_whole:
-        lines.append(f"With these settings: {command_lines(one)['lab']}")
+    commands = command_lines(one, is_here=not context.is_page)
+    if commands and not is_whole:
+        lines.append(f"With these settings: {commands['lab']}")
     columns: Columns = [
-        ("settings", lambda row: _name(row.settings, row.choice, "\nchanges the model's output")),
+        ("settings", _name),
         ("runs", lambda row: str(row.n_runs)),
         ("time", lambda row: seconds(row.time_s) if row.time_s > 0 else UNKNOWN),
         ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
         ("verdict", lambda row: row.verdict),
     ]
+    facts = [Section("The recommended settings as commands", facts=commands)] if commands and is_whole else []
     return Section(
         f"{text_setup.where([one.default])}{doubt}",
-        f"{one.aim}; goal: {minimized}",
+        f"{one.aim}; goal: {GOALS.get(one.asked.goal, one.asked.goal)}",
         name=f"tune-{one.default.session}",
         question=f"Which settings are the fastest for {one.aim}?",
         words=() if context.is_page else lines[:1],
-        **tabled(columns, rows, keep_all=True),
+        **tabled(columns, list(one.tried.itertuples()), keep_all=True),
         most_rows=MOST_ROWS,
         warnings=warnings,
         sentences=lines if context.is_page else lines[1:],
         notes=[OF_TUNE] if context.details else [],
-        parts=[Section("The recommended settings as commands", facts=commands)] if commands else [],
+        parts=facts,
         pictures=[Picture("tune", CAPTION, partial(_draw, one), WIDE)],
         data=lambda: {"tunings": [_as_row(one)]},
     )
@@ -397,30 +377,33 @@ def plot_tuned(found: Tuned) -> Figure:
     return _draw(found, canvas.new_figure(WIDE))
 
 
+def _name(row: Any) -> str:
+    return f"{row.settings}\nchanges the model's output" if is_lossy(row.choice) else row.settings
+
+
 def _ratio(row: Any) -> list[str]:
     """The ratio and its interval; only 1.00 of the default, nothing of a failed choice."""
-    if not row.time_ratio > 0:
-        return []
-    ends = [f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"] if row.settings != DEFAULT else []
-    return [digits(row.time_ratio if ends else 1.0), *ends]
+    if row.settings == DEFAULT or not row.time_ratio > 0:
+        return ["1.00"] * (row.time_ratio > 0)
+    return [digits(row.time_ratio), f"{digits(row.time_ratio_low)}-{digits(row.time_ratio_high)}"]
 
 
 def _as_row(one: Tuned) -> dict[str, Any]:
     """A session for JSON; what is unknown is None."""
-    ends = dataclasses.astuple(one.gain) if one.gain else (None, None, None)
-    tried = one.tried.drop(columns="choice").astype(object)
-    names = {PREFILL: "first_token", DECODE: "each_token"}
+    tried, names = one.tried.drop(columns="choice").astype(object), {PREFILL: "first_token", DECODE: "each_token"}
     return {
         "session": one.default.session,
         "subject": text_setup.where([one.default]),
-        "goal": one.goal,
-        "n_prompt": one.n_prompt,
-        "n_gen": one.n_gen,
+        "goal": one.asked.goal,
+        "n_prompt": one.default.run.n_prompt,
+        "n_gen": one.asked.n_gen,
         "n_users": one.n_users,
         "recommended": one.won if one.is_recommended else None,
         "winner": one.won,
         "changes_output": is_lossy(one.choice),
-        **dict(zip(("gain", "gain_low", "gain_high"), ends, strict=True)),
+        "gain": one.gain and one.gain.estimate,
+        "gain_low": one.gain and one.gain.low,
+        "gain_high": one.gain and one.gain.high,
         "n_blocks_confirmed": one.n_confirmed,
         **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
         "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
@@ -430,71 +413,49 @@ def _as_row(one: Tuned) -> dict[str, Any]:
 
 
 def _draw(one: Tuned, figure: Figure) -> Figure:
-    """The search as diamonds, the confirmation as a square, with 95 % intervals.
-
-    A point is a run: its time over that of the default's runs in its block, hollow if disturbed.
-    """
-    import numpy as np
-
+    """The time of each choice over the default's: in the search as diamonds, in the confirmation as a square."""
     drawn = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN]
-    lines = [_name(row.settings, row.choice, "\nchanges the model's output").split("\n") for row in drawn]
-    names = ["\n".join(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in own) for own in lines]
+    fill = partial(textwrap.fill, width=LABEL_LETTERS, break_on_hyphens=False)
+    names, ax = ["\n".join(map(fill, _name(row).split("\n"))) for row in drawn], figure.subplots()
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
-    ax, places = figure.subplots(), {row.settings: at for at, row in enumerate(drawn)}
-    of = phases_of(one.goal, one.n_gen, one.default.run.batch is not None)
-    runs = one.runs.assign(log=np.log(sum(phase.n * one.runs[phase.name].astype(float) for phase in of)))
-    base = runs[runs.variant == DEFAULT].groupby(["stage", "block"]).log.mean().rename("base")
-    runs = runs.join(base, on=["stage", "block"]).dropna(subset=["log", "base"])
-
-    searched = {row.settings: (row.time_ratio, row.time_ratio_low, row.time_ratio_high) for row in drawn[1:]}
-    gain = one.gain if one.won in places else None
-    won = {one.won: (1 / gain.estimate, 1 / gain.high, 1 / gain.low)} if gain else {}
-    for stage, name, ends, up, more, dark, light, marker in (
-        (SEARCH, "search", searched, 0, 0.25, COLOURS[0], COLOURS[5], "D"),
-        (CONFIRM, "confirmation", won, 0.3, 0, COLOURS[1], COLOURS[4], "s"),
-    ):
-        if not ends:
-            continue
-        own = runs[(runs.stage == stage) & runs.variant.isin(list(ends))]
-        heights = [places[variant] - up + more for variant in own.variant]
-        style: dict[str, Any] = {"marker": "o", "color": light, "ms": 4.5, "alpha": 0.8}
-        canvas.points(ax, np.exp(own.log - own.base), heights, own.disturbed, label=f"run of the {name}", **style)
-        middle, low, high = np.array(list(ends.values())).T
-        reach = np.maximum(0, [middle - low, high - middle])
-        style = {"marker": marker, "color": dark, "ms": 6, "capsize": 3, "ls": "", "zorder": 3}
-        label = f"{name}, 95 % interval"
-        ax.errorbar(middle, [places[variant] - up for variant in ends], xerr=reach, label=label, **style)
-    for row, at in zip(drawn, places.values(), strict=True):
-        estimate, *interval = _ratio(row)
-        text = " ".join([estimate, *(f"({ends})" for ends in interval)])
+    for at, row in enumerate(drawn):
+        marks: list[Any] = [(at, "search", "D", row.time_ratio, row.time_ratio_low, row.time_ratio_high)] if at else []
+        if (gain := one.gain) and row.settings == one.won:
+            marks += [(at - 0.3, "confirmation", "s", 1 / gain.estimate, 1 / gain.high, 1 / gain.low)]
+        for y, name, marker, x, left, right in marks:
+            reach = [[max(0.0, x - left)], [max(0.0, right - x)]]
+            style: dict[str, Any] = {"marker": marker, "ms": 6, "capsize": 3, "ls": ""}
+            colour = canvas.COLOURS[name == "confirmation"]
+            ax.errorbar([x], [y], xerr=reach, color=colour, label=f"{name}, 95 % interval", **style)
+        text = " (".join(_ratio(row)) + ")" * (at > 0)
         ax.text(1.02, at, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-    ax.axvline(1, color=GUIDE, lw=1.2)
+    ax.axvline(1, color=canvas.GUIDE, lw=1.2)
     ax.set_yticks(range(len(drawn)), names, fontsize=8)
     ax.set_ylim(len(drawn) - 0.4, -0.6)
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
-    ax.set_xlim(min(low, 0.95), max(high, 1.05))
+    ax.set_xlim(min(ax.get_xlim()[0], 0.95), max(ax.get_xlim()[1], 1.05))
     ax.set_xlabel("time / time with the default\n\u2190 faster | slower \u2192")
     some = f" (the {len(drawn)} fastest)" if len(drawn) == MOST_DRAWN else ""
-    title = f"What was tried for {one.n_prompt:,} + {one.n_gen:,} tokens{some}\n{text_setup.where([one.default])}"
-    canvas.finish([ax], title, is_apart=True)
+    title = f"What was tried for {one.default.run.n_prompt:,} + {one.asked.n_gen:,} tokens{some}"
+    canvas.finish([ax], f"{title}\n{text_setup.where([one.default])}", is_apart=True)
     return figure
 
 
 def again(records: Sequence[Record]) -> str:
     """The command of a session of `lab tune`: the model, and the options that no choice changed."""
-    timed, own = as_options.timed(records), as_options.options
+    timed = as_options.timed(records)
     first = next((record for record in timed if record.run.variant == DEFAULT), timed[0])
     asked, lever = first.run.tuning, first.run.lever
-    fixed = [one for one in own(first) if one[0] == "--model" or all(one in own(each) for each in timed)]
+    model = [one for one in as_options.options(first) if one[0] == "--model"]
+    fixed = [one for one in as_options.shared(timed) if one[0] != "--model"]
     lossy = ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
     given: dict[str, object] = {
         "prompt_len": first.run.n_prompt,
-        "gen": asked.n_gen if asked else None,
+        "gen": asked and asked.n_gen,
         "goal": asked.goal if asked and asked.goal != REQUEST else None,
         "users": lever.n_seq if isinstance(lever, Batch) else None,
     }
-    return as_options.line("tune", given, (), [lossy, *fixed])
+    return as_options.line("tune", given, (), [lossy, *model, *fixed])
 
 
 KINDS = (Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again),)

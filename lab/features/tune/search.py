@@ -30,11 +30,8 @@ Choice = tuple[tuple[str, Any], ...]
 SINGLE, PAIR, BLOCK = 0.3, 0.12, 1.0
 """Expected standard deviations, in logarithms: of the effect of a setting, of a pair, and of the speed in a block."""
 
-NOISE, DISTURBED = 0.02, 0.3
-"""Those of a run, before it is known, and of a disturbed run."""
-
-LEAST_NOISE, MOST_NOISE, NOISE_RUNS = 0.004, 0.3, 2
-"""The bounds of the noise that runs show, and how many runs NOISE counts for."""
+NOISE, DISTURBED, LEAST_NOISE, MOST_NOISE, NOISE_RUNS = 0.02, 0.3, 0.004, 0.3, 2
+"""Those of a run before it is known, and of a disturbed run; bounds; how many runs NOISE counts for."""
 
 ALONE = {"mmap"}
 """Settings whose effect does not depend on the others'."""
@@ -71,7 +68,7 @@ class Timing:
 
 
 class Search:
-    """The state of a search: `next_block` says what to measure, `learn` and `drop` take what came of it."""
+    """The state of a search: `next_block` says what to measure; `timings` and `drop` take what came of it."""
 
     def __init__(self, choices: Iterable[Choice], of: Sequence[Phase]) -> None:
         self.phases, self.timings, self.dropped = tuple(of), list[Timing](), dict[Choice, str]()
@@ -83,10 +80,6 @@ class Search:
     def open(self) -> list[Choice]:
         """The choices that were not dropped, the default first."""
         return [choice for choice in self.choices if choice not in self.dropped]
-
-    def learn(self, timing: Timing) -> None:
-        """Take the times of a run."""
-        self.timings.append(timing)
 
     def drop(self, choice: Choice, reason: str) -> None:
         """Do not try a choice again, nor choices that contain it."""
@@ -113,59 +106,54 @@ class Search:
 
     def best(self) -> Choice:
         """The choice with the least expected time; of nearly equal ones that with the fewest changes."""
-        import numpy as np
-
         choices, (ratio, deviation) = self.open, self.expected(self.open)
-        fastest = int(np.nanargmin(ratio))
-        is_part = [set(choice) <= set(choices[fastest]) for choice in choices]
-        spare = np.where(is_part, np.maximum(math.log(1 + SIMPLER), UNSURE * deviation[fastest]), math.log(1 + SIMPLER))
-        near = np.flatnonzero(ratio <= ratio[fastest] + spare).tolist()
+        fastest = min(range(len(choices)), key=lambda i: ratio[i])
+        simpler = math.log(1 + SIMPLER)
+        spare = {True: max(simpler, UNSURE * deviation[fastest]), False: simpler}  # by whether it is a part of it
+        near = (i for i, one in enumerate(choices) if ratio[i] <= ratio[fastest] + spare[{*one} <= {*choices[fastest]}])
         return choices[min(near, key=lambda i: (len(choices[i]), ratio[i]))]
 
     def default_s(self) -> dict[str, float]:
         """The median seconds of each phase of the default, as often as it counts."""
         own = [one.seconds for one in self.timings if not one.choice]
-        known = [phase for phase in self.phases if any(phase.name in seconds for seconds in own)]
-        return {one.name: one.n * statistics.median(s[one.name] for s in own if one.name in s) for one in known}
+        known = {phase: [times[phase.name] for times in own if phase.name in times] for phase in self.phases}
+        return {phase.name: phase.n * statistics.median(times) for phase, times in known.items() if times}
 
     def expected(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
         """log(time / the default's time) of choices and its standard deviation; NaN without a run of the default."""
         import numpy as np
 
-        base = self.default_s()
-        times, variance = np.zeros(len(choices)), np.zeros(len(choices))
-        effects = {phase.name: self._effects(phase, choices) for phase in self.phases if phase.name in base}
-        for name, (mean, _) in effects.items():
-            times += base[name] * np.exp(mean)
-        for name, (mean, own) in effects.items():
-            variance += (base[name] * np.exp(mean) / times) ** 2 * own
-        total = sum(base.values())
-        return np.log(times / total) if total else times + math.nan, np.sqrt(variance)
+        base, unknown = self.default_s(), np.full(len(choices), math.nan)
+        if not base:
+            return unknown, unknown
+        found = [(base[phase.name], *self._effects(phase, choices)) for phase in self.phases if phase.name in base]
+        times = sum((base_s * np.exp(mean) for base_s, mean, _ in found), np.zeros(len(choices)))
+        variance = sum((base_s * np.exp(mean) / times) ** 2 * own for base_s, mean, own in found)
+        return np.log(times / sum(base.values())), np.sqrt(variance)
 
     def _effects(self, phase: Phase, choices: Sequence[Choice]) -> tuple[Array, Array]:
         """The effects of choices on log(time) of a phase, and their variances, from all runs."""
         import numpy as np
 
-        def effects(choice: Choice) -> list[Choice]:
-            own = phase.part_of(choice)
-            pairs = itertools.combinations((one for one in own if one[0] not in ALONE), 2)
-            return [*((one,) for one in own), *pairs]
-
         runs = [one for one in self.timings if phase.name in one.seconds]
-        of_all = [set(effects(choice)) for choice in (*choices, *(run.choice for run in runs))]
+        of_all = list[set[Choice]]()
+        for own in (phase.part_of(choice) for choice in (*choices, *(run.choice for run in runs))):
+            pairs = itertools.combinations((one for one in own if one[0] not in ALONE), 2)
+            of_all.append({*((one,) for one in own), *pairs})
         names = list(dict.fromkeys(itertools.chain(*of_all)))
         has = np.array([[name in own for name in names] for own in of_all], float).reshape(len(of_all), len(names))
         wanted, measured = has[: len(choices)], has[len(choices) :]
         blocks = [run.block for run in runs]
         x = np.hstack([measured, np.equal.outer(blocks, sorted(set(blocks)))])
         y = np.log([run.seconds[phase.name] for run in runs])
+        y -= y.mean()
         sizes = [*(SINGLE if len(name) == 1 else PAIR for name in names), *(BLOCK for _ in set(blocks))]
         prior, noise, disturbed = np.diag(np.array(sizes) ** -2.0), NOISE, np.array([one.is_disturbed for one in runs])
         for _ in range(4):  # the noise follows from the fit, and the fit from the noise
             weighted = (x / np.where(disturbed, max(DISTURBED, noise), noise)[:, None] ** 2).T
             covariance = np.linalg.inv(weighted @ x + prior)
-            found = covariance @ weighted @ (y - y.mean())
-            wrong = (y - y.mean() - x @ found)[~disturbed]
+            found = covariance @ weighted @ y
+            wrong = (y - x @ found)[~disturbed]
             n_free = max(0.0, len(wrong) - float(np.einsum("ij,jk,ki->i", x, covariance, weighted)[~disturbed].sum()))
             seen = min(MOST_NOISE, max(LEAST_NOISE, math.sqrt(wrong @ wrong / n_free))) if n_free > 0.01 else NOISE
             noise = math.sqrt((n_free * seen**2 + NOISE_RUNS * NOISE**2) / (n_free + NOISE_RUNS))

@@ -13,10 +13,10 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import click
 
@@ -25,11 +25,11 @@ from lab.cli.options import OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
-from lab.core.record import Record
+from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features import batch as batching
+from lab.features import experiment
 from lab.features.compare import side_by_side
-from lab.features.experiment import Keywords, for_plan
 from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, REQUEST, SEARCH, Tuned
@@ -42,22 +42,18 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
-DEFAULT_BUDGET = "10min"
-MOST_CHOICES = 600
+DEFAULT_BUDGET, MOST_CHOICES = "10min", 600
 N_SEARCH_GEN = 48
 """Generated tokens of a run in the search, at most: its time per token stands for that of the whole answer."""
 
-FOR_CONFIRMATION = 0.5
-"""Share of the budget that is kept for the confirmation."""
+FOR_CONFIRMATION, FEWEST_TRIED = 0.5, 3
+"""Share of the budget that is kept for the confirmation, once this many choices were tried."""
 
-FEWEST_TRIED = 3
-"""Choices that are tried even if less than FOR_CONFIRMATION is left then."""
-
-OVER_BUDGET = 0.1
+OVER_BUDGET = 0.05
 """Share by which the budget may be exceeded, because times are estimated."""
 
 MOST_CONFIRMED = 12
-"""Blocks of the confirmation. Their number is fixed before they begin: adding blocks until a gain shows finds noise."""
+"""Blocks of the confirmation: as many as the budget allows. Adding blocks until a gain shows would find noise."""
 
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
 
@@ -93,10 +89,19 @@ def plan(
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
     allow_lossy: bool = False,
-    **settings: Unpack[Keywords],
+    **settings: Unpack[experiment.Keywords],
 ) -> TunePlan:
-    """What `tune` will search. LabError for impossible numbers, and if nothing is left to choose."""
-    budget_s, asked = seconds_of(budget), for_plan(settings)
+    """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
+
+        found = lab.tune(2000, 300, budget="5min")
+        lab.show_tuned(found)  # what was tried, and what is recommended
+        lab.measure("2000", 300, **found.settings)
+
+    `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
+    second of all `users` (throughput). Settings that are given stay fixed. LabError if nothing is left to choose, or if
+    the default cannot be measured.
+    """
+    budget_s, asked = seconds_of(budget), experiment.for_plan(settings)
     if goal not in result.GOALS:
         raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(result.GOALS)}.")
     if goal == result.TPOT and gen < 2:
@@ -114,10 +119,9 @@ def plan(
             made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
         return dataclasses.replace(made, tuning=Tuning(goal, stage, gen), n_repeat=1, is_more_if_cheap=False)
 
-    base = make(worker, (), CONFIRM)
+    base, searched = make(worker, (), CONFIRM), make(worker, (), SEARCH)
     if base.refused:
         raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
-    searched = make(worker, (), SEARCH)
 
     def is_possible(name: str, value: Any) -> bool:
         """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
@@ -127,19 +131,16 @@ def plan(
         return False
 
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
-    space = {
-        name: [value for value in values if is_possible(name, value)]
+    space = [
+        [(name, value) for value in values if is_possible(name, value)]
         for name, values in sorted(_space(base, allow_lossy).items())
         if name not in given
-    }
-    made = (
-        tuple(zip(names, values, strict=True))
-        for n_changed in range(1, len(space) + 1)  # those with the fewest changes first
-        for names in itertools.combinations(space, n_changed)
-        for values in itertools.product(*(space[name] for name in names))
+    ]
+    every = itertools.chain.from_iterable(  # those with the fewest changes first
+        itertools.product(*chosen) for n in range(1, len(space) + 1) for chosen in itertools.combinations(space, n)
     )
     packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
-    possible = (one for one in made if not (packed in one and "cache_type_v" in dict(one)))
+    possible = (one for one in every if not (packed in one and "cache_type_v" in dict(one)))
     of = result.phases_of(goal, gen, users > 1)
     choices = Search(list(itertools.islice(possible, MOST_CHOICES)), of).choices[1:]
     if not choices:
@@ -149,9 +150,8 @@ def plan(
 
 def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
     """The values to try of each setting: what this machine and this model can have."""
-    now, n_layer = base.settings, base.model.n_layer or 0
+    now, n_layer, devices = base.settings, base.model.n_layer or 0, machine.used(base.machine, base.settings)
     usable = max(1, int(machine.n_cores_usable() or now.n_threads))
-    devices = machine.used(base.machine, now)
     is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
     n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
     ubatches = {min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch}  # by the size of the largest step
@@ -192,139 +192,96 @@ def variant(choice: Choice, base: Plan) -> str:
     return shell.join(*(word for name, value in named.items() for word in as_options.option(name, value))) or DEFAULT
 
 
-def tune(
-    prompt_len: int = 1000,
-    gen: int = 200,
-    model: str = catalog.DEFAULT,
-    *,
-    goal: str = REQUEST,
-    users: int = 1,
-    budget: str | float = DEFAULT_BUDGET,
-    allow_lossy: bool = False,
-    **settings: Unpack[Keywords],
-) -> Tuned:
-    """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
-
-        found = lab.tune(2000, 300, budget="5min")
-        lab.show_tuned(found)  # what was tried, and what is recommended
-        lab.measure("2000", 300, **found.settings)
-
-    `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
-    second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.
-    """
-    own: Any = {**settings, "goal": goal, "users": users, "budget": budget, "allow_lossy": allow_lossy}
-    with Worker() as worker, progress.in_notebook() as watch:
-        made = plan(worker, prompt_len, gen, model, **own)
-        path = new_results_file(made.default, Path(settings.get("out", "results")))
-        found = result.tuned(list(Session(made, worker, path, watch).confirmed()))
-    if found is None:
-        raise LabError("The default could not be measured.", "Try it alone: lab measure")
-    return found
-
-
-@dataclass
-class Session:
-    """A running search: `confirmed` yields the record of each run after it was appended to `path`.
+def execute(
+    made: TunePlan,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Worker] = Worker,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Record]:
+    """Search, then confirm the winner: yields the record of each run after it was appended to `path`.
 
     A choice that fails is dropped. LabError if the default fails.
     """
+    search, chance, started = Search(made.choices, made.phases), random.Random(made.default.seed), clock()
+    models, number, n_tried = dict[str, Model](), 0, 0
+    slowest_s = whole_s = 0.0  # of the slowest run so far, with its engine's start; of the default's whole request
 
-    plan: TunePlan
-    worker: Worker
-    path: Path
-    watch: ShowStatus
-    new_worker: Callable[[], Worker] = Worker
-    clock: Callable[[], float] = time.monotonic
+    def left_s() -> float:
+        return made.budget_s - (clock() - started)
 
-    def __post_init__(self) -> None:
-        self.started, self.model, self.n_blocks = self.clock(), self.plan.default.model, 0
-        self.search, self.chance = Search(self.plan.choices, self.plan.phases), random.Random(self.plan.default.seed)
-        self.run_s = 0.0  # of the slowest run of the search so far, with its engine's start
-        self.whole_s: dict[Choice, float] = {}  # the same of the whole request, from prefill and the time per token
+    def can_try(n_runs: int) -> bool:
+        """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
+        keep_s = 2 * FEWEST_CONFIRMED * whole_s
+        keep_s = keep_s if keep_s <= made.budget_s else 0.0  # nothing can be confirmed
+        if n_tried >= FEWEST_TRIED:
+            keep_s = max(keep_s, FOR_CONFIRMATION * made.budget_s)
+        return left_s() - keep_s >= n_runs * slowest_s
 
-    @property
-    def left_s(self) -> float:
-        """What is left of the budget."""
-        return self.plan.budget_s - (self.clock() - self.started)
-
-    def block_s(self, choice: Choice) -> float:
-        """The expected seconds of a block of the confirmation."""
-        return self.whole_s[()] + self.whole_s.get(choice, max(self.whole_s.values()))
-
-    def confirmed(self) -> Iterator[Record]:
-        """The search; then the winner and the default in as many blocks as the budget allows, if enough."""
-        yield from self.searched()
-        winner, budget_s = self.search.best(), self.plan.budget_s
-        both: dict[str, Choice] = {DEFAULT: (), variant(winner, self.plan.default): winner}
-        n_blocks = int((self.left_s + OVER_BUDGET / 2 * budget_s) / self.block_s(winner)) if winner else 0
-        for _ in range(min(MOST_CONFIRMED, n_blocks) if n_blocks >= FEWEST_CONFIRMED else 0):
-            if self.left_s + OVER_BUDGET * budget_s < self.block_s(winner):
-                break  # the machine has become slower
-            for record in self.block(both, CONFIRM):
-                yield record
-                if record.run.error:
-                    return
-            self.n_blocks += 1
-
-    def searched(self) -> Iterator[Record]:
-        """Blocks of the search, until the best choice is known or the budget of the search is spent."""
-        budget_s, n_tried = self.plan.budget_s, 0
-
-        def can_try(n_runs: int) -> bool:
-            """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
-            keep_s = FEWEST_CONFIRMED * self.block_s(())
-            if budget_s < keep_s:
-                keep_s = 0.0  # nothing can be confirmed
-            if n_tried >= FEWEST_TRIED:
-                keep_s = max(keep_s, FOR_CONFIRMATION * budget_s)
-            return self.left_s - keep_s >= n_runs * self.run_s
-
-        while wanted := self.search.next_block():
-            if self.n_blocks and not can_try(2):
-                return
-            for n, choice in enumerate(wanted):
-                if n and not can_try(1):
-                    break
-                yield from self._one(choice)
-                n_tried += bool(choice)
-            self.n_blocks += 1
-
-    def _one(self, choice: Choice) -> Iterator[Record]:
-        """One run of one choice in an engine of its own."""
-        begun, done = self.clock(), None
-        try:
-            for record in self.block({variant(choice, self.plan.default): choice}, SEARCH):
-                if record.run.error:
-                    self.search.drop(choice, record.run.error)
-                elif done := result.timing(record, choice):
-                    self.search.learn(done)
-                yield record
-        except LabError as problem:  # the plan is impossible
-            self.search.drop(choice, str(problem))
-        if not choice and () in self.search.dropped:
-            raise LabError(f"The default cannot be measured: {self.search.dropped[()]}", "Try it alone: lab measure")
-        run_s = self.clock() - begun
-        self.run_s = max(self.run_s, run_s)
-        if done:
-            more_s = max(0, self.plan.default.cases[0].n_gen - N_SEARCH_GEN) * done.seconds.get(DECODE, 0.0)
-            self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), run_s + more_s)
-
-    def block(self, choices: Mapping[str, Choice], stage: str) -> Iterator[Record]:
-        """A run of each choice, by its name, side by side in fresh engines."""
-        plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}
-        own = [name for name, plan in plans.items() if plan.file == self.plan.default.file]
-        plans |= {name: dataclasses.replace(plans[name], model=self.model) for name in own}  # with its checksum
+    def block(choices: Sequence[Choice], stage: str) -> Iterator[Record]:
+        """A run of each choice side by side in fresh engines."""
+        plans = {variant(choice, made.default): made.make(worker, choice, stage) for choice in choices}
+        for name, plan in plans.items():
+            plans[name] = dataclasses.replace(plan, model=models.get(str(plan.file.path), plan.model))
         if len(plans) > 1:
             side_by_side.check(plans)
         todo = [(0, case) for plan in plans.values() for case in plan.cases]
 
         def show(status: progress.Status) -> None:
-            part = f"{'confirming' if stage != SEARCH else 'searching'}, block {self.n_blocks + 1}"
-            self.watch(dataclasses.replace(status, part=part, n_runs=0, left_s=max(0.0, self.left_s)))
+            part = f"{'searching' if stage == SEARCH else 'confirming'}, block {number + 1}"
+            watch(dataclasses.replace(status, part=part, n_runs=0, left_s=max(0.0, left_s())))
 
-        reporter = Reporter(show, todo, self.plan.default.n_tokens)
-        yield from side_by_side.block(plans, self.n_blocks, self.path, reporter, todo, self.chance, self.new_worker, 1)
-        self.model = next((plans[name].model for name in own), self.model)
+        reporter = Reporter(show, todo, made.default.n_tokens)
+        yield from side_by_side.block(plans, number, path, reporter, todo, chance, new_worker, 1)
+        models.update((str(plan.file.path), plan.model) for plan in plans.values())  # with its checksum
+
+    while (wanted := search.next_block()) and (not number or can_try(2)):
+        for n, choice in enumerate(wanted):
+            if n and not can_try(1):
+                break
+            begun, found = clock(), None
+            try:
+                for record in block([choice], SEARCH):
+                    if record.run.error:
+                        search.drop(choice, record.run.error)
+                    found = result.timing(record, choice) or found
+                    yield record
+            except LabError as problem:  # the plan is impossible
+                search.drop(choice, str(problem))
+            if () in search.dropped:
+                raise LabError(f"The default cannot be measured: {search.dropped[()]}", "Try it alone: lab measure")
+            run_s = clock() - begun
+            slowest_s, n_tried = max(slowest_s, run_s), n_tried + bool(choice)
+            search.timings += [found] if found else []
+            if found and not choice:
+                n_more = max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
+                whole_s = max(whole_s, run_s + n_more * found.seconds.get(DECODE, 0.0))
+        number += 1
+
+    winner, spare_s, n_confirmed = search.best(), OVER_BUDGET * made.budget_s, 0
+    if not winner or left_s() + spare_s < 2 * FEWEST_CONFIRMED * whole_s:
+        return
+    while n_confirmed < MOST_CONFIRMED and left_s() + spare_s >= 2 * whole_s:
+        for record in block([(), winner], CONFIRM):
+            yield record
+            if record.run.error:
+                return
+        number, n_confirmed = number + 1, n_confirmed + 1
+
+
+def carry_out(make: Callable[[Worker], TunePlan], out: str | Path, watch: Any = None) -> Tuned:
+    """Plan, search and confirm."""
+    with Worker() as worker, contextlib.nullcontext(watch) if watch else progress.in_notebook() as look:
+        made = make(worker)
+        path = new_results_file(made.default, Path(out))
+        found = result.tuned(list(execute(made, worker, path, look)))
+    if found is None:
+        raise LabError("The default could not be measured.", "Try it alone: lab measure")
+    return found
+
+
+tune: Callable[..., Tuned] = cast(Any, experiment.public("tune", plan, carry_out=carry_out))
 
 
 @click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
@@ -385,22 +342,16 @@ def command(save: str | None, **asked: Any) -> None:
             found = [" ".join(result.sentences(one)) for one in result.of_sessions(records)]
             return " ".join([f"{kept}.", *found]) if kept else ""
 
-        records, problem = collect(
-            lambda watch: Session(made, worker, path, watch).confirmed(), path, err, where=so_far
-        )
+        records, problem = collect(lambda watch: execute(made, worker, path, watch), path, err, where=so_far)
     output.finish(records, path, problem)
     if asked["allow_lossy"] and not output.as_json:
-        for line in known_lines(output.folder, [one for one in records if isinstance(one, Record)]):
+        for line in known_lines(output.folder, records):
             click.echo(line)
-    if save is None:
-        return
-    found = result.tuned([record for record in records if isinstance(record, Record)])
-    if found is None or not found.is_recommended or found.winner is None:
-        raise LabError(
-            f"Nothing is saved as {save}: no settings are recommended.",
-            "Keep the default, or search longer: --budget 30min",
-        )
-    kept = as_options.save(save, as_options.asked(found.winner.settings))
-    model = dict(found.choice).get("model")
-    options = shell.join("--settings", save, *(["--model", model] if model else []))
-    note(f"The settings are saved as {kept}: {options} uses them.")
+    found = result.tuned(records) if save else None
+    if save and (found is None or found.winner is None or not found.is_recommended):
+        what = f"Nothing is saved as {save}: no settings are recommended."
+        raise LabError(what, "Keep the default, or search longer: --budget 30min")
+    if save and found and found.winner:
+        kept, model = as_options.save(save, as_options.asked(found.winner.settings)), dict(found.choice).get("model")
+        options = shell.join("--settings", save, *(["--model", model] if model else []))
+        note(f"The settings are saved as {kept}: {options} uses them.")
