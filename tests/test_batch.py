@@ -107,7 +107,7 @@ def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
     assert at_ridge is not None and 1 < at_ridge < 64
     (row,) = batching.rows([make_record(batch_run(4))], prediction)
     assert row.expected_s == pytest.approx(times[1])
-    assert "Prediction error of step times: median" in " ".join(batching.sentences([row], prediction))
+    assert "Prediction error of step times: median" in " ".join(batching.sentences([row]))
 
 
 def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:

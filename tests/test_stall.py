@@ -216,7 +216,7 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
     assert words[0] == (
         "With 1 stream, a prompt of 1,000 tokens all at once causes a gap of up to 1.02 s (usual gap 11.0 ms)."
     )
-    assert words[1].startswith("In chunks of 100 the longest gap is 103 ms (")
+    assert words[1].startswith("The longest gap is 103 ms in chunks of 100 (")
     assert words[1].endswith("x the TTFT of the new request, 9 % higher throughput).") and len(words) == 2
     assert "Prediction error of the longest gap: median" in " ".join(stalls.sentences(stalls.rows(records, STRAIGHT)))
 

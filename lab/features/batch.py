@@ -11,32 +11,19 @@ Efficiency is B x T(1) / T(B): 1 is no gain, B is ideal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from lab.cli.options import TOKENS
 from lab.core import cost, memory, phases, script
 from lab.core.lists import grouped
 from lab.core.payloads import Batch
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.experiment import (
-    REPEAT,
-    Experiment,
-    Keywords,
-    Option,
-    Table,
-    as_lengths,
-    as_rows,
-    cell,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    off_by,
-    public,
-    ranged,
-)
+from lab.features import experiment
+from lab.features.experiment import Option, cell
 from lab.features.limits import step_kernels
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
@@ -47,6 +34,7 @@ from lab.show import canvas
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 N_OWN = 16  # last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer
@@ -64,7 +52,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
-    **settings: Unpack[Keywords],
+    **settings: Unpack[experiment.Keywords],
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
 
@@ -73,20 +61,18 @@ def plan(
     With `shared_prompt` the prompts are equal except for their last 16 tokens, and are prefilled once. LabError for
     impossible numbers.
     """
-    wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
+    wanted = experiment.numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
-    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **for_plan(settings))
+    made = make_plan(worker, prompt_len, gen, repeat, model, **experiment.for_plan(settings))
     if shared_prompt:
-        need_every_position(made.model)
+        experiment.need_every_position(made.model)
         if min(case.n_prompt for case in made.cases) <= N_OWN:
             what = f"--shared-prompt needs prompts of more than {N_OWN} tokens."
             raise LabError(what, "Give longer prompts: --prompt-len 256")
-    if max(wanted) > made.settings.n_batch:
-        raise LabError(
-            f"{max(wanted)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
-            f"Use --batch {max(wanted)}, or fewer --sequences.",
-        )
+    if (most := max(wanted)) > made.settings.n_batch:
+        what = f"{most} sequences do not fit into a batch of {made.settings.n_batch} tokens."
+        raise LabError(what, f"Use --batch {most}, or fewer --sequences.")
     cases = [
         Case(own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings))
         for own in made.cases
@@ -104,9 +90,8 @@ def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tup
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence."""
     assert isinstance(case.lever, Batch)
-    n_seq, n_prompt = case.lever.n_seq, case.n_prompt
+    n_seq, n_prompt, operations = case.lever.n_seq, case.n_prompt, list[Operation]()
     n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
-    operations: list[Operation] = []
     if n_common:
         operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
         operations += [Operation(COPY, sequence=0, target=i) for i in range(1, n_seq)]
@@ -126,40 +111,50 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     return [*operations, *script.decode(range(n_seq), case.n_gen - 1)]
 
 
+def of_runs(records: Sequence[Record]) -> pd.DataFrame:
+    """A row per successful run: CASE, `step_s` (T(B)), `prefill_s`, `kv_bytes` of the caches at the end, `record`."""
+    import pandas as pd
+
+    runs = []
+    for run, lever, one in ((one.run, one.run.batch, one) for one in records):
+        if lever and (taken := phases.figures(run)):
+            n_positions = sum(_lengths(lever, run.n_prompt, run.n_gen, one.settings))
+            each = memory.kv_bytes_per_position(one.model, one.settings.type_k, one.settings.type_v) or math.nan
+            figures = phases.step_s(run), taken["prefill_s"], n_positions * each
+            runs.append((run.n_prompt, run.n_gen, lever.is_shared, lever.n_seq, *figures, one))
+    return pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s", "kv_bytes", "record"])
+
+
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
     """A row for each number of sequences of one setup: medians over the successful timed runs.
 
-    `step_s` is T(B), with the least and largest of a run. `kv_bytes` is the size of the caches at the end. `efficiency`
-    is None where one sequence was not measured, `expected_s` (predicted) without ceilings.
+    `step_s` has the least and largest of a run beside it. `efficiency` is None where one sequence was not measured,
+    `expected_s` (predicted) and `ridge` without ceilings.
     """
-    import pandas as pd
-
-    known = [(one.run, taken) for one in records if (taken := phases.figures(one.run))]
-    runs = [(*_case_of(run), phases.step_s(run), taken["prefill_s"]) for run, taken in known]
-    if not runs:
+    if (runs := of_runs(records)).empty:
         return []
-    of_cases = pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s"]).groupby(CASE)
-    steps = of_cases.step_s
-    t = of_cases.median().assign(n_runs=steps.size(), step_min_s=steps.min(), step_max_s=steps.max()).reset_index()
+    of_cases = runs.groupby(CASE)
+    t, steps = of_cases[["step_s", "prefill_s", "kv_bytes"]].median(), of_cases.step_s
+    t = t.assign(n_runs=steps.size(), step_min_s=steps.min(), step_max_s=steps.max()).reset_index()
     one_s = t.step_s.where(t.n_seq == 1).groupby([t[name] for name in CASE[:3]]).transform("max")
     t = t.assign(total_tps=t.n_seq / t.step_s, user_tps=1 / t.step_s, efficiency=t.n_seq * one_s / t.step_s)
-    model, settings, cases = records[0].model, records[0].settings, as_rows(t[CASE])
-    each = memory.kv_bytes_per_position(model, settings.type_k, settings.type_v)
-    lengths = [_lengths(Batch(n_seq, shared), n_prompt, n_gen, settings) for n_prompt, n_gen, shared, n_seq in cases]
-    t["kv_bytes"] = pd.array([None if each is None else round(sum(one) * each) for one in lengths], dtype="Int64")
-    t["expected_s"] = [expected_s(prediction, one.n_prompt, one.n_gen, one.n_seq) for one in cases]
-    return as_rows(t)
+    t = t.assign(kv_bytes=t.kv_bytes.round().astype("Int64"), expected_s=None, ridge=None)
+    if prediction:
+        lengths = list(zip(t.n_prompt, t.n_gen, strict=True))
+        t["expected_s"] = [expected_s(prediction, *own, n) for own, n in zip(lengths, t.n_seq, strict=True)]
+        t["ridge"] = [ridge(prediction, *own) for own in lengths]
+    return experiment.as_rows(t)
 
 
 def alike(rows: Sequence[Any]) -> list[list[Any]]:
     """Rows that differ only in the number of sequences, together."""
-    return list(grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared)).values())
+    return list(grouped(rows, lambda row: row[:3]).values())
 
 
-def expected_s(prediction: StepPrediction | None, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
+def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
     """T(B) in the middle of the answers."""
     n_past = n_prompt + max(0, n_gen - 2) // 2
-    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1)) if prediction else None
+    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1))
 
 
 def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
@@ -168,92 +163,68 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     The weights are read once for all sequences; each adds FLOPs, and its own cache to the bytes. None if the model's
     cost is unknown, if each sequence adds more traffic than arithmetic, and for one cache of all (`kv_unified`).
     """
-    settings, n_past = prediction.settings, n_prompt + n_gen // 2
+    settings, n_past, best = prediction.settings, n_prompt + n_gen // 2, step_kernels.roof(prediction.ceilings)
     types = settings.type_k, settings.type_v
     one = cost.step(prediction.model, 1, n_past, 1, *types)
     two = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
     if one is None or two is None or settings.kv_unified:
         return None
-    best = step_kernels.roof(prediction.ceilings)
     arithmetic_s, more_traffic_s = (two.flops - one.flops) / best.gflops, (two.n_bytes - one.n_bytes) / best.gbps
     weights_s, each_s = one.n_bytes / best.gbps - more_traffic_s, arithmetic_s - more_traffic_s
     return weights_s / each_s if each_s > 0 else None
 
 
-def sentences(measured: Sequence[Any], prediction: StepPrediction | None) -> list[str]:
-    """What rows of one setup and prompt length show, in words."""
-    if not measured:
-        return []
-    words, most = list[str](), measured[-1]
-    best = max(measured, key=lambda row: row.total_tps)
-    if most.efficiency is not None and most.n_seq > 1:
-        share = most.user_tps / measured[0].user_tps
-        highest = f" Throughput is highest with {best.n_seq}." if best.n_seq not in (1, most.n_seq) else ""
-        words.append(
-            f"{most.n_seq} sequences together: {digits(most.efficiency)}x the tokens/s of one in total, "
-            f"{digits(share)}x per user.{highest}"
-        )
-    at_ridge = ridge(prediction, measured[0].n_prompt, measured[0].n_gen) if prediction else None
-    if at_ridge is not None:
-        words.append(f"Above about {digits(at_ridge)} sequences arithmetic is the limit, according to the ceilings.")
-    return words + off_by(((row.expected_s, row.step_s) for row in measured), "step times")
+def sentences(rows: Sequence[Any]) -> list[str]:
+    """What rows of one setup show, in words."""
+    words = list[str]()
+    for own in alike(rows):
+        most, best = own[-1], max(own, key=lambda row: row.total_tps)
+        if most.efficiency is not None and most.n_seq > 1:
+            highest = f" Throughput is highest with {best.n_seq}." if best.n_seq not in (1, most.n_seq) else ""
+            words.append(
+                f"{most.n_seq} sequences together: {digits(most.efficiency)}x the tokens/s of one in total, "
+                f"{digits(most.user_tps / own[0].user_tps)}x per user.{highest}"
+            )
+        if most.ridge is not None:
+            words.append(f"Above about {digits(most.ridge)} sequences arithmetic is the limit, say the ceilings.")
+        words += experiment.off_by(((row.expected_s, row.step_s) for row in own), "step times")
+    return words
 
 
-def draw(
-    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
-) -> None:
-    """The total rate (left) and the rate per user (right), from rows and runs of one setup.
-
-    The grey lines show the rates if sharing a step cost nothing.
-    """
-    at_ridge = ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction else None
-    runs = grouped((one for one in records if phases.figures(one.run)), lambda one: _case_of(one.run)[:3])
-    parts = canvas.in_parts(alike(rows))
-    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
-    axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
-    for part, pair in zip(parts, axes, strict=True):
-        for ax, whose, power in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
-            for group, style in zip(part, canvas.styles(len(part), canvas.OF_DECODE), strict=True):
-                first, colour = group[0], style["color"]
-                name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
-                medians = [row.n_seq**power / row.step_s for row in group]
-                ax.plot([row.n_seq for row in group], medians, color=colour, lw=2, label=f"{name}: median")
-                own = [(_case_of(one.run)[3], one) for one in runs[first.n_prompt, first.n_gen, first.is_shared]]
-                points = [(n, n**power / phases.step_s(one.run), one) for n, one in own]
-                canvas.runs(ax, points, **style, label=f"{name}: runs")
-                if expected := [(row.n_seq, row.n_seq**power / row.expected_s) for row in group if row.expected_s]:
-                    label = f"{name}: predicted"
-                    ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
-            first = part[0][0]
-            if first.n_seq == 1:
-                ideal = [(row.n_seq, first.user_tps * row.n_seq**power) for row in part[0]]
-                label = "if sharing a step cost nothing"
-                ax.plot(*zip(*ideal, strict=True), color=canvas.GUIDE, ls=":", lw=1.2, label=label)
-            if at_ridge is not None and 1 <= at_ridge <= rows[-1].n_seq:
-                label = f"ridge: arithmetic is the limit from {digits(at_ridge)} sequences"
-                ax.axvline(at_ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
-            canvas.over_lengths(ax, [row.n_seq for row in rows])
-            ax.set(xlabel="sequences in a step", yscale="log", ylabel=f"tokens per second, {whose}")
-    canvas.finish(list(axes.flat), f"Sequences decoded together\n{subject}")
-
-
-def _case_of(run: Run) -> tuple[int, int, bool, int]:
-    """What tells the runs of a batch apart, in the order of CASE."""
-    assert run.batch is not None
-    return run.n_prompt, run.n_gen, run.batch.is_shared, run.batch.n_seq
+def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+    """The total rate (left) and the rate per user (right); grey lines: the rates if sharing a step cost nothing."""
+    runs, first, groups = of_runs(records), rows[0], alike(rows)
+    for ax, whose, power in zip(figure.subplots(1, 2), ("all sequences", "each sequence"), (1, 0), strict=True):
+        for own, style in zip(groups, canvas.styles(len(groups), canvas.OF_DECODE), strict=True):
+            measured = runs[(runs[CASE[:3]] == list(own[0][:3])).all(axis=1)]
+            experiment.plot_series(
+                ax,
+                f"{own[0].n_prompt:,} prompt tokens{', shared' if own[0].is_shared else ''}",
+                style,
+                [(one.n_seq, one.n_seq**power / one.step_s, [one.record]) for one in measured.itertuples()],
+                [(row.n_seq, row.n_seq**power / row.step_s) for row in own],
+                [(row.n_seq, row.n_seq**power / row.expected_s) for row in own if row.expected_s],
+            )
+        if first.n_seq == 1:
+            ideal = [(row.n_seq, first.user_tps * row.n_seq**power) for row in groups[0]]
+            label = "if sharing a step cost nothing"
+            ax.plot(*zip(*ideal, strict=True), color=canvas.GUIDE, ls=":", lw=1.2, label=label)
+        if first.ridge is not None and 1 <= first.ridge <= rows[-1].n_seq:
+            label = f"ridge: arithmetic is the limit from {digits(first.ridge)} sequences"
+            ax.axvline(first.ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
+        canvas.over_lengths(ax, [row.n_seq for row in rows])
+        ax.set(xlabel="sequences in a step", yscale="log", ylabel=f"tokens per second, {whose}")
+    canvas.finish(figure.axes, f"Sequences decoded together\n{subject}")
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.batch for run in runs if run.batch]
-    return {
-        "sequences": listed(lever.n_seq for lever in levers),
-        "prompt_len": listed(run.n_prompt for run in runs),
-        "gen": runs[0].n_gen,
-        "shared_prompt": levers[0].is_shared or None,
-    }
+    lengths = {"prompt_len": experiment.listed(run.n_prompt for run in runs), "gen": runs[0].n_gen}
+    sequences = experiment.listed(lever.n_seq for lever in levers)
+    return {"sequences": sequences, **lengths, "shared_prompt": levers[0].is_shared or None}
 
 
-TABLE = Table(
+TABLE = experiment.Table(
     name="batch",
     question="How many sequences at once, and what does it cost each?",
     title="sequences decoded together; medians over runs, their range below",
@@ -263,7 +234,7 @@ TABLE = Table(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
         ("sequences", lambda row: f"{row.n_seq:,}"),
         ("runs", lambda row: str(row.n_runs)),
-        ("step\nms", lambda row: ranged((row.step_s, row.step_min_s, row.step_max_s), row.n_runs)),
+        ("step\nms", lambda row: experiment.ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs)),
         ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
         ("tokens/s\nin total", lambda row: cell(row.total_tps)),
         ("tokens/s\nper user", lambda row: cell(row.user_tps)),
@@ -272,11 +243,11 @@ TABLE = Table(
         ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
     ),
     rows=rows,
-    conclude=lambda rows, _, prediction: [one for group in alike(rows) for one in sentences(group, prediction)],
+    conclude=lambda rows, _: sentences(rows),
     draw=draw,
 )
 
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment.Experiment(
     name="batch",
     chapter="Batches",
     about="""Measure what decoding several answers together gains.
@@ -294,13 +265,13 @@ EXPERIMENT = Experiment(
     options=(
         Option("sequences", "Numbers of sequences: 1,4,16.", "s"),
         Option("prompt_len", "Prompt tokens of each sequence.", "p"),
-        Option("gen", "Tokens that each sequence generates.", "n"),
+        Option("gen", "Tokens that each sequence generates.", "n", type=TOKENS),
         Option("shared_prompt", "All sequences share one prompt except for its last 16 tokens; it is prefilled once."),
-        REPEAT,
+        experiment.REPEAT,
     ),
     again=_again,
     tables=(TABLE,),
 )
 
 command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
-batch = public("batch", plan)
+batch = experiment.public("batch", plan)

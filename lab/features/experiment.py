@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
 from lab.core import shape
 from lab.core.asked_settings import SettingsKeywords, in_digits
 from lab.core.lists import grouped
@@ -33,15 +33,14 @@ from lab.features.running import carry_out
 from lab.process.worker import Worker
 from lab.runner import as_options, session
 from lab.runner.cases import Plan
-from lab.show import disturbances, table
-from lab.show.section import Context, Kind, is_plain
+from lab.show import canvas, disturbances, table
+from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from lab.show.section import Section
 
 Asked = ParamSpec("Asked")
 
@@ -66,8 +65,8 @@ class Option:
     help: str
     short: str = ""
     metavar: str | None = None
-    type: type | None = None  # where the default does not tell
-    flag: str | None = None  # on the command line, if not the name
+    type: Any = None  # where the default does not tell
+    flag: str = ""  # on the command line, if not the name
 
     @property
     def long(self) -> str:
@@ -83,17 +82,17 @@ REPEAT = Option(
 class Table:
     """The results of one setup: the question that they answer, rows in columns, sentences, perhaps a picture.
 
-    `columns` are headings, each with a function that makes the cell of a row. `draw` also gets the setup in words and
-    an empty figure; `caption` is that of the picture.
+    `rows` makes the rows of records and of a prediction; `conclude` and `draw` get rows and records. `draw` also gets
+    the setup in words and an empty figure; `caption` is that of the picture.
     """
 
     name: str
     question: str
     title: str
-    columns: Sequence[tuple[str, Callable[[Any], str]]]
+    columns: Columns
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
-    conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], list[str]]
-    draw: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None, str, Figure], None] | None = None
+    conclude: Callable[[Sequence[Any], Sequence[Record]], list[str]]
+    draw: Callable[[Sequence[Any], Sequence[Record], str, Figure], None] | None = None
     caption: str = ""
     is_by_ceilings: bool = True  # its predictions need ceilings
 
@@ -118,24 +117,15 @@ class Experiment:
 
     def as_command(self) -> click.Command:
         """The command: its own options, then those of the engine."""
-        parameters, own = inspect.signature(self.plan).parameters, list[Any]()
+        parameters, own, reaching = inspect.signature(self.plan).parameters, list[Any](), list[Any]()
         for option in self.options:
-            parameter = parameters.get(option.name)
-            default = parameter.default if parameter else None  # None: it is one of the settings
-            own.append(
-                click.option(
-                    *(option.name, f"--{option.long}", *([f"-{option.short}"] if option.short else [])),
-                    type=TOKENS if option.name == "gen" and option.type is None else option.type,
-                    default=default,
-                    is_flag=default is False,
-                    show_default=default not in (None, "", False),
-                    metavar=option.metavar,
-                    help=option.help,
-                )
-            )
+            default = parameters[option.name].default if option.name in parameters else None  # one of the settings
+            names = [option.name, f"--{option.long}", *([f"-{option.short}"] if option.short else [])]
+            more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
+            more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
+            own.append(click.option(*names, default=default, **more))
         own += [MODEL, *([] if any(option.name == "prompt" for option in self.options) else [PROMPT]), *ENGINE]
         own += [unified(self.lever.kv_unified)] if self.lever.kv_unified else []
-        reaching = []
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
 
@@ -178,13 +168,11 @@ class Experiment:
 
     def sections(self, records: Sequence[Record], context: Context) -> list[Section]:
         """The results, predicted from ceilings and plain runs: a part for each table and setup."""
-        from lab.show.section import Section
-
         own, parts = [record for record in records if record.run.is_timed], list[Section]()
         setups = table.setups(table.runs(own)) if own else []
         for kind in self.tables:
             for label, rows in setups:
-                chosen = tuple(own[i] for i in dict.fromkeys(rows.run))
+                chosen = [own[i] for i in dict.fromkeys(rows.run)]
                 prediction = prediction_for(chosen[0], context.ceilings, [*context.runs, *context.others])
                 parts.append(section(kind, label, chosen, prediction, context.is_page))
         parts = [part for part in parts if part.rows]
@@ -192,34 +180,32 @@ class Experiment:
 
 
 def section(
-    kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None, is_page: bool
+    kind: Table, label: str, records: Sequence[Record], prediction: StepPrediction | None, is_page: bool
 ) -> Section:
     """A table with its sentences and the basis of its predictions. The first sentence is the answer."""
-    from lab.show.section import WIDE, Picture, Section, tabled
-
-    rows = tuple(kind.rows(records, prediction))
-    words = kind.conclude(rows, records, prediction)
-    shown = tabled(kind.columns, rows)
-    basis = list[str]()
-    if kind.is_by_ceilings and prediction is None:
+    rows, pictures, basis = tuple(kind.rows(records, prediction)), list[Picture](), list[str]()
+    shown, n_disturbed = tabled(kind.columns, rows), sum(map(bool, map(disturbances.disturbances, records)))
+    if kind.is_by_ceilings and not prediction:
         basis = ["No predictions: measure the ceilings first (lab ceilings)."]
     elif kind.is_by_ceilings and prediction and any("predicted" in heading for heading in shown["headings"]):
         basis = [prediction.basis]
-    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
     if any(map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())):
         words = [f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."]
+    else:
+        words = kind.conclude(rows, records)
     title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
+    if kind.draw:
+        pictures = [Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, title), WIDE)]
+    n_answers = 0 if is_page else 1
     return Section(
         title,
         kind.title,
         name=kind.name,
         question=kind.question,
-        answer="" if is_page else "".join(words[:1]),
+        answer="".join(words[:n_answers]),
         **shown,
-        sentences=[*(words if is_page else words[1:]), *basis],
-        pictures=[Picture(kind.name, kind.caption, functools.partial(draw, rows, records, prediction, title), WIDE)]
-        if (draw := kind.draw)
-        else [],
+        sentences=[*words[n_answers:], *basis],
+        pictures=pictures,
         data=lambda: {"rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]},
     )
 
@@ -259,8 +245,7 @@ def public(
             made: list[Record] = carry_out(lambda worker: make(worker, *asked, **given), out, watch)
             return made
 
-    parameters = inspect.signature(plan).parameters
-    shown = [parameter for key, parameter in parameters.items() if key not in ("worker", "folder")]
+    shown = [one for key, one in inspect.signature(plan).parameters.items() if key not in ("worker", "folder")]
     measure.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     measure.__name__ = measure.__qualname__ = name
     return measure
@@ -268,23 +253,16 @@ def public(
 
 def numbers(option: str, asked: str | int | Sequence[int], most: int) -> tuple[int, ...]:
     """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else."""
-    given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
-    values = []
-    for part in (str(part).strip() for part in given):
-        if not re.fullmatch(r"-?\d{1,12}", in_digits(part)):
-            raise LabError(f"{option} {asked}: {part!r} is not a whole number.", f"For example: {option} 1,2,4")
-        value = int(in_digits(part))
+    values = list[int]()
+    for part in map(str, [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked):
+        if not re.fullmatch(r"-?\d{1,12}", in_digits(part.strip())):
+            raise LabError(f"{option} {asked}: {part.strip()!r} is not a whole number.", f"For example: {option} 1,2,4")
+        values.append(value := int(in_digits(part.strip())))
         if not 1 <= value <= most:
             raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
-        if value in values:
+        if values.count(value) > 1:
             raise LabError(f"{option} has {value:,} twice.", "Give each number once.")
-        values.append(value)
     return tuple(sorted(values))
-
-
-def as_lengths(prompt_len: str | int | Sequence[int]) -> str | Sequence[int]:
-    """Prompt lengths as `make_plan` takes them."""
-    return [prompt_len] if isinstance(prompt_len, int) else prompt_len
 
 
 def listed(values: Iterable[object]) -> str:
@@ -315,33 +293,43 @@ def need_every_position(model: Model) -> None:
 
 def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:
     """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((i for i, (own, other) in pairs if own != other), None)
+    return next((i for i, (own, other) in enumerate(zip(ids, others, strict=False)) if own != other), None)
 
 
 def off_by(pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = "") -> list[str]:
     """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair is known."""
-    errors = [
-        100 * abs(expected / measured - 1) for expected, measured in pairs if expected and measured and measured > 0
-    ]
-    if not errors:
-        return []
+    known = [(expected, measured) for expected, measured in pairs if expected and measured and measured > 0]
+    errors = [100 * abs(expected / measured - 1) for expected, measured in known] or [0.0]
     middle, most = statistics.median(errors), max(errors)
-    return [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."]
+    return [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."] if known else []
 
 
-def cell(value: float | None, scale: float = 1.0, form: str = "") -> str:
-    """A number in a table, `-` if unknown; three significant digits unless a `form` is given."""
-    if value is None:
-        return "-"
-    return format(scale * value, form) if form else digits(scale * value)
+def cell(value: float | None, scale: float = 1.0) -> str:
+    """A number in a table with three significant digits, `-` if unknown."""
+    return "-" if value is None else digits(scale * value)
 
 
-def ranged(values: tuple[float, float, float], n_runs: int) -> str:
+def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> str:
     """Milliseconds in a table, with their range over several runs below."""
-    value, low, high = (1e3 * seconds for seconds in values)
-    ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
-    return digits(value) + (ends if n_runs > 1 else "")
+    ends = f"\n{digits(1e3 * low_s)}-{digits(1e3 * high_s)}".replace(",", "")  # as narrow as can be
+    return digits(1e3 * value_s) + ends * (n_runs > 1)
+
+
+def plot_series(
+    ax: Axes,
+    name: str,
+    style: dict[str, Any],
+    measured: Iterable[tuple[float, float, Sequence[Record]]],
+    medians: Iterable[tuple[float, float]],
+    expected: Iterable[tuple[float, float]],
+) -> None:
+    """Draws measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions dashed."""
+    points = [(x, y, any(map(disturbances.disturbances, runs))) for x, y, runs in measured]
+    if points:
+        canvas.points(ax, *zip(*points, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: measured")
+    for what, line, pairs in (("median", "-", list(medians)), ("predicted", "--", list(expected))):
+        if pairs:
+            ax.plot(*zip(*pairs, strict=True), color=style["color"], ls=line, lw=1.8, label=f"{name}: {what}")
 
 
 def as_rows(table: pd.DataFrame) -> list[Any]:

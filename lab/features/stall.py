@@ -25,29 +25,14 @@ from lab.core.payloads import Stall, in_chunks
 from lab.core.record import MIXED, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.experiment import (
-    REPEAT,
-    Experiment,
-    Keywords,
-    Option,
-    Table,
-    as_lengths,
-    as_rows,
-    cell,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    off_by,
-    public,
-    ranged,
-)
+from lab.features import experiment
+from lab.features.experiment import Option, cell, ranged
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.show import canvas, text_setup
+from lab.show import canvas
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -57,7 +42,6 @@ if TYPE_CHECKING:
 DEFAULT_CHUNKS = "64,256,1024"
 
 MOST_STREAMS = 255  # LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them
-MOST_TOKENS = 2**30
 
 N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
 """Tokens of each stream's own prompt, steps of the streams alone, and tokens of the new request's answer."""
@@ -75,24 +59,23 @@ def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
 
 def n_mixed(n_prompt: int, chunk: int | None) -> int:
     """The number of steps that mix a part of the prompt with the streams' tokens."""
-    return 0 if chunk is None else -(-n_prompt // chunk)
+    return math.ceil(n_prompt / chunk) if chunk else 0
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the streams' own prompts, their steps alone, the new prompt, and steps of all."""
-    lever = case.lever
+    lever, prompt = case.lever, text(0, case.n_prompt)
     assert isinstance(lever, Stall)
-    streams, prompt = range(1, 1 + lever.n_streams), text(0, case.n_prompt)
+    streams = range(1, 1 + lever.n_streams)
     operations = [step for i in streams for step in script.prefill(i, text(i, lever.n_context), settings.n_ubatch)]
     operations += script.decode(streams, lever.n_before)
     if lever.chunk is None:
         operations += script.prefill(0, prompt, settings.n_ubatch)
     else:
-        others = tuple(Part(i, None, 1) for i in streams)
+        others = [Part(i, None, 1) for i in streams]
         for first in range(0, len(prompt), lever.chunk):
-            tokens = tuple(prompt[first : first + lever.chunk])
-            is_last = first + lever.chunk >= len(prompt)
-            operations.append(Operation(MIXED, (Part(0, tokens, int(is_last)), *others)))
+            end = first + lever.chunk
+            operations.append(Operation(MIXED, (Part(0, tuple(prompt[first:end]), int(end >= len(prompt))), *others)))
     return [*operations, *script.decode([0, *streams], case.n_gen - 1)]
 
 
@@ -104,7 +87,7 @@ def plan(
     streams: str | Sequence[int] = "1,4",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    **settings: Unpack[Keywords],
+    **settings: Unpack[experiment.Keywords],
 ) -> Plan:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences decode.
 
@@ -113,24 +96,23 @@ def plan(
     Without `chunk`: the default sizes up to the length of the prompt. Returns a record per run. LabError for impossible
     values.
     """
-    of_streams = numbers("--streams", streams, MOST_STREAMS)
-    made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, **for_plan(settings, kv_unified="on"))
-    need_every_position(made.model)
+    of_streams = experiment.numbers("--streams", streams, MOST_STREAMS)
+    keywords = experiment.for_plan(settings, kv_unified="on")
+    made = make_plan(worker, prompt_len, N_GEN, repeat, model, **keywords)
+    experiment.need_every_position(made.model)
     shortest = min(own.n_prompt for own in made.cases)
-    chunks = numbers("--chunk", DEFAULT_CHUNKS if chunk is None else chunk, MOST_TOKENS)
+    chunks = experiment.numbers("--chunk", DEFAULT_CHUNKS if chunk is None else chunk, 2**30)
     if chunk is None:
         chunks = tuple(n for n in chunks if n <= shortest)
-    longest, most = max(chunks, default=0), max(chunks, default=1) + max(of_streams)
+    longest, n_most = max(chunks, default=1), max(of_streams)
     if longest > shortest:
+        what = f"--chunk {longest:,} is longer than the prompt of {shortest:,} tokens."
+        raise LabError(what, "Give smaller chunks; the lab always measures the prompt all at once too.")
+    if longest + n_most > made.settings.n_batch:
         raise LabError(
-            f"--chunk {longest:,} is longer than the prompt of {shortest:,} tokens.",
-            "Give smaller chunks; the lab always measures the prompt all at once too.",
-        )
-    if most > made.settings.n_batch:
-        raise LabError(
-            f"A chunk of {most - max(of_streams):,} tokens and {max(of_streams):,} streams do not fit into a batch of "
+            f"A chunk of {longest:,} tokens and {n_most:,} streams do not fit into a batch of "
             f"{made.settings.n_batch:,} tokens.",
-            f"Use --batch {most}, a smaller --chunk, or fewer --streams.",
+            f"Use --batch {longest + n_most}, a smaller --chunk, or fewer --streams.",
         )
     sizes = [(n_streams, size) for n_streams in of_streams for size in (*chunks, None)]
     return with_cases(made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write)
@@ -168,9 +150,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     is_mixed = made.chunk.notna()
     at_once_s = made.newcomer_s.mask(is_mixed).groupby([made[name] for name in CASE[:3]]).transform("max")
     made["lost"] = 1 - (at_once_s + made.n_steps.where(is_mixed, 0) * made.usual_gap_s) / made.newcomer_s
-    cases = as_rows(made[["n_prompt", "n_streams", "chunk", "n_steps"]])
+    cases = experiment.as_rows(made[["n_prompt", "n_streams", "chunk", "n_steps"]])
     made[["expected_gap_s", "expected_newcomer_s"]] = [expected_s(prediction, *one) for one in cases]
-    return as_rows(made)
+    return experiment.as_rows(made)
 
 
 def expected_s(
@@ -180,7 +162,8 @@ def expected_s(
     is_short = n_prompt <= MOST_PREDICTED and n_streams <= MOST_STREAMS
     if prediction and is_short and n_steps == n_mixed(n_prompt, chunk or max(1, prediction.settings.n_ubatch)):
         operations = write(case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings)
-        if (steps := prediction.steps(operations)) is not None and (known := phases.stall_figures(steps)):
+        if (steps := prediction.steps(operations)) is not None:
+            known = phases.stall_figures(steps)
             return known["longest_gap_s"], known["newcomer_s"]
     return math.nan, math.nan
 
@@ -189,88 +172,75 @@ def sentences(measured: Sequence[Any]) -> list[str]:
     """What rows of one setup show, in words, and how good their predictions are."""
     words = []
     for alike in grouped(measured, lambda row: (row.n_prompt, row.n_streams)).values():
-        last, chunked = alike[-1], [row for row in alike if row.chunk is not None]
+        last = alike[-1]
         words.append(
             f"With {plural(last.n_streams, 'stream')}, a prompt of {last.n_prompt:,} tokens {in_chunks(last.chunk)} "
             f"causes a gap of up to {seconds(last.longest_gap_s)} (usual gap {seconds(last.usual_gap_s)})."
         )
         parts = list[str]()
-        for row in chunked if last.chunk is None else ():
-            lost = None if row.lost is None else round(100 * row.lost)
+        for row in alike[:-1] if last.chunk is None else ():
+            lost = round(100 * row.lost)
             change = f", {abs(lost)} % {'lower' if lost > 0 else 'higher'} throughput" if lost else ""
-            gap = f"{'' if parts else 'the longest gap is '}{seconds(row.longest_gap_s)}"
             ttft = f"{digits(row.newcomer_s / last.newcomer_s)}x the TTFT of the new request"
-            parts.append(f"{in_chunks(row.chunk)} {gap} ({ttft}{change})")
-        if text := "; ".join(parts):
-            words.append(f"{text[0].upper()}{text[1:]}.")
-    errors = off_by(((row.expected_gap_s, row.longest_gap_s) for row in measured), "the longest gap")
-    errors += off_by(((row.expected_newcomer_s, row.newcomer_s) for row in measured), "the new request's TTFT")
+            parts.append(f"{seconds(row.longest_gap_s)} {in_chunks(row.chunk)} ({ttft}{change})")
+        if parts:
+            words.append(f"The longest gap is {'; '.join(parts)}.")
+    gaps = [(row.expected_gap_s, row.longest_gap_s) for row in measured]
+    ttfts = [(row.expected_newcomer_s, row.newcomer_s) for row in measured]
+    errors = experiment.off_by(gaps, "the longest gap") + experiment.off_by(ttfts, "the new request's TTFT")
     return [*words, " ".join(errors)] if errors else words
 
 
 MOST_CHUNKS = 4
 
 
-def draw(
-    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
-) -> None:
-    """The gap before each token of the streams over the time since the new prompt came, a panel for each chunk.
+def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+    """The gap before each token of the streams over the time since the new prompt came: prompts down, chunks across.
 
     A point is a token of a run; the line is the median of each token, each step as wide as the wait. The vertical line
     is the new request's first token. Of more than 4 chunks it draws the smallest, the largest and two between.
     """
     import pandas as pd
 
-    known = _measured(records)
-    chunks = sorted({lever.chunk for _, lever, _ in known}, key=lambda chunk: (chunk is None, chunk or 0))
+    of_cases = grouped(_measured(records), lambda one: (one[0].run.n_prompt, one[1].n_streams, one[1].chunk))
+    lengths, streams = sorted({case[0] for case in of_cases}), sorted({case[1] for case in of_cases})
+    chunks = sorted({case[2] for case in of_cases}, key=lambda size: size or math.inf)
     if len(chunks) > MOST_CHUNKS:
         chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
-    lengths = sorted({record.run.n_prompt for record, _, _ in known})
-
-    def line(one: tuple[Record, Stall, Any]) -> tuple[str, int | None]:
-        length = f", prompt of {one[0].run.n_prompt:,}" if len(lengths) > 1 else ""
-        return plural(one[1].n_streams, "stream") + length, one[1].chunk
-
-    of_lines = grouped(known, line)
-    parts = canvas.in_parts(sorted({name for name, chunk in of_lines if chunk in chunks}))
-    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
-    axes = figure.subplots(len(parts), len(chunks), sharex=True, sharey=True, squeeze=False)
-    for part, own_axes in zip(parts, axes, strict=True):
-        for ax, chunk in zip(own_axes, chunks, strict=True):
-            for name, style in zip(part, canvas.styles(len(part), canvas.OF_DECODE), strict=True):
-                if not (own := of_lines.get((name, chunk))):
-                    continue
-                tokens = [phases.gaps(steps).assign(record=i) for i, (_, _, steps) in enumerate(own)]
-                points = [(one.at_s, 1e3 * one.gap_s, own[one.record][0]) for run in tokens for one in run.itertuples()]
-                canvas.runs(ax, points, **style, ms=3.5, alpha=0.5)
-                middle = pd.concat(tokens)[["at_s", "gap_s"]].groupby(level=0).median()
-                at_s, gaps_ms = list(middle.at_s), list(1e3 * middle.gap_s)
-                at_s, gaps_ms = [at_s[0] - middle.gap_s[0], *at_s], [gaps_ms[0], *gaps_ms]
-                ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
-                ax.plot([], [], **style, ms=3.5, lw=1.6, label=name)
-                ttft_s = pd.Series([phases.stall_figures(steps)["newcomer_s"] for _, _, steps in own]).median()
-                ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
-            words = "all at once" if chunk is None else f"chunks of {chunk:,}"
-            words = words if len(parts) == 1 else f"{part[0]}\n{words}"
-            ax.set_title(words, fontsize=11 if len(parts) == 1 else 9)
-            ax.plot([], [], color=canvas.GUIDE, ls=":", lw=1.2, label="first token of the new request")
-            ax.set_yscale("log")
-        own_axes[0].set_ylabel("time since the previous token (ms)")
-    for ax in axes[-1]:
-        ax.set_xlabel("time since the prompt came (s)")
+    styles = dict(zip(streams, canvas.styles(len(streams), canvas.OF_DECODE), strict=True))
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(lengths)))
+    axes = figure.subplots(len(lengths), len(chunks), sharex=True, sharey=True, squeeze=False)
+    for (n_prompt, n_streams, chunk), own in sorted(of_cases.items(), key=lambda item: item[0][:2]):
+        if chunk in chunks:
+            ax, style = axes[lengths.index(n_prompt), chunks.index(chunk)], styles[n_streams]
+            tokens = pd.concat([phases.gaps(steps).assign(record=record) for record, _, steps in own])
+            points = zip(tokens.at_s, 1e3 * tokens.gap_s, tokens.record, strict=True)
+            canvas.runs(ax, points, **style, ms=3.5, alpha=0.5)
+            middle = tokens[["at_s", "gap_s"]].groupby(level=0).median()
+            at_s = [middle.at_s[0] - middle.gap_s[0], *middle.at_s]
+            gaps_ms = [1e3 * gap_s for gap_s in (middle.gap_s[0], *middle.gap_s)]
+            ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
+            ax.plot([], [], **style, ms=3.5, lw=1.6, label=plural(n_streams, "stream"))
+            ttft_s = pd.Series([phases.stall_figures(steps)["newcomer_s"] for *_, steps in own]).median()
+            ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
+            prompt = f"prompt of {n_prompt:,} tokens " if len(lengths) > 1 else ""
+            ax.set_title(f"{prompt}{in_chunks(chunk)}", fontsize=10)
+            ax.set(yscale="log", xlabel="time since the prompt came (s)", ylabel="time since the previous token (ms)")
+            ax.label_outer()
+    axes[-1, -1].plot([], [], color=canvas.GUIDE, ls=":", lw=1.2, label="first token of the new request")
     prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
-    title = f"Gaps between tokens of the streams when {prompt} comes\n{text_setup.where(records)} ({repeats})"
+    title = f"Gaps between tokens of the streams when {prompt} comes\n{subject} ({repeats})"
     canvas.finish(list(axes.flat), title, is_apart=True)
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.stall for run in runs if run.stall]
-    chunks, streams = (listed(getattr(lever, name) for lever in levers) for name in ("chunk", "n_streams"))
-    return {"prompt_len": listed(run.n_prompt for run in runs), "chunk": chunks, "streams": streams}
+    chunks, streams = (experiment.listed(getattr(lever, name) for lever in levers) for name in ("chunk", "n_streams"))
+    return {"prompt_len": experiment.listed(run.n_prompt for run in runs), "chunk": chunks, "streams": streams}
 
 
-TABLE = Table(
+TABLE = experiment.Table(
     name="stall",
     question="How long does a long prompt stop running answers?",
     title="a long prompt beside running answers; medians over runs, their range below; lost: throughput lost by mixing",
@@ -282,10 +252,7 @@ TABLE = Table(
         ("chunk", lambda row: "at once" if row.chunk is None else f"{row.chunk:,}"),
         ("runs", lambda row: str(row.n_runs)),
         ("stalls", lambda row: f"{row.n_stalls:,}"),
-        (
-            "longest\ngap ms",
-            lambda row: ranged((row.longest_gap_s, row.longest_min_s, row.longest_max_s), row.n_runs),
-        ),
+        ("longest\ngap ms", lambda row: ranged(row.longest_gap_s, row.longest_min_s, row.longest_max_s, row.n_runs)),
         ("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
         ("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
         ("new TTFT\ns", lambda row: cell(row.newcomer_s)),
@@ -293,11 +260,11 @@ TABLE = Table(
         ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
     ),
     rows=rows,
-    conclude=lambda rows, records, prediction: sentences(rows),
+    conclude=lambda rows, _: sentences(rows),
     draw=draw,
 )
 
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment.Experiment(
     name="stall",
     chapter="Stalls",
     about="""Measure how long a new prompt interrupts running answers.
@@ -314,17 +281,13 @@ EXPERIMENT = Experiment(
     plan=plan,
     options=(
         Option("prompt_len", "Tokens of the new prompt.", "p"),
-        Option(
-            "chunk",
-            "Sizes of the chunks in tokens: 64,256.  [default: those of 64,256,1024 that are no longer than the "
-            "prompt]",
-        ),
+        Option("chunk", f"Sizes of the chunks: 64,256.  [default: of {DEFAULT_CHUNKS} those up to the prompt]"),
         Option("streams", "Numbers of sequences that decode: 1,4."),
-        REPEAT,
+        experiment.REPEAT,
     ),
     again=_again,
     tables=(TABLE,),
 )
 
 command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
-stall = public("stall", plan)
+stall = experiment.public("stall", plan)

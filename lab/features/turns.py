@@ -591,7 +591,7 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
     law = "Times without a cache and with a perfect one come from a formula for the TTFT, fitted to uncached turns."
     parts, title = list[Section](), TABLE.title.replace(", medians over runs", "").replace("token that", "letter that")
     table = dataclasses.replace(
-        TABLE, title=title, is_by_ceilings=False, conclude=lambda made, _, __: [*sentences(made), law]
+        TABLE, title=title, is_by_ceilings=False, conclude=lambda made, _: [*sentences(made), law]
     )
     for own in grouped(records, lambda one: one.session).values():
         if not (t := served(own)).empty:
@@ -660,8 +660,8 @@ TABLE = experiment.Table(
     caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache that nothing breaks "
     "and that without a cache.",
     rows=rows,
-    conclude=lambda made, records, _: [*sentences(made), *answers(records)],
-    draw=lambda made, _, __, subject, figure: draw(made, subject, figure),
+    conclude=lambda made, records: [*sentences(made), *answers(records)],
+    draw=lambda made, _, subject, figure: draw(made, subject, figure),
     columns=(
         ("turn", lambda row: str(row.turn)),
         ("cache", lambda row: row.cache),

@@ -25,12 +25,12 @@ from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
-def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
+def parse_lengths(asked: str | int | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
     """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`.
 
     LabError for anything else, and for prompt lengths that cannot be measured.
     """
-    lengths = [] if isinstance(asked, str) else list(asked)
+    lengths = [] if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
     for part in asked.split(",") if isinstance(asked, str) else ():
         match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))
         if not match:
@@ -69,7 +69,7 @@ N_PILOT = 8
 
 def make_plan(
     worker: Worker,
-    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    prompt_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,

@@ -20,6 +20,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from lab.cli.options import TOKENS
 from lab.core import script, stats
 from lab.core.lists import grouped
 from lab.core.payloads import LOOKUP, Speculation
@@ -31,7 +32,6 @@ from lab.features.experiment import (
     Keywords,
     Option,
     Table,
-    as_lengths,
     cell,
     for_plan,
     listed,
@@ -39,7 +39,6 @@ from lab.features.experiment import (
     numbers,
     public,
 )
-from lab.features.predict.learning import StepPrediction
 from lab.features.speculate import rows as speculation_rows
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
@@ -95,9 +94,8 @@ def plan(
     elif prompt and not set(texts) <= set(prompts.own_texts()):
         texts = [prompt]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
-    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **given)
-    asked = [draft_len] if isinstance(draft_len, int) else parse_lengths(draft_len, "--draft-len")
-    lengths = numbers("--draft-len", asked, 2**20)
+    made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **given)
+    lengths = numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
     longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
         raise LabError(
@@ -187,9 +185,7 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 MOST_PANELS = 8
 
 
-def draw(
-    rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
-) -> None:
+def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
     """The speed-up over the draft length, a panel for each text."""
     runs = speculation_rows.of_runs(records).dropna(subset="plain_s")
     panels = list(grouped(rows, lambda row: row[:3]).items())[:MOST_PANELS]
@@ -232,7 +228,7 @@ TABLE = Table(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("draft\nby", lambda row: row.draft),
         ("drafted\na step", lambda row: f"{row.n_draft}"),
-        ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
+        ("accepted\n%", lambda row: "-" if row.right is None else f"{100 * row.right:.0f}"),
         ("tokens\na step", lambda row: cell(row.length)),
         ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
         ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
@@ -243,7 +239,7 @@ TABLE = Table(
         ("predicted", lambda row: cell(row.expected)),
     ),
     rows=speculation_rows.rows,
-    conclude=lambda rows, records, prediction: speculation_rows.sentences(rows, records),
+    conclude=speculation_rows.sentences,
     draw=draw,
     is_by_ceilings=False,
 )
@@ -261,7 +257,7 @@ CURVE = Table(
         ("c", lambda row: cell(row.c)),
     ),
     rows=speculation_rows.curve,
-    conclude=lambda rows, records, prediction: speculation_rows.of_curve(rows),
+    conclude=lambda rows, _: speculation_rows.of_curve(rows),
 )
 
 EXPERIMENT = Experiment(
@@ -288,7 +284,7 @@ EXPERIMENT = Experiment(
         ),
         Option("draft_len", "Lengths of the draft in tokens: 1,2,4 or 1-8.", "l"),
         Option("prompt_len", "Prompt tokens.", "p"),
-        Option("gen", "Tokens to generate.", "n"),
+        Option("gen", "Tokens to generate.", "n", type=TOKENS),
         Option("repeat", "Blocks, each with a fresh engine and other prompts.  [default: 6]", "r", type=int),
         Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
     ),
