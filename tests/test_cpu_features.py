@@ -53,12 +53,11 @@ def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(runner_machine, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
-    assert builds.missing(build) == missing
-    assert builds.unused(build) == unused
+    found = builds.mismatch(build)
+    assert (found and tuple(map(set, found))) == (None if missing is None else (missing, unused))
 
 
 def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:
     with Worker() as worker:
-        system_info = worker.build.system_info
-    assert not builds.missing(system_info)
-    assert builds.cpu_features() is None or builds.built_for(system_info)
+        found = builds.mismatch(worker.build.system_info)
+    assert found is None or not found[0]

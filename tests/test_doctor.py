@@ -13,56 +13,66 @@ import pytest
 
 from lab.core.record import Device, Noise, NoiseReading, NoiseSamples, Settings
 from lab.core.script import Script
-from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features import doctor as checkup
-from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN, Check
+from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN
 from lab.process.wire import Outcome, Progress
 from lab.runner import builds, machine, noise_watch
+from lab.runner.plan import make_plan
 from lab.show import disturbances
-from tests.conftest import MACHINE, FakeWorker, died, run_lab, steps_of
+from tests.conftest import MACHINE, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
-
-def gains(low: float, high: float, noise: float = 1.02) -> tuple[Ratio, float]:
-    return Ratio((low * high) ** 0.5, low, high), noise
-
-
-NOTHING, SOME, MUCH, LOSS = gains(0.97, 1.04), gains(1.15, 1.3), gains(1.8, 2.2), gains(0.5, 0.6)
-
-
-def gpu(description: str = "NVIDIA H200") -> Device:
-    return Device("CUDA0", description, "gpu", None)
+BUSY = "another process used 0.9 of a core"
+CARD, LAVAPIPE = (Device("CUDA0", name, "gpu", None) for name in ("NVIDIA H200", "llvmpipe"))
 
 
 @pytest.mark.parametrize(
-    ("check", "verdict"),
+    ("name", "verdict", "planted"),
     [
-        (checkup.of_power([], None), FINE),
-        (checkup.of_power(None, None), UNKNOWN),
-        (checkup.of_power(None, "battery"), LOOK),
-        (checkup.of_power(["the governor is powersave"], None), LOOK),
-        (checkup.of_throttling(None, 0, None), FINE),
-        (checkup.of_throttling(None, 0, 1.3), LOOK),
-        (checkup.of_throttling(None, 0, 1.02), FINE),
-        (checkup.of_throttling(4.0, 0, None), FINE),
-        (checkup.of_throttling(0.5, 0, None), LOOK),
-        (checkup.of_throttling(1.5, 3, None), LOOK),
-        (checkup.of_others(None, []), UNKNOWN),
-        (checkup.of_others(0.05, []), FINE),
-        (checkup.of_others(0.9, ["another process used 0.9 of a core"]), LOOK),
-        (checkup.of_memory(10**10, 10**9, 0, 10**9, 16 * 10**9), FINE),  # old and never asked for
-        (checkup.of_memory(10**9, 10**9, 0, 0, 16 * 10**9), LOOK),
-        (checkup.of_memory(10**10, 10**9, 2, 0, 16 * 10**9), LOOK),
-        (checkup.of_memory(10**10, 10**9, 0, 4 * 10**9, 16 * 10**9), LOOK),
-        (checkup.of_gpu([], MACHINE), FINE),
-        (checkup.of_gpu(["NVIDIA 10de:2684"], MACHINE), LOOK),
-        (checkup.of_gpu(["NVIDIA 10de:2684"], dataclasses.replace(MACHINE, devices=(gpu(),))), FINE),
-        (checkup.of_gpu(["AMD 1002:744c"], dataclasses.replace(MACHINE, devices=(gpu("llvmpipe"),))), LOOK),
+        ("power", UNKNOWN, {}),
+        ("power", FINE, {"power_savers": []}),
+        ("power", LOOK, {"power": "battery"}),
+        ("power", LOOK, {"power_savers": ["the governor is powersave"]}),
+        ("throttling", FINE, {"slower": 1.02}),
+        ("throttling", LOOK, {"slower": 1.3}),
+        ("throttling", FINE, {"cpu_quota": 4.0}),
+        ("throttling", LOOK, {"cpu_quota": 0.5}),
+        ("throttling", LOOK, {"cpu_quota": 1.5, "disturbed": disturbances.QUOTA}),
+        ("other programs", UNKNOWN, {}),
+        ("other programs", LOOK, {"_others": [BUSY]}),
+        ("memory", FINE, {"swap_used": 10**9}),  # old and never asked for
+        ("memory", LOOK, {"memory_available": 10**6}),
+        ("memory", LOOK, {"disturbed": disturbances.MEMORY}),
+        ("memory", LOOK, {"swap_used": 4 * 10**9}),
+        ("GPU", FINE, {}),
+        ("GPU", LOOK, {"gpus": ["NVIDIA 10de:2684"]}),
+        ("GPU", FINE, {"gpus": ["NVIDIA 10de:2684"], "devices": (CARD,)}),
+        ("GPU", LOOK, {"gpus": ["AMD 1002:744c"], "devices": (LAVAPIPE,)}),
     ],
 )
-def test_what_is_only_read_is_worth_a_look_at_most(check: Check, verdict: str) -> None:
-    assert check.verdict == verdict
-    assert (check.command is not None) == (verdict == LOOK)
+def test_what_is_only_read_is_worth_a_look_at_most(
+    name: str,
+    verdict: str,
+    planted: dict[str, Any],
+    fake_worker: FakeWorker,
+    mini: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts: dict[str, Any] = dict.fromkeys(("power_savers", "cpu_quota"))
+    facts |= {"_others": [], "swap_used": 0, "gpus": [], "memory_available": 10**10, **planted}
+    for fact in ("power_savers", "cpu_quota", "_others", "swap_used", "gpus", "memory_available"):
+        where = machine if hasattr(machine, fact) else checkup
+        monkeypatch.setattr(where, fact, lambda *_, fact=fact: facts[fact])
+    own = {planted["disturbed"]: 1.0} if "disturbed" in planted else {}
+    monkeypatch.setattr(disturbances, "disturbances", lambda record: own)
+    plan = make_plan(fake_worker, [8], 4, model=str(mini))  # type: ignore[arg-type]
+    here = dataclasses.replace(
+        MACHINE, ram_bytes=16 * 10**9, power=planted.get("power"), devices=planted.get("devices", MACHINE.devices)
+    )
+    runs = [make_record(make_run())]
+    checks = {check.name: check for check in checkup.readings(here, plan, runs, planted.get("slower"), Path("/"))}
+    assert checks[name].verdict == verdict
+    assert all((check.command is not None) == (check.verdict == LOOK) for check in checks.values())
 
 
 class Planted(FakeWorker):
@@ -93,7 +103,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     monkeypatch.setattr(machine, "cpu_quota", lambda root=None: None)
     monkeypatch.setattr(checkup, "swap_used", lambda: 0)
     monkeypatch.setattr(checkup, "gpus", lambda root: [])
-    monkeypatch.setattr(builds, "unused", lambda text: frozenset())
+    monkeypatch.setattr(builds, "mismatch", lambda text: None)
     monkeypatch.setattr(machine, "describe", lambda *args: MACHINE)
     return chosen
 

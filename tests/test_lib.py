@@ -12,7 +12,6 @@ import pytest
 
 from lab.core.record import OK
 from lab.core.results import read
-from lab.engine import devices, llama
 from lab.errors import LabError
 from lab.features.compare import side_by_side
 from lab.process.spawning import LIB_VARIABLE
@@ -146,10 +145,3 @@ def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
     assert [plan.lib for plan in plans.values()] == [None, str(build.resolve())]
     assert [plan.settings.lib for plan in plans.values()] == [None, builds.name_of(str(build))]
-
-
-def test_a_device_without_room_is_no_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "last_warnings", lambda: "unable to allocate Vulkan0 buffer")
-    assert "--n-gpu-layers" in (llama.load_error(Path("a.gguf")).hint)
-    monkeypatch.setattr(devices, "last_warnings", lambda: "invalid magic characters")
-    assert "The file may be incomplete" in llama.load_error(Path("a.gguf")).hint

@@ -235,18 +235,12 @@ def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorke
     assert fake_worker.starts == 3 and fake_worker.contexts == [605] * 3
 
 
-def test_lengths_that_cost_little_get_more_runs(
-    bench: Any, seen: list[Status], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
     monkeypatch.setattr("lab.runner.session.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
-    clock = itertools.chain([0.0], itertools.count(6.0, 1e-3))
-    monkeypatch.setattr("lab.runner.progress.time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     records, _ = bench()
     lengths = [r.run.n_prompt for r in records if not r.run.warmup]
     assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
-    last_planned = [status.left_s for status in seen if status.doing == "decode" and status.repeat == 2]
-    assert last_planned and min(left or 0.0 for left in last_planned) > 3 * 0.05  # three more runs of 10 tokens
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
 

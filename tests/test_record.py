@@ -65,7 +65,7 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
         (lambda line: line.replace(b'"schema":3', b'"schema":4'), "newer version of the lab (schema 4)"),
-        (lambda line: line.replace(b'"schema":3', b'"schema":2'), "older version of the lab (schema 2, this version"),
+        (lambda line: line.replace(b'"schema":3', b'"schema":2'), "older version of the lab (schema 2)"),
         (
             lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'),
             "record.run.n_prompt is text, not a whole number",

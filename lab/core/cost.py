@@ -1,14 +1,11 @@
 """What a step costs in FLOPs and bytes, and what a context needs: arithmetic on the model's shape only.
 
-Two rules carry it. Every weight that takes part is multiplied once with every token of the step, which is 2
-FLOPs; and it is read once per *step*, however many tokens that has. So a prefill step of 512 tokens does 512
-times the arithmetic of a decode step on the same bytes: that is why the two phases have different limits.
-Attention looks back at every earlier token, so each position keeps one key and one value vector per layer and
-key-value head: that KV cache grows with the context, and is read at every step.
+Every weight that takes part is multiplied once with every token of the step, which is 2 FLOPs; and it is read once per
+*step*, however many tokens that has. So a prefill step of 512 tokens does 512 times the arithmetic of a decode step on
+the same bytes. Attention looks back at every earlier token: each step reads the KV cache, which grows with the context.
 
-Sources: kipply, "Transformer inference arithmetic" (2022); Pope et al., "Efficiently scaling transformer
-inference" (2022), section 2; Austin et al., "How to scale your model" (2025), chapters on transformers and
-inference.
+Sources: kipply, "Transformer inference arithmetic" (2022); Pope et al., "Efficiently scaling transformer inference"
+(2022), section 2; Austin et al., "How to scale your model" (2025), chapters on transformers and inference.
 """
 
 from __future__ import annotations
@@ -21,15 +18,13 @@ from lab.core.memory import bytes_per_head, kv_bytes_per_position
 from lab.core.record import Model
 from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, OUTPUT, Matrix
 
-Span = tuple[int, int]
-"""n_tokens and n_past of a sequence in a step."""
+Span = tuple[int, int]  # n_tokens and n_past of a sequence in a step
 
 NEVER_SKIPS = (
     *("bailingmoe3", "cohere2moe", "deepseek4", "gemma3n", "gemma4", "glm5-next", "gpt-oss", "hy_v3", "hy_v4"),
     *("kimi-k3", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
 )
 """Architectures that run the last layer's feed-forward for every token (tests/bench/last_layer.py reads llama.cpp)."""
-
 
 DELTA_FLOPS = 7
 """Of a gated delta net, for each value of its state and each token: decay 1, the key's reading 2, the update 2, the
@@ -63,15 +58,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Product:
-    """What a step does with weight matrices of one kind: `n` matrices times `n_tokens` tokens.
-
-    `n_used`: of expert matrices, the experts that each token goes through; None for others.
-    """
+    """What a step does with weight matrices of one kind: `n` matrices times `n_tokens` tokens."""
 
     matrix: Matrix
     n: float
     n_tokens: int
-    n_used: int | None
+    n_used: int | None  # of experts: those that each token goes through
     is_head: bool
     is_last: bool = False  # of the last layer alone
 
@@ -161,13 +153,9 @@ def step(
 
     `others` are further sequences in the step: they share the reading of the weights, and each reads its own cache.
     With `is_unified` all share one cache: attention computes every token with every position, before it masks those of
-    other sequences.
-
-    FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
-    token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
-    Bytes: the weights that take part, once; the part of the KV cache that is seen, read once; the new part, written.
-    Textbooks do not count that the last feed-forward runs for fewer tokens. A recurrent layer reads and writes its
-    state once, and updates it with every token. None where the header does not tell enough.
+    other sequences. FLOPs of attention: for every pair of a token and a position that it sees, 2 per element of the key
+    and of the value, in every layer and head. A recurrent layer reads and writes its state once, and updates it with
+    every token. None where the header does not tell enough.
     """
     spans = [(n_tokens, n_past), *others]
     n_all = sum(n for n, _ in spans)

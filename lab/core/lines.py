@@ -92,13 +92,6 @@ class _Head:
     rates: Any = None
     endpoint: Any = None
 
-    @property
-    def kind(self) -> tuple[type[Line], str]:
-        """The dataclass of the line, and what messages call it."""
-        if self.rates is not None:
-            return Ceilings, "ceilings"
-        return (Record, "record") if self.endpoint is None else (RequestRecord, "request")
-
 
 def parse_line(line: bytes) -> Line:
     """A line of a results file (a run, ceilings, or a request). ValueError says why it cannot be read."""
@@ -111,14 +104,11 @@ def parse_line(line: bytes) -> Line:
     version = head.schema
     if type(version) is not int or version < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
-    if version > SCHEMA:
-        raise ValueError(f"it was written by a newer version of the lab (schema {version}): update mini-lab")
-    if version < SCHEMA:
-        raise ValueError(
-            f"it was written by an older version of the lab (schema {version}, this version reads {SCHEMA}): "
-            "measure again, or read it with that version"
-        )
-    cls, name = head.kind
+    if version != SCHEMA:
+        age, hint = ("a newer", "update mini-lab") if version > SCHEMA else ("an older", "measure again")
+        raise ValueError(f"it was written by {age} version of the lab (schema {version}): {hint}")
+    cls = Ceilings if head.rates is not None else Record if head.endpoint is None else RequestRecord
+    name = {Ceilings: "ceilings", Record: "record", RequestRecord: "request"}[cls]
     parsed: Line = _decode(cls, line, name)
     gone = [name for name in GONE if cls is Record and f'"{name}"'.encode() in line]
     whole = json.loads(line) if gone else {}

@@ -23,14 +23,9 @@ from lab.core.record import Device, Model, Settings
 from lab.core.shape import BLOCKS
 
 CPU = "CPU"
-PADDING = 256
-"""llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)."""
-
-FUSED = ("phi3",)
-"""Architectures with one matrix for queries, keys and values, and one for gate and up."""
-
-EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
+PADDING = 256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
+FUSED = ("phi3",)  # architectures with one matrix for queries, keys and values, and one for gate and up
+EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # names of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX
 
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
@@ -147,12 +142,10 @@ def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | 
 def compute_bytes(model: Model, settings: Settings, device: str = CPU, of_layers: Sequence[str] = ()) -> int | None:
     """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
 
-    llama.cpp shares one buffer between all layers. The peak is in the output matrix (logits of every row), a
-    feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
-    attention also the scores of all heads). The mask of the cache lives until the last layer. Every device has the
-    step's inputs; the copies that a pipeline of devices keeps are not counted. The number of live rows of each width is
-    fitted to the buffers that llama.cpp reserves (tests/bench/memory_estimates.py measures the error on the CPU). None
-    if the header lacks a field.
+    llama.cpp shares one buffer between all layers. The peak is in the output matrix, a feed-forward, or attention; the
+    mask of the cache lives until the last layer. Every device has the step's inputs; the copies that a pipeline of
+    devices keeps are not counted. The number of live rows of each width is fitted to the buffers that llama.cpp
+    reserves (tests/bench/memory_estimates.py measures the error on the CPU). None if the header lacks a field.
     """
     layers, n_embd, head_dim, n_vocab = shape.heads(model), model.n_embd, model.head_dim, model.n_vocab
     n_used = (model.n_expert_used or 0) if model.n_expert else 0

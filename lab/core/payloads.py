@@ -48,16 +48,12 @@ class Stall:
 
 @dataclass(frozen=True)
 class Speculation:
-    """`lab speculate`: tokens were drafted and verified together; or, without a text, only single steps were timed.
-
-    With a `text` the prompt was cut from it, and n_gen tokens were generated. Without one, the run has steps of 1 to
-    n_draft + 1 positions and steps of the draft model, each forgotten: the curve from which speed-ups are predicted.
-    """
+    """`lab speculate`: tokens were drafted and verified together; or, without a text, only single steps were timed."""
 
     kv_unified: ClassVar[str | None] = None
     draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
     n_draft: int  # drafted before each verification, at most; 0: plain decoding
-    text: str | None
+    text: str | None  # the prompt's source; None: steps of 1 to n_draft + 1 positions and of the draft, each forgotten
 
     @property
     def words(self) -> str:
@@ -104,14 +100,12 @@ class Turns:
 
 
 def in_chunks(chunk: int | None) -> str:
-    """`in chunks of 256`, or (None) `all at once`."""
     return "all at once" if chunk is None else f"in chunks of {chunk:,}"
 
 
 Lever = Batch | Stall | Speculation | Turns
 
-LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}
-"""By the field of a run."""
+LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}  # by the field of a run
 
 
 def name_of(n_prompt: int, lever: Lever | None) -> str:
@@ -121,30 +115,22 @@ def name_of(n_prompt: int, lever: Lever | None) -> str:
 
 @dataclass(frozen=True)
 class Tuning:
-    """`lab tune`: its goal, and the stage in which a run was made.
-
-    In the stage `search` runs generate at most a part of the `n_gen` tokens that were asked for.
-    """
+    """`lab tune`: its goal, and the stage in which a run was made."""
 
     goal: str  # request, ttft, tpot, throughput
     stage: str  # search, confirm
-    n_gen: int
+    n_gen: int  # asked for; in the stage `search` runs generate at most a part of them
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """One chunk of text. `kl` is the Kullback-Leibler divergence (in nats) at each scored position.
+    """One chunk of text, scored by a candidate and by the reference."""
 
-    `n_same`: at how many of them the most likely token is the reference's. `nll`: the mean negative log-probability of
-    the text's own next token, of the candidate and of the reference. `most`: where only a part of the reference's
-    predictions was kept, `kl` is the least that is possible and this the largest mean; None where `kl` is exact.
-    """
-
-    kl: tuple[float, ...]
-    n_same: int
-    nll: float
+    kl: tuple[float, ...]  # Kullback-Leibler divergence in nats at each scored position
+    n_same: int  # positions where the most likely token is the reference's
+    nll: float  # mean negative log-probability of the text's own next token
     reference_nll: float
-    most: float | None = None
+    most: float | None = None  # largest mean, if only a part of the reference was kept: `kl` is then the least
 
     def __post_init__(self) -> None:
         if not self.kl or not 0 <= self.n_same <= len(self.kl):
@@ -157,11 +143,11 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """All chunks of one candidate. `texts` names the kind of text of each chunk."""
+    """All chunks of one candidate."""
 
     reference: str  # the variant that it was compared with
     text: str  # the source of the text: the option --text, or the lab's own
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # the kind of text of each chunk
     chunks: tuple[Divergence, ...]
     is_floor: bool = False  # the reference itself, with other settings
     budget_s: float | None = None  # the option --budget; None: from before it was kept
@@ -179,34 +165,27 @@ SAMPLING = "sampling"
 
 @dataclass(frozen=True)
 class Part:
-    """The operations of one kind in one layer (None: before the first or after the last), or the sum of several.
-
-    `n_bytes` are read; None where that is not known. `flops` are those of products; None if there are none. `least_s`:
-    at the kernel's ceiling, None where none is known; `held_s` is the time of the operations that have one.
-    """
+    """The operations of one kind in one layer, or the sum of several."""
 
     operation: str
-    layer: int | None
+    layer: int | None  # None: before the first or after the last
     device: str
-    n_bytes: float | None
-    flops: float | None
+    n_bytes: float | None  # that are read; None: not known
+    flops: float | None  # of products; None: there are none
     seconds: float
-    least_s: float | None = None
-    held_s: float = 0.0
+    least_s: float | None = None  # at the kernel's ceiling; None: none is known
+    held_s: float = 0.0  # the time of the operations that have a ceiling
     n: int = 1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps.
-
-    The last parts are what lies before the first operation and after the last one, and sampling.
-    """
+    """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps."""
 
     name: str  # prefill, decode
     n_tokens: int
     n_past: int
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # the last ones: before the first operation, after the last one, and sampling
     stops_s: dict[str, float]  # by device the cost of a stop, taken off; without a device that shows none
     untraced_s: float  # the same step without stops, and without sampling
     n_stops: int  # in each step
@@ -248,16 +227,11 @@ class TokenTrace:
 
 @dataclass(frozen=True)
 class Looks:
-    """What a model looks at in a prompt of n tokens, for each layer: attention weights, the means over its heads.
+    """What a model looks at in a prompt of n tokens, for each layer: attention weights, the means over its heads."""
 
-    `prefill`: n rows (one for each token that asks) of n weights. `decode`: the row of the last token, decoded alone
-    after the others. `changes`: how far K and V of the later tokens move when one token is replaced, as shares of
-    their size.
-    """
-
-    prefill: tuple[tuple[tuple[float, ...], ...], ...]
-    decode: tuple[tuple[float, ...], ...]
-    changes: tuple[tuple[float, float], ...]
+    prefill: tuple[tuple[tuple[float, ...], ...], ...]  # n rows (one for each token that asks) of n weights
+    decode: tuple[tuple[float, ...], ...]  # the row of the last token, decoded alone after the others
+    changes: tuple[tuple[float, float], ...]  # how far K and V of later tokens move if a token is replaced: shares
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,9 @@ from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Run, Settings, S
 if TYPE_CHECKING:
     import pandas as pd
 
-STALL = 2.0
-"""A gap longer than STALL times the usual gap is a stall."""
+STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 
-FIGURE_NAMES = {
-    "gap_ms": "longest gap",
-    "newcomer_s": "TTFT of the newcomer",
-    "turns_s": "whole conversation",
-}
+FIGURE_NAMES = {"gap_ms": "longest gap", "newcomer_s": "TTFT of the newcomer", "turns_s": "whole conversation"}
 """The figures of `figures` that plain runs do not have, in words."""
 
 

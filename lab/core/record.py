@@ -7,7 +7,6 @@ from them. All `_ns` stamps come from one monotonic clock and count from the run
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,15 +39,9 @@ FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # change a sequence
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
-
-QUANT = "quant"
-"""The part of the runs that show the speed of the files of `lab quant`."""
-
-PACKAGE, DRAM, GPU = "package", "dram", "gpu"
-"""What joules cover: CPU packages, their memory, graphics cards."""
-
-UNKNOWN_THREADS = -1
-"""llama.cpp's own number for "not chosen". Tables of results on GPUs do not show the number of threads."""
+QUANT = "quant"  # the part of the runs that show the speed of the files of `lab quant`
+PACKAGE, DRAM, GPU = "package", "dram", "gpu"  # what joules cover: CPU packages, their memory, graphics cards
+UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +146,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that llama.cpp allocated. `part` is model, KV, RS (of recurrent layers), compute or output.
+    """Memory that llama.cpp allocated."""
 
-    `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0.
-    """
-
-    part: str
-    name: str
+    part: str  # model, KV, RS (of recurrent layers), compute, output
+    name: str  # llama.cpp's: CPU_Mapped, CPU_REPACK, AMX, CUDA0
     n_bytes: int
 
 
@@ -176,23 +166,20 @@ class Steps:
     """Columns of equal length with one row for each operation of the run's script.
 
     An operation is a call of `llama_decode`, or it changes a sequence's cache (`forget`, `copy`, `save`, `load`) and
-    has no tokens. A `draft` is a step of the draft model, or a lookup in the text without tokens. `n_past` is the
-    position: tokens in the context before the step (for several sequences the maximum). `start_ns` is taken just before
-    `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after sampling. `n_outputs` tokens got logits.
+    has no tokens. A `draft` is a step of the draft model, or a lookup in the text without tokens.
     """
 
     kind: tuple[str, ...] = ()
     n_tokens: tuple[int, ...] = ()
-    n_past: tuple[int, ...] = ()
-    start_ns: tuple[int, ...] = ()
-    ready_ns: tuple[int, ...] = ()
-    end_ns: tuple[int, ...] = ()
+    n_past: tuple[int, ...] = ()  # tokens in the context before the step; for several sequences the maximum
+    start_ns: tuple[int, ...] = ()  # just before `llama_decode`
+    ready_ns: tuple[int, ...] = ()  # after `llama_synchronize`
+    end_ns: tuple[int, ...] = ()  # after sampling
     n_seq: tuple[int, ...] = ()
-    n_outputs: tuple[int, ...] = ()
+    n_outputs: tuple[int, ...] = ()  # tokens that got logits
 
     def __post_init__(self) -> None:
-        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        lengths = {name: len(column) for name, column in columns.items()}
+        lengths = {name: len(column) for name, column in vars(self).items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of steps differ in length: {lengths}")
 
@@ -200,7 +187,7 @@ class Steps:
         """A row per operation: the columns, and `start_s` and `end_s`."""
         import pandas as pd
 
-        steps = pd.DataFrame({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        steps = pd.DataFrame(vars(self))
         return steps.assign(start_s=steps.start_ns / 1e9, end_s=steps.end_ns / 1e9)
 
 
@@ -225,10 +212,7 @@ class NoiseReading:
 
 @dataclass(frozen=True)
 class NoiseSamples:
-    """The load of the machine during a run, ten times a second. A row covers the time since the previous row.
-
-    A column that the system does not report is None.
-    """
+    """The load of the machine during a run, ten times a second; each row since the previous one. None: not reported."""
 
     at_ms: tuple[int, ...]  # since the first reading
     others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, on all cores that the lab may run on
@@ -359,11 +343,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The highest rates of a device's kernels: a separate kind of line in results files.
-
-    `others` are the ceilings of further devices that the same settings use; in files each is a line. `disturbed` says
-    what disturbed the session.
-    """
+    """The highest rates of a device's kernels: a separate kind of line in results files."""
 
     measured_at: str
     machine: Machine
@@ -371,6 +351,6 @@ class Ceilings:
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
     device: str | None = None  # by llama.cpp's name; None: the CPU
-    others: tuple[Ceilings, ...] | None = None
+    others: tuple[Ceilings, ...] | None = None  # of further devices that the same settings use; in files each is a line
     repack: bool | None = None  # of the CPU: as in Settings
-    disturbed: str | None = None
+    disturbed: str | None = None  # what disturbed the session

@@ -72,8 +72,7 @@ class Load:
         """Such as "8 users" or "2 requests/s"."""
         if self.arrivals == CLOSED:
             return plural(self.concurrency or 0, "user")
-        word = "request" if self.rate == 1 else "requests"
-        return f"{self.rate or 0:g} {word}/s"
+        return f"{self.rate or 0:g} request{'s' * (self.rate != 1)}/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +125,11 @@ TOO_LARGE = "answer too large"
 
 @dataclass(frozen=True)
 class Capability:
-    """A capability of a server: `answer` is yes, no or unknown, `how` says how the lab found out."""
+    """A capability of a server."""
 
     name: str
-    answer: str
-    how: str
+    answer: str  # yes, no, unknown
+    how: str  # how the lab found out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,15 +200,12 @@ class ServerTimings:
 
 @dataclass(frozen=True)
 class Events:
-    """Columns of equal length with one row for each event of the stream. `n_bytes` counts the bytes within HTTP.
-
-    `n_tokens` is None if the server does not say how many tokens are in an event.
-    """
+    """Columns of equal length with one row for each event of the stream."""
 
     arrive_ns: tuple[int, ...] = ()
-    n_bytes: tuple[int, ...] = ()
+    n_bytes: tuple[int, ...] = ()  # within HTTP
     kind: tuple[str, ...] = ()
-    n_tokens: tuple[int, ...] | None = None
+    n_tokens: tuple[int, ...] | None = None  # None: the server does not say how many tokens are in an event
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in vars(self).items() if column is not None}

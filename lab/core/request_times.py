@@ -20,8 +20,7 @@ AT_ONCE_EVENTS, AT_ONCE_NS = 10, 100_000
 """An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS apart: no model
 generates 10,000 tokens per second for one request. Fewer events may arrive together by chance."""
 
-JOINED = 0.9
-"""The server's tokenizer may join tokens of an answer, so its count can be lower than that of the generated tokens."""
+JOINED = 0.9  # the server's tokenizer may join tokens of an answer, and then counts fewer than were generated
 
 KEPT = ("asked", "status", "failure", "error", "started_at", "finish_reason", "scheduled_ns", "sent_ns", "timings")
 """What figures keep of a request."""
@@ -64,7 +63,7 @@ def itl_ns(request: Request) -> list[int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """All figures of a request without its events, as tables and rates of many requests need them; None: not derivable.
+    """All figures of a request without its events; None: not derivable.
 
     `sent_ns` and `scheduled_ns` count from the start of its plan, all others from its sending.
     """

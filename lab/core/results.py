@@ -29,14 +29,9 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
-MOST_UNPACKED = 1 << 26
-"""Maximum bytes of a report's records, because a small compressed file could expand without end."""
-
-MOST_LINE = 1 << 25
-"""Maximum bytes of a line."""
-
-MOST_NEARBY = 50_000_000
-"""Maximum bytes read of other sessions."""
+MOST_UNPACKED = 1 << 26  # bytes of a report's records, because a small compressed file could expand without end
+MOST_LINE = 1 << 25  # bytes of a line
+MOST_NEARBY = 50_000_000  # bytes read of other sessions
 
 
 @dataclass(frozen=True)
@@ -123,9 +118,8 @@ def new_file(folder: Path, name: str) -> Path:
             with suppress(FileExistsError), path.open("xb"):
                 return path
     except OSError as problem:
-        raise LabError(
-            f"Results cannot be written to {folder}: {problem.strerror}.", "Choose another folder: --out FOLDER"
-        ) from None
+        what = f"Results cannot be written to {folder}: {problem.strerror}."
+        raise LabError(what, "Choose another folder: --out FOLDER") from None
 
 
 def free_path(folder: Path, stem: str) -> Path:
@@ -187,9 +181,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == ".html" else path.open("rb")
     except OSError as problem:
-        raise LabError(
-            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
-        ) from None
+        what = f"The results file {path} cannot be read: {problem.strerror}."
+        raise LabError(what, "Check its permissions.") from None
     with opened as file:
         for number in itertools.count(1):
             line = file.readline(MOST_LINE)

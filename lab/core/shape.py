@@ -11,7 +11,7 @@ import collections
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lab.core.record import Model
@@ -93,26 +93,16 @@ class Heads:
     window: int
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Heads and windows; the lists are None where all layers are alike, n_head and n_head_kv where they are not."""
-
-    n_head: int | None
-    n_head_kv: int | None
-    heads: tuple[int, ...] | None
-    heads_kv: tuple[int, ...] | None
-    windows: tuple[int, ...] | None
-    uncounted: str | None
-    n_state: int | None = None
-
-
 def read_layers(
     arch: str | None,
     n_layer: int | None,
     number: Callable[[str], int | None],
     numbers: Callable[[str], tuple[int, ...] | None],
-) -> Layers:
-    """What `number` and `numbers` (a key's value, a key's list) tell of the layers."""
+) -> dict[str, Any]:
+    """What `number` and `numbers` (a key's value, a key's list) tell of the layers, as fields of Model.
+
+    The lists are None where all layers are alike, `n_head` and `n_head_kv` where they are not.
+    """
 
     def alike(key: str) -> tuple[int | None, tuple[int, ...] | None]:
         listed = numbers(key)
@@ -144,10 +134,13 @@ def read_layers(
         return _delta_net(arch, n_layer, n_head, n_head_kv, number)
     found = (meaning for key, meaning in SINGLE.items() if number(f"{arch}.{key}"))
     problem = problem or UNCOUNTED.get(arch or "") or next(found, None)
-    return Layers(n_head, n_head_kv, heads, heads_kv, windows, problem)
+    alike_heads = {"n_head": n_head, "n_head_kv": n_head_kv, "heads": heads, "heads_kv": heads_kv}
+    return {**alike_heads, "windows": windows, "uncounted": problem}
 
 
-def _delta_net(arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Callable[[str], int | None]) -> Layers:
+def _delta_net(
+    arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Callable[[str], int | None]
+) -> dict[str, Any]:
     """The layers of a hybrid with gated delta nets: those without attention have no heads, and a state of fixed size.
 
     The state of a layer: a matrix for each head of values, and the last inputs of its convolution (llama.cpp 0c1e570,
@@ -158,11 +151,12 @@ def _delta_net(arch: str, n_layer: int, n_head: int, n_head_kv: int, number: Cal
     period = number(f"{arch}.full_attention_interval") or 4
     problem = "it has layers that predict several tokens" if number(f"{arch}.nextn_predict_layers") else None
     if not (size and n_group and n_value and n_conv):
-        return Layers(n_head, n_head_kv, None, None, None, problem or SINGLE["ssm.state_size"])
+        return {"n_head": n_head, "n_head_kv": n_head_kv, "uncounted": problem or SINGLE["ssm.state_size"]}
     attends = [(i + 1) % period == 0 for i in range(n_layer)]
     of_layer = size * size * n_value + (n_conv - 1) * size * (2 * n_group + n_value)
     heads, heads_kv = (tuple(n * is_one for is_one in attends) for n in (n_head, n_head_kv))
-    return Layers(None, None, heads, heads_kv, None, problem, of_layer * attends.count(False))
+    n_state = of_layer * attends.count(False)
+    return {"n_head": None, "heads": heads, "heads_kv": heads_kv, "uncounted": problem, "n_state": n_state}
 
 
 def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:

@@ -14,13 +14,11 @@ LOADED = "ceilings of a loaded machine"
 KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED)
 """All kinds of doubt, in the order in which they are named.
 
-DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer were, so the median is
-reliable. FEW: too few runs for an interval. ABOVE: faster than its ceiling, so the ceiling is wrong. LOADED: other
-programs ran while the ceilings were measured.
+DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer were. FEW: too few
+runs for an interval. ABOVE: faster than its ceiling, which is wrong. LOADED: other programs ran beside the ceilings.
 """
 
-MARK, NOT_TO_BE_TRUSTED = "!", "!!"
-"""The marks of a figure with some disturbed runs, and of an unreliable figure."""
+MARK, NOT_TO_BE_TRUSTED = "!", "!!"  # some runs were disturbed; the figure is unreliable
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
     """The median of the pairs' ratios other / base, with its interval; None for too few pairs (95 % needs 6).
 
-    The interval inverts the sign test. That of the signed-rank test is a little narrower on quiet machines, but a
-    single spike in ten pairs makes it useless.
+    The interval inverts the sign test. That of the signed-rank test is narrower, but a spike in ten pairs breaks it.
     """
     ratios = sorted(b / a for a, b in zip(base, other, strict=True))
     interval = median_interval(ratios, confidence)

@@ -117,10 +117,7 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
 }
 """Functions of the library ggml-base: the type of the result, and those of the arguments."""
 
-_REGISTRY: dict[str, tuple[Any, list[Any]]] = {
-    "ggml_backend_dev_count": (SIZE, []),
-    "ggml_backend_dev_get": (P, [SIZE]),
-}
+_REGISTRY = {"ggml_backend_dev_count": (SIZE, []), "ggml_backend_dev_get": (P, [SIZE])}
 """Functions of the library ggml, which registers all backends."""
 
 
@@ -131,12 +128,9 @@ def llama_cpp() -> Any:
     except ModuleNotFoundError as problem:
         if problem.name != "llama_cpp":
             raise
-        raise LabError(
-            f"The package llama-cpp-python is not installed in this environment ({sys.prefix}).",
-            "Activate the environment where the lab is installed (source .venv/bin/activate), or install the package "
-            "there: python3 -m uv sync",
-        ) from None
-
+        what = f"The package llama-cpp-python is not installed in this environment ({sys.prefix})."
+        hint = "Activate the environment where the lab is installed (source .venv/bin/activate), or install the package"
+        raise LabError(what, f"{hint} there: python3 -m uv sync") from None
     return bindings
 
 

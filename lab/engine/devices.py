@@ -56,11 +56,6 @@ def clear_log() -> None:
     _log.clear()
 
 
-def log_says(phrase: str) -> bool:
-    """Whether llama.cpp logged `phrase` since the log was cleared."""
-    return any(phrase in text for _, text in _log)
-
-
 def log_lines() -> list[str]:
     """The newest lines of llama.cpp's log since it was cleared."""
     return [text for _, text in _log]
@@ -99,8 +94,7 @@ def libraries() -> Libraries:
     return Libraries(ggml().ggml_version().decode(), tuple(paths), layout)
 
 
-CPU = 0
-"""The device type of the CPU (ggml-backend.h). BLAS (on macOS) has another type and is listed before the CPU."""
+CPU = 0  # the device type of the CPU (ggml-backend.h); BLAS (on macOS) has another type and is listed before the CPU
 
 
 def type_names() -> list[str]:
@@ -120,17 +114,10 @@ def name_of(device: Any) -> str:
 
 def known() -> tuple[Device, ...]:
     """All devices, in ggml's order."""
-    listed = []
+    listed, types = [], dict(enumerate(("cpu", "gpu", "igpu", "accel")))
     for device in handles():
-        kind = ggml().ggml_backend_dev_type(device)
-        listed.append(
-            Device(
-                name=name_of(device),
-                description=ggml().ggml_backend_dev_description(device).decode().strip(),
-                type=dict(enumerate(("cpu", "gpu", "igpu", "accel"))).get(kind, f"type {kind}"),
-                memory_bytes=_memory(device)[1] or None,
-            )
-        )
+        kind, words = ggml().ggml_backend_dev_type(device), ggml().ggml_backend_dev_description(device).decode().strip()
+        listed.append(Device(name_of(device), words, types.get(kind, f"type {kind}"), _memory(device)[1] or None))
     return tuple(listed)
 
 
@@ -153,10 +140,8 @@ def device_of(name: str | None) -> Any:
         is_cpu = ggml().ggml_backend_dev_type(device) == CPU
         if is_cpu if name is None else name_of(device) == name:
             return device
-    raise LabError(
-        f"This build of llama.cpp has no device {name or 'CPU'}.",
-        f"It has: {', '.join(map(name_of, handles()))}. See: lab machine",
-    )
+    known = ", ".join(map(name_of, handles()))
+    raise LabError(f"This build of llama.cpp has no device {name or 'CPU'}.", f"It has: {known}. See: lab machine")
 
 
 def extra_buffer_types(device: Any) -> list[Any]:

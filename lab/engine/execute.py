@@ -191,9 +191,8 @@ class _Preparation:
             no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
             arguments = os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
             if not lib.llama_state_seq_load_file(pointer, *arguments):
-                raise LabError(
-                    f"llama.cpp could not restore a state: {devices.last_warnings()}", "Try shorter prompts."
-                )
+                what = f"llama.cpp could not restore a state: {devices.last_warnings()}"
+                raise LabError(what, "Try shorter prompts.")
 
         return (save, drop_from_cache) if operation.kind == record.SAVE else (load, None)
 
@@ -206,9 +205,8 @@ class _Preparation:
             raise LabError("llama.cpp moved its logits during the run.", hint)
         row = 0 if self.speculation and self.speculation.shapes else self._last_row
         if self._slots and not np.isfinite(self._logits[False].row(row)).all():
-            raise LabError(
-                "The model's last logits are not finite numbers, so its weights are damaged.", "Get the file again."
-            )
+            what = "The model's last logits are not finite numbers, so its weights are damaged."
+            raise LabError(what, "Get the file again.")
 
 
 def _pointer(array: Any, kind: Any) -> Any:

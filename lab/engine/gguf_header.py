@@ -9,14 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import dataclasses
 import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.core.memory import Tensor
 from lab.core.record import Model
@@ -41,8 +40,7 @@ MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # in recurrent mo
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
-@dataclass(frozen=True)
-class _Weights:
+class _Weights(NamedTuple):
     """A tensor of the header's table: type, sizes (inner dimension first), bytes, and the file offset of its end."""
 
     type: str
@@ -51,11 +49,11 @@ class _Weights:
     end: int
 
 
+@dataclass
 class _Header:
     """The header of an open file: the values of its keys, and its table of tensors."""
 
-    def __init__(self, gguf: Any) -> None:
-        self.gguf = gguf
+    gguf: Any
 
     def text(self, key: str) -> str | None:
         """The value of a key, if it is a string."""
@@ -100,10 +98,7 @@ class _Header:
 
 
 def read_model(path: Path, name: str, source: str) -> Model:
-    """The model in a GGUF file, without its sha256, repo and revision.
-
-    LabError if the file is not GGUF, is truncated, or holds no weights.
-    """
+    """The model in a GGUF file. LabError if the file is not GGUF, is truncated, or holds no weights."""
     with _opened(path) as header:
         arch = header.text("general.architecture")
         _check(header, arch, path)
@@ -111,18 +106,16 @@ def read_model(path: Path, name: str, source: str) -> Model:
         if not tensors:
             raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file that holds the weights.")
         if (end := max(one.end for one in tensors.values())) > n_bytes:
-            raise LabError(
-                f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes.", "Get the complete file again."
-            )
+            what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
+            raise LabError(what, "Get the complete file again.")
 
         def number(key: str) -> int | None:
             return header.number(f"{arch}.{key}")
 
-        n_embd, key_length, value_length = map(
-            number, ("embedding_length", "attention.key_length", "attention.value_length")
-        )
+        n_embd, value_length = number("embedding_length"), number("attention.value_length")
         layers = read_layers(arch, number("block_count"), header.number, header.numbers)
-        head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
+        n_head = layers["n_head"]
+        head_dim = number("attention.key_length") or (n_embd // n_head if n_embd and n_head else None)
         table, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
         by_type = collections.Counter[str]()
         for one in tensors.values():
@@ -134,7 +127,7 @@ def read_model(path: Path, name: str, source: str) -> Model:
             source=source,
             file=printable(path.name),
             n_bytes=n_bytes,
-            **dataclasses.asdict(layers),
+            **layers,
             quantization=None if file_type is None else names.get(file_type),
             arch=arch,
             n_layer=number("block_count"),

@@ -24,19 +24,14 @@ from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 
 MAX_NODES = 4096
-N_POSITIONS = 512
-"""Positions of attention if the probe has none."""
-
+N_POSITIONS = 512  # of attention if the probe has none
 NARROW, N_NARROW = 1.02, 4
 """A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the best."""
 
-CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
-"""Types of llama.cpp's KV cache."""
-
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # of llama.cpp's KV cache
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-
-I32 = 26
-"""GGML_TYPE_I32."""
+I32 = 26  # GGML_TYPE_I32
+F16_CACHE = "Use another cache type: --cache-type-k f16 --cache-type-v f16"
 
 
 class _Bench:
@@ -121,10 +116,7 @@ class _Bench:
             return
         if probe.op in (MUL_MAT, MUL_MAT_ID):
             raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
-        raise LabError(
-            f"This device has no attention kernel for a {probe.type} cache.",
-            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
-        )
+        raise LabError(f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE)
 
     def graph_of(self, results: Iterable[Any]) -> Any:
         graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
@@ -146,10 +138,9 @@ def release() -> None:
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes after one warm-up pass, for `probe.seconds` or until their best is sure. LabError if ggml cannot
-    compute the probe.
+    """Time passes after one warm-up pass, for `probe.seconds` or until their best is sure.
 
-    The weights stay in memory until `release` or a probe with others.
+    LabError if ggml cannot compute the probe. The weights stay in memory until `release` or a probe with others.
     """
     _check(probe)
     first, own = (_kept[0].probe if _kept else probe), {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
@@ -178,16 +169,12 @@ def _check(probe: Probe) -> None:
     type_number(probe.type)
     block = BLOCKS[probe.type][0]
     if probe.columns < 1 or probe.columns % block:
-        raise LabError(
-            f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does not fit.",
-            "Use another quantization.",
-        )
+        what = f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does not fit."
+        raise LabError(what, "Use another quantization.")
     is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
     if is_attention and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
-        raise LabError(
-            f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed.",
-            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
-        )
+        what = f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed."
+        raise LabError(what, F16_CACHE)
     if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
         raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Use another model.")
 

@@ -68,32 +68,23 @@ def _from_file(path: Path, params: Any) -> Any:
     devices.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise load_error(path)
+        hint, reason = "The file may be incomplete: get it again, or try another one.", devices.last_warnings()
+        if "allocate" in reason:
+            hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
+        raise LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
 
     def header(key: str) -> str:
         n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
         return value.value.decode(errors="replace") if n >= 0 else ""
 
     arch = header("general.architecture")
-    is_embedding = (
-        header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false"
-    )
-    if is_embedding or lib.llama_model_is_diffusion(model) or lib.llama_model_has_encoder(model):
+    pools = header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false"
+    if pools or lib.llama_model_is_diffusion(model) or lib.llama_model_has_encoder(model):
         lib.llama_model_free(model)
-        raise LabError(
-            f"{path.name} does not generate text token by token (it is a diffusion or embedding model, or has an "
-            "encoder), so it has no prefill and decode to measure.",
-            "Use a model that generates text token by token: lab models",
-        )
+        what = f"{path.name} does not generate text token by token (it is a diffusion or embedding model, or has an "
+        what += "encoder), so it has no prefill and decode to measure."
+        raise LabError(what, "Use a model that generates text token by token: lab models")
     return model
-
-
-def load_error(path: Path) -> LabError:
-    """Why llama.cpp could not load a model, from its log, and what to do."""
-    hint, reason = "The file may be incomplete: get it again, or try another one.", devices.last_warnings()
-    if "allocate" in reason:
-        hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
-    return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -120,12 +111,12 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
             "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.",
         )
     # llama.cpp has no function that says whether flash attention is on, but logs what it chooses or forces
-    flash_attn = None if asked.flash_attn == "auto" else asked.flash_attn
-    if devices.log_says("flash_attn is not compatible"):  # Grok
+    flash_attn, log = None if asked.flash_attn == "auto" else asked.flash_attn, "\n".join(devices.log_lines())
+    if "flash_attn is not compatible" in log:  # Grok
         flash_attn = "off"
     elif flash_attn is None:
-        is_on = devices.log_says("Flash Attention enabled") or devices.log_says("enabling flash_attn")
-        flash_attn = "on" if is_on else "off" if devices.log_says("Flash Attention not supported") else None
+        is_on = "Flash Attention enabled" in log or "enabling flash_attn" in log
+        flash_attn = "on" if is_on else "off" if "Flash Attention not supported" in log else None
     resolved = dataclasses.replace(asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=flash_attn)
     return Context(loaded, pointer, resolved, placed()[1])
 
@@ -187,14 +178,11 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
     """Write `source` to `target` in one of `quantizations`, with llama.cpp's mix of tensor types."""
     lib = llama_cpp()
     params = lib.llama_model_quantize_default_params()
-    params.ftype = quantizations()[quantization]
-    params.allow_requantize = True
+    params.ftype, params.allow_requantize = quantizations()[quantization], True
     devices.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
-        raise LabError(
-            f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}",
-            "Try another quantization.",
-        )
+        what = f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}"
+        raise LabError(what, "Try another quantization.")
 
 
 def tokenize(loaded: Loaded, text: str) -> list[int]:
@@ -224,32 +212,28 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 def vocabularies_differ(path: Path, other: Path) -> str | None:
     """How the vocabularies of two model files differ, in words; None if they are equal. Reads no weights."""
-    lib, sides = llama_cpp(), []
+    lib, tokens, ends = llama_cpp(), [], []
     for file in (path, other):
         params = lib.llama_model_default_params()
         params.vocab_only = True
         model = _from_file(file, params)
         vocab = lib.llama_model_get_vocab(model)
         _check_vocabulary(vocab)
-        tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
-        sides.append((tokens, lib.llama_vocab_type(vocab), (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))))
+        tokens.append([lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))])
+        ends.append((lib.llama_vocab_type(vocab), lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)))
         lib.llama_model_free(model)
-    (own, kind, ends), (others, other_kind, other_ends) = sides
-    if len(own) != len(others):
-        return f"one has {len(own):,} tokens, the other {len(others):,}"
-    if n := sum(token != other_token for token, other_token in zip(own, others, strict=True)):
+    if len(tokens[0]) != len(tokens[1]):
+        return f"one has {len(tokens[0]):,} tokens, the other {len(tokens[1]):,}"
+    if n := sum(token != other_token for token, other_token in zip(*tokens, strict=True)):
         return f"{n:,} tokens differ"
-    is_equal = (kind, ends) == (other_kind, other_ends)
-    return None if is_equal else "they split texts into tokens, or end them, in different ways"
+    return None if ends[0] == ends[1] else "they split texts into tokens, or end them, in different ways"
 
 
 def _check_vocabulary(vocab: Any) -> None:
     """LabError for a model without a vocabulary (random weights): llama.cpp would abort the process."""
     if llama_cpp().llama_vocab_type(vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
-        raise LabError(
-            "This model has no vocabulary, so it cannot read or write text.",
-            "Use a model with trained weights, or measure its times: --prompt random, without --stream.",
-        )
+        hint = "Use a model with trained weights, or measure its times: --prompt random, without --stream."
+        raise LabError("This model has no vocabulary, so it cannot read or write text.", hint)
 
 
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
@@ -339,9 +323,8 @@ class Logits:
         import numpy as np
 
         if not address:
-            raise LabError(
-                "llama.cpp returns no logits for this model.", "The lab can only measure models that generate text."
-            )
+            hint = "The lab can only measure models that generate text."
+            raise LabError("llama.cpp returns no logits for this model.", hint)
         row = (ctypes.c_float * self._n_vocab).from_address(address)
         return np.frombuffer(memoryview(row), dtype=np.float32)
 

@@ -52,6 +52,12 @@ AS_IT_IS, OTHER = "as it is", "other threads"
 
 REBUILD = 'CMAKE_ARGS="-DGGML_{}=ON -DCMAKE_BUILD_TYPE=Release" ' + builds.BUILD_HERE
 
+OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
+"""Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""
+
+VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+"""PCI vendors of GPUs that llama.cpp can use; others are server consoles and virtual displays."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -83,17 +89,17 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
     began, best = time.monotonic(), machine.default_threads(root)
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
     given |= {name: value for name, value in asked.items() if value is not None}
-    plan, problem, runs, found = None, None, list[Record](), list[Check]()
+    plan, runs, found = None, list[Record](), list[Check]()
     watch(Status("working on one core"))
     before = min(work_s(0.2) for _ in range(3))
     with Worker() as worker:
         worker.use(builds.folder_of(given.get("lib")))
         try:
-            lacks = builds.unused(builds.of_worker(worker).system_info)
-            names = ", ".join(sorted(lacks or ()))
+            compared = builds.mismatch(builds.of_worker(worker).system_info)
+            names = ", ".join(sorted(compared[1])) if compared else ""
             words = f"The build does not use {names}, which this CPU has."
-            figure = None if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
-            found.append(of_reading("build", figure, (lacks, words, REBUILD.format("NATIVE"))))
+            figure = None if compared is None else f"lacks {names}" if names else "made for this CPU"
+            found = [_reading("build", figure, (names, words, REBUILD.format("NATIVE")))]
             plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
             worker.use(plan.lib)
             runs, threads = _threads(worker, plan, given, best, watch)
@@ -101,26 +107,13 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
             decode = statistics.median(1e9 / (phases.tpot_ns(one.run) or 1) for one in runs)
             engine = Check("engine", f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s", FINE)
             found = [engine, *found, threads]
-        except LabError as died:
-            if found and not plan and not isinstance(died, WorkerDied):  # settings that cannot be
+        except LabError as problem:
+            if found and not plan and not isinstance(problem, WorkerDied):  # settings that cannot be
                 raise
-            problem = died
-    if problem:
-        found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
+            found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
     slower = min(work_s(0.2) for _ in range(3)) / before if runs else None
     here = plan.machine if plan else machine.describe()
-    need = plan.memory(plan.cases[0]).total_bytes if plan else None
-    own = [disturbances.disturbances(record) for record in runs]
-    n_halted, n_short = (sum(c in a for a in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
-    samples = [(noise, noise.samples.others_ms) for record in runs if (noise := record.run.noise) and noise.samples]
-    n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
-    found += [
-        of_throttling(machine.cpu_quota(root), n_halted, slower),
-        of_power(power_savers(root), here.power),
-        of_others(statistics.median(n_cores) if n_cores else None, _others(runs)),
-        of_memory(machine.memory_available(root), need, n_short, swap_used(), here.ram_bytes),
-        *([of_gpu(gpus(root), here)] if plan else []),  # else the build's devices are not known
-    ]
+    found += readings(here, plan, runs, slower, root)
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
 
@@ -138,7 +131,7 @@ def work_s(seconds: float) -> float:
     return (time.thread_time() - start_cpu) / n
 
 
-def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> Check:
+def _reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> Check:
     """A check of a reading: the first present sign (is present, words, command) makes it worth a look."""
     for is_there, words, command in signs:
         if is_there:
@@ -146,12 +139,67 @@ def of_reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -
     return Check(name, figure, UNKNOWN if figure is None else FINE)
 
 
+def readings(here: Machine, plan: Plan | None, runs: Sequence[Record], slower: float | None, root: Path) -> list[Check]:
+    """The checks of what is only read: the system's files, and what disturbed `runs`.
+
+    `slower`: how much one core slowed after load on all. Without a plan the devices of the build are not known.
+    """
+    quota, own = machine.cpu_quota(root), [disturbances.disturbances(record) for record in runs]
+    n_halted, n_short = (sum(c in causes for causes in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
+    throttle = "no CPU quota" if quota is None else f"{quota:g} cores"
+    throttle += f"; {digits(1 / slower)}x as fast after load" if slower else ""
+    hot = "One core is slower after load: the machine is hot, or its power is limited."
+    docker, free_up = "docker update --cpus N CONTAINER", "free -h    (stop programs you do not need)"
+
+    savers = power_savers(root)
+    saving = [*(savers or ()), *(["the machine runs on battery"] if here.power == "battery" else [])]
+    power = "; ".join(saving) or (None if savers is None and here.power is None else "no power saving")
+    governor = "powerprofilesctl set performance    (and plug it in)"
+
+    others, noises = _others(runs), [noise for record in runs if (noise := record.run.noise)]
+    samples = [(noise, noise.samples.others_ms) for noise in noises if noise.samples]
+    n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
+    used = f"{statistics.median(n_cores):.2f} cores used" if n_cores else None
+
+    free, need = machine.memory_available(root), plan.memory(plan.cases[0]).total_bytes if plan else 0
+    swapped, ram = swap_used(), here.ram_bytes or 1e12
+    memory = f"{free / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {swapped / 1e9:.1f} GB"
+
+    cards = gpus(root)
+    usable = [device for device in machine.accelerators(here.devices) if not machine.is_software(device)]
+    kind = "METAL" if sys.platform == "darwin" else "CUDA" if cards and "NVIDIA" in cards[0] else "VULKAN"
+    gpu = machine.in_words(usable) or ("not in the build" if cards else "none")
+    no_backend = cards and not usable, f"This build of llama.cpp cannot use {', '.join(cards)}.", REBUILD.format(kind)
+    return [
+        _reading(
+            "throttling",
+            throttle,
+            (n_halted, f"The CPU quota was used up in {n_halted} runs.", docker),
+            (quota is not None and quota < 1, "The CPU quota is below one core.", docker),
+            ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
+        ),
+        _reading("power", power, (saving, "Power saving can lower the clock.", governor)),
+        _reading(
+            "other programs",
+            used,
+            (others, f"During the runs {'; '.join(others)}.", "top    (stop programs you do not need)"),
+        ),
+        _reading(
+            "memory",
+            memory,
+            (free < 1.2 * need, "The model and its context hardly fit.", "free -h    (or a smaller model)"),
+            (n_short, f"Programs had to wait for memory in {n_short} runs.", free_up),
+            (swapped > 0.1 * ram, "Memory is in swap.", free_up),
+        ),
+        *([_reading("GPU", gpu, no_backend)] if plan else []),
+    ]
+
+
 def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, best: int, is_busy: bool) -> Check:
     """The number of threads, with `best` as default. `effects`: the speed-up with `other`, and the noise, by phase.
 
     `is_busy`: other programs use cores, so that fewer threads can be faster.
     """
-    figure, command = f"{n}; {best} by default", f"lab measure --threads {other}"
     gains = {phase: ratio.low > max(CLEAR, noise) for phase, (ratio, noise) in effects.items()}
     loses = any(ratio.high < 1 / max(CLEAR, noise) for ratio, noise in effects.values())
     verdict = LOOK if any(gains.values()) else FINE if effects else UNKNOWN
@@ -165,59 +213,8 @@ def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, b
         f"{phase} {digits(r.estimate)}x as fast ({digits(r.low)}-{digits(r.high)})" for phase, (r, _) in effects.items()
     )
     words = f"With {other} instead of {n}: {told or 'not tried, because runs take too long here or memory is short'}."
-    return Check("threads", figure, verdict, words, command if verdict in (BROKEN, LOOK) else None)
-
-
-def of_throttling(quota: float | None, n_halted: int, slower: float | None) -> Check:
-    """A container's CPU quota, and the slowdown of one core after load on all."""
-    figure = "no CPU quota" if quota is None else f"{quota:g} cores"
-    figure += f"; {digits(1 / slower)}x as fast after load" if slower else ""
-    hot = "One core is slower after load: the machine is hot, or its power is limited."
-    more_cores = "docker update --cpus N CONTAINER"
-    return of_reading(
-        "throttling",
-        figure,
-        (n_halted, f"The CPU quota was used up in {n_halted} runs.", more_cores),
-        (quota is not None and quota < 1, "The CPU quota is below one core.", more_cores),
-        ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
-    )
-
-
-def of_power(savers: Sequence[str] | None, power: str | None) -> Check:
-    """Governor, energy preference and battery."""
-    found = [*(savers or ()), *(["the machine runs on battery"] if power == "battery" else [])]
-    figure = "; ".join(found) or (None if savers is None and power is None else "no power saving")
-    command = "powerprofilesctl set performance    (and plug it in)"
-    return of_reading("power", figure, (found, "Power saving can lower the clock.", command))
-
-
-def of_others(n_cores: float | None, sentences: Sequence[str]) -> Check:
-    """The CPU use of other programs and the host."""
-    figure = None if n_cores is None else f"{n_cores:.2f} cores used"
-    words = f"During the runs {'; '.join(sentences)}."
-    return of_reading("other programs", figure, (sentences, words, "top    (stop programs you do not need)"))
-
-
-def of_memory(available: int, need: int | None, n_short: int, swapped: int, ram: int | None) -> Check:
-    """Free memory against the need of a run, and bytes in swap."""
-    figure = f"{available / 1e9:.1f} GB free{f', {need / 1e9:.1f} needed' if need else ''}; swap {swapped / 1e9:.1f} GB"
-    stop = "free -h    (stop programs you do not need)"
-    return of_reading(
-        "memory",
-        figure,
-        (need and available < 1.2 * need, "The model and its context hardly fit.", "free -h    (or a smaller model)"),
-        (n_short, f"Programs had to wait for memory in {n_short} runs.", stop),
-        (swapped > 0.1 * (ram or 1e12), "Memory is in swap.", stop),
-    )
-
-
-def of_gpu(there: Sequence[str], here: Machine) -> Check:
-    """The GPUs of the system, against those that the build can use."""
-    used = [device for device in machine.accelerators(here.devices) if not machine.is_software(device)]
-    kind = "METAL" if sys.platform == "darwin" else "CUDA" if there and "NVIDIA" in there[0] else "VULKAN"
-    words = f"This build of llama.cpp cannot use {', '.join(there)}."
-    figure = machine.in_words(used) or ("not in the build" if there else "none")
-    return of_reading("GPU", figure, (there and not used, words, REBUILD.format(kind)))
+    command = f"lab measure --threads {other}" if verdict in (BROKEN, LOOK) else None
+    return Check("threads", f"{n}; {best} by default", verdict, words, command)
 
 
 def _threads(
@@ -250,14 +247,14 @@ def _threads(
     with tempfile.TemporaryDirectory() as folder:
         done = list(side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker))
     timed = [record for record in done if not record.run.warmup]
-    runs = [record for record in timed if record.run.variant == AS_IT_IS]
     effects = {}  # the speed-up of both phases, and the largest ratio of two equal runs of a block
     for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
         known = [(one.run, value) for one in timed if (value := figure(one.run))]
-        blocks = grouped(known, lambda one: (one[0].variant, one[0].block))
         base, changed = ([value for run, value in known if run.variant == side] for side in (AS_IT_IS, OTHER))
+        blocks = grouped(known, lambda one: (one[0].variant, one[0].block))
         if len(base) == len(changed) and (ratio := stats.paired_ratio(changed, base)):
             effects[phase] = ratio, max(max(v for _, v in one) / min(v for _, v in one) for one in blocks.values())
+    runs = [record for record in timed if record.run.variant == AS_IT_IS]
     return runs, of_threads(effects, n, other, best, bool(_others(timed)))
 
 
@@ -266,6 +263,39 @@ def _others(records: Sequence[Record]) -> list[str]:
     own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
     amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
     return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
+
+
+def swap_used() -> int:
+    """Bytes of swap in use."""
+    import psutil
+
+    return int(psutil.swap_memory().used)
+
+
+def power_savers(root: Path) -> list[str] | None:
+    """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
+    found = dict[str, None]()
+    cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    for cpu in cpus:
+        names = ("scaling_driver", "scaling_governor", "energy_performance_preference")
+        driver, governor, preference = (system_text(cpu / name).strip() for name in names)
+        found |= {"the governor is powersave": None} if governor == "powersave" and driver not in OWN_GOVERNOR else {}
+        found |= {"the energy preference is power": None} if preference == "power" else {}
+    return list(found) if cpus else None
+
+
+def gpus(root: Path) -> list[str]:
+    """The system's GPUs that llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
+    if sys.platform == "darwin":
+        return ["Apple GPU"] if platform.machine() == "arm64" else []
+    names = ("class", "vendor", "device")
+    devices = sorted((root / "sys/bus/pci/devices").glob("*"))
+    read = ((system_text(device / name).strip() for name in names) for device in devices)
+    return [
+        f"{VENDORS[vendor]} {vendor[2:]}:{number[2:]}"
+        for kind, vendor, number in read
+        if kind.startswith("0x03") and vendor in VENDORS
+    ]
 
 
 @click.command("machine", cls=Command)
@@ -321,7 +351,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """
     from lab.show import console, text_setup
-    from lab.show.section import Section, print_section, tabled
+    from lab.show.section import Section, print_section
 
     with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
         found = examine(asked, watch)
@@ -332,12 +362,8 @@ def doctor(as_json: bool, **asked: Any) -> None:
         for line in text_setup.describe(found.machine, found.model):
             out.print(line)
         out.print()
-        columns = (
-            ("name", lambda check: check.name),
-            ("figure", lambda check: check.figure or "-"),
-            ("verdict", lambda check: check.verdict),
-        )
-        print_section(Section(**tabled(columns, found.checks, keep_all=True)), out)
+        cells = [[check.name, check.figure or "-", check.verdict] for check in found.checks]
+        print_section(Section(headings=["name", "figure", "verdict"], cells=cells, rows=found.checks), out)
         for check in sorted(found.checks, key=lambda check: check.verdict != BROKEN):
             if check.verdict in (BROKEN, LOOK):
                 out.print(f"\n{check.name} ({check.verdict}): {check.words}")
@@ -346,42 +372,3 @@ def doctor(as_json: bool, **asked: Any) -> None:
         out.print(f"\n{len(found.checks)} checks in {found.seconds:.0f} s, {n_broken} broken.")
     if n_broken:
         sys.exit(EXIT_FAILED)
-
-
-def swap_used() -> int:
-    """Bytes of swap in use."""
-    import psutil
-
-    return int(psutil.swap_memory().used)
-
-
-OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
-"""Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""
-
-VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-"""PCI vendors of GPUs that llama.cpp can use; others are server consoles and virtual displays."""
-
-
-def power_savers(root: Path) -> list[str] | None:
-    """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
-    found = list[str]()
-    cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    for cpu in cpus:
-        driver, governor = (system_text(cpu / f"scaling_{name}").strip() for name in ("driver", "governor"))
-        if governor == "powersave" and driver not in OWN_GOVERNOR:
-            found.append("the governor is powersave")
-        if system_text(cpu / "energy_performance_preference").strip() == "power":
-            found.append("the energy preference is power")
-    return list(dict.fromkeys(found)) if cpus else None
-
-
-def gpus(root: Path) -> list[str]:
-    """The system's GPUs that llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
-    if sys.platform == "darwin":
-        return ["Apple GPU"] if platform.machine() == "arm64" else []
-    found = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        kind, vendor, number = (system_text(device / name).strip() for name in ("class", "vendor", "device"))
-        if kind.startswith("0x03") and vendor in VENDORS:
-            found.append(f"{VENDORS[vendor]} {vendor[2:]}:{number[2:]}")
-    return found

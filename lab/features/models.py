@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli.help import Group
 from lab.cli.options import as_json_option
 from lab.core import shell
-
-if TYPE_CHECKING:
-    from lab.core.record import Model
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -62,9 +58,11 @@ def info(spec: str, as_json: bool) -> None:
 
     Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
     """
+    from lab.core import cost, memory
     from lab.errors import LabError, printable
     from lab.models import catalog, obtain
     from lab.process.worker import Worker
+    from lab.runner import machine
     from lab.show import console
     from lab.show.text_setup import megabytes
 
@@ -74,13 +72,15 @@ def info(spec: str, as_json: bool) -> None:
         raise LabError(f"{spec} is not on this machine.", f"Get it first: {obtain.how_to_get(wanted)}")
     with Worker() as worker:
         model = worker.read_model(file.path, file.name, file.source) if file else obtain.find(worker, spec)
-    path, figures = printable(str(file.path)) if file else None, _figures(model)
+    path, each = printable(str(file.path)) if file else None, memory.kv_bytes_per_position(model)
+    weights, fits = cost.weight_bytes_per_step(model), memory.longest(model, machine.memory_available())
+    caches = {str(n): memory.of_length(model, n).kv_cache_bytes for n in (1_000, 10_000, 128_000)}
     if as_json:
-        console.print_json({"model": dataclasses.asdict(model), "path": path, **figures})
+        figures = {"weight_bytes_per_decode_step": weights, "kv_bytes_per_position": each, "kv_bytes": caches}
+        console.print_json({"model": dataclasses.asdict(model), "path": path, **figures, "n_ctx_that_fits": fits})
         return
-    tensors = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
-    cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in figures["kv_bytes"].items())
-    each, fits = figures["kv_bytes_per_position"], figures["n_ctx_that_fits"]
+    sizes = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
+    cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in caches.items())
     unknown = f"unknown{f' ({model.uncounted})' if model.uncounted else ''}"
     tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[model.tied_embeddings]
     heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
@@ -89,21 +89,19 @@ def info(spec: str, as_json: bool) -> None:
         "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
         "shape": f"{model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
         "tokens": f"vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
-        "tensors": ", ".join(f"{kind} {megabytes(n)} MB" for kind, n in tensors),
-        "decode": f"reads {megabytes(figures['weight_bytes_per_decode_step'])} MB of weights per step",
+        "tensors": ", ".join(f"{kind} {megabytes(n)} MB" for kind, n in sizes),
+        "decode": f"reads {megabytes(weights)} MB of weights per step",
         "KV cache": f"{'unknown' if each is None else f'{each:,.0f}'} bytes per position (F16): {cache}",
         "fits": f"{unknown if fits is None else f'a context of about {fits:,} tokens'} in the currently free memory",
     }
-    click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
-    if not entry or file:
-        return
-    click.echo(f"\nComputed from the shape ({entry.shape_source}).")
-    if wanted.source != catalog.SYNTHETIC:
+    if entry and not file:
         n_bytes = entry.n_bytes if wanted.quantization in (None, entry.quantization) else None
         size = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
-        click.echo(f"To get it: {obtain.how_to_get(wanted)}{size}")
-    made = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
-    click.echo(f"With random weights, to measure its speed: {made}")
+        if wanted.source != catalog.SYNTHETIC:
+            lines["get it"] = f"{obtain.how_to_get(wanted)}{size}"
+        lines["make it"] = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
+        lines["make it"] += f" (random weights, to measure its speed; the shape is from {entry.shape_source})"
+    click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
 
 
 @models.command()
@@ -143,18 +141,16 @@ def remove(specs: tuple[str, ...]) -> None:
       lab models remove llama-3.2-3b
       lab models remove synthetic:llama-3.2-3b:Q4_0
     """
-    from lab.models import catalog
-    from lab.models.obtain import remove as delete
+    from lab.models import catalog, obtain
 
     for text in specs:
-        freed = delete(catalog.parse(text))
+        freed = obtain.remove(catalog.parse(text))
         click.echo(f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: not on this machine")
 
 
 def _obtain(specs: tuple[str, ...]) -> None:
     from lab.errors import printable
-    from lab.models import catalog
-    from lab.models.obtain import obtain
+    from lab.models import catalog, obtain
     from lab.process.worker import Worker
     from lab.show import console
 
@@ -162,19 +158,5 @@ def _obtain(specs: tuple[str, ...]) -> None:
     with Worker() as worker:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
-                file = obtain(spec, worker, watch)
+                file = obtain.obtain(spec, worker, watch)
             click.echo(printable(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}"))
-
-
-def _figures(model: Model) -> dict[str, Any]:
-    """What a model needs per token and per context, and the context for which this machine has the memory now."""
-    from lab.core import cost, memory
-    from lab.runner import machine
-
-    lengths = (1_000, 10_000, 128_000)
-    return {
-        "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
-        "kv_bytes_per_position": memory.kv_bytes_per_position(model),
-        "kv_bytes": {str(n): memory.of_length(model, n).kv_cache_bytes for n in lengths},
-        "n_ctx_that_fits": memory.longest(model, machine.memory_available()),
-    }

@@ -227,8 +227,7 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in listed.values()),
         matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
-        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
-        | dataclasses.asdict(layers),
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own} | layers,
     )
 
 

@@ -17,14 +17,9 @@ from typing import IO, Any, NoReturn
 
 from lab.errors import LabError
 
-END_S = 5
-"""Time limit for a killed child to end."""
-
+END_S = 5  # for a killed child to end
 DIED = object()
-
-LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
-"""The environment variable with which llama-cpp-python finds its libraries' folder."""
-
+LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama-cpp-python finds its libraries' folder
 _PACKAGE = str(Path(__file__).parents[2])
 
 

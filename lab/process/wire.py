@@ -16,10 +16,8 @@ N_PREFILLED, FIRST_TOKEN = 0, 1
 """Slots of the progress array: the number of prompt tokens done, then each token as it is chosen."""
 
 MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION = "mul_mat", "mul_mat_id", "attention", "plain_attention"
-"""The kernels that can be probed: matrix products, flash attention, and attention without it."""
-
 UPLOAD, DOWNLOAD = "upload", "download"
-"""Copies to and from a device can be probed too."""
+"""What can be probed: matrix products, flash attention and attention without it, copies to and from a device."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,11 @@ class Build:
 
 @dataclass(frozen=True)
 class Libraries:
-    """The loaded libraries: ggml's version, the files, and the `layout`, which must fit the Python bindings.
+    """The loaded libraries."""
 
-    `layout` maps each default of each structure, and each tensor type, to its value.
-    """
-
-    version: str
+    version: str  # ggml's
     paths: tuple[str, ...]
-    layout: dict[str, str]
+    layout: dict[str, str]  # each default of each structure, and each tensor type: it must fit the Python bindings
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Probe:
-    """A kernel or copy to time, on `device` (llama.cpp's name; None: the CPU).
+    """A kernel or copy to time.
 
-    mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights for each of `n_expert`; a token uses
-    `n_expert_used`. attention, plain_attention: `rows` heads of `columns` elements, `n_head_kv` key heads, over
-    `n_positions` in each layer. upload, download: `columns` numbers of 4 bytes. `n_bytes` is the least distinct memory
-    (weights, or keys and values) that one pass reads. `repack` is that of Settings.
+    mul_mat: weights of `rows` x `columns`; mul_mat_id: such weights for each expert. attention, plain_attention: `rows`
+    heads of `columns` elements. upload, download: `columns` numbers of 4 bytes.
     """
 
     op: str
@@ -80,14 +73,14 @@ class Probe:
     columns: int
     n_head_kv: int | None
     n_tokens: int
-    n_bytes: int
+    n_bytes: int  # the least distinct memory (weights, or keys and values) that one pass reads
     n_threads: int
-    device: str | None
+    device: str | None  # llama.cpp's name; None: the CPU
     seconds: float
-    n_positions: int | None = None
+    n_positions: int | None = None  # of attention, in each layer
     n_expert: int | None = None
-    n_expert_used: int | None = None
-    repack: bool | None = None
+    n_expert_used: int | None = None  # by a token
+    repack: bool | None = None  # as in Settings
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,12 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
-from lab.process.wire import (
-    FIRST_TOKEN,
-    N_PREFILLED,
-    Build,
-    Libraries,
-    Outcome,
-    Probe,
-    Progress,
-    Vocabulary,
-    map_int64,
-)
+from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Libraries, Outcome, Probe, Progress, Vocabulary, map_int64
 
 T = TypeVar("T")
 
-POLL_S = 0.1
-"""How often a waiting parent reads the progress and the state of the machine."""
-
-MAX_TOKENS = 1 << 20
-"""Maximum tokens of one run that the progress file holds."""
+POLL_S = 0.1  # how often a waiting parent reads the progress and the state of the machine
+MAX_TOKENS = 1 << 20  # of one run: what the progress file holds
 
 CRASHES = {
     *(-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT") if hasattr(signal, name)),
@@ -85,10 +72,8 @@ class Worker:
                     os.posix_fallocate(file.fileno(), 0, size)
             self._progress = map_int64(self._progress_path)
         except OSError as problem:
-            raise LabError(
-                f"Temporary files cannot be written: {problem.strerror}.",
-                "Free some disk space, or set TMPDIR to another folder.",
-            ) from None
+            hint = "Free some disk space, or set TMPDIR to another folder."
+            raise LabError(f"Temporary files cannot be written: {problem.strerror}.", hint) from None
         self._spawn()
 
     def restart(self) -> None:

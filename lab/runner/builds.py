@@ -25,74 +25,36 @@ from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine
 
-_ON_LINUX = dict(
-    pair.split("=")
-    for pair in [
-        "SSE3=pni",
-        "SSSE3=ssse3",
-        "AVX=avx",
-        "AVX_VNNI=avx_vnni",
-        "AVX2=avx2",
-        "F16C=f16c",
-        "FMA=fma",
-        "BMI2=bmi2",
-        "AVX512=avx512f",
-        "AVX512_VBMI=avx512vbmi",
-        "AVX512_VNNI=avx512_vnni",
-        "AVX512_BF16=avx512_bf16",
-        "AMX_INT8=amx_int8",
-        "NEON=asimd",
-        "FP16_VA=asimdhp",
-        "MATMUL_INT8=i8mm",
-        "DOTPROD=asimddp",
-        "SVE=sve",
-        "SME=sme",
-        "SME2=sme2",
-    ]
-)
+_PAIRS = """
+SSE3=pni SSSE3=ssse3 AVX=avx AVX_VNNI=avx_vnni AVX2=avx2 F16C=f16c FMA=fma BMI2=bmi2 AVX512=avx512f
+AVX512_VBMI=avx512vbmi AVX512_VNNI=avx512_vnni AVX512_BF16=avx512_bf16 AMX_INT8=amx_int8
+NEON=asimd FP16_VA=asimdhp MATMUL_INT8=i8mm DOTPROD=asimddp SVE=sve SME=sme SME2=sme2
+"""
+_ON_LINUX = dict(pair.split("=") for pair in _PAIRS.split())
 """llama.cpp's names of instruction sets, and those of /proc/cpuinfo."""
-
-
-def cpu_features() -> frozenset[str] | None:
-    """The instruction sets that all cores have, in llama.cpp's names; None where there is no /proc/cpuinfo."""
-    arm = platform.machine().lower() in ("arm64", "aarch64")
-    # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
-    lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
-    listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
-    return frozenset(ours for ours, theirs in _ON_LINUX.items() if theirs in listed) if listed else None
-
-
-def built_for(system_info: str) -> frozenset[str]:
-    """The instruction sets of this build of llama.cpp, from the text of `llama_print_system_info`."""
-    return frozenset(name for name in re.findall(r"(\w+) = 1\b", system_info) if name in _ON_LINUX)
-
-
-def missing(system_info: str) -> frozenset[str] | None:
-    """Instruction sets that this build uses and this CPU lacks, so that it ends with SIGILL; None: CPU unknown."""
-    cpu = cpu_features()
-    return None if cpu is None else built_for(system_info) - cpu
-
-
-def unused(system_info: str) -> frozenset[str] | None:
-    """Instruction sets that this CPU has and this build does not use; None: CPU unknown."""
-    cpu = cpu_features()
-    return None if cpu is None else cpu - built_for(system_info)
-
 
 _LIBRARY = re.compile(r"(?:lib)?(llama|ggml(?:-[\w-]+)?)\.(?:so|dylib|dll|\d)[\w.]*")
 _LIBLLAMA = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.dll")
 _BUILD = "Build the llama.cpp in the source distribution of the installed llama-cpp-python (see the README)."
-
-
 BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache-dir"
-"""The command that rebuilds the installed llama.cpp."""
+
+
+def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Instruction sets that the build needs and this CPU lacks, and those that it does not use; None: CPU unknown.
+
+    `system_info` is the build's text of `llama_print_system_info`.
+    """
+    arm = platform.machine().lower() in ("arm64", "aarch64")
+    # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
+    lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
+    listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
+    cpu = frozenset(ours for ours, theirs in _ON_LINUX.items() if theirs in listed)
+    build = frozenset(re.findall(r"(\w+) = 1\b", system_info)) & _ON_LINUX.keys()
+    return (build - cpu, cpu - build) if listed else None
 
 
 def of_worker(worker: Worker) -> Build:
-    """A worker's build. LabError if it needs instructions that this CPU lacks, or crashes when it starts.
-
-    This happens with an environment, a container image or a cache from another machine.
-    """
+    """A worker's build. LabError if it needs instructions that this CPU lacks, or crashes when it starts."""
     hint = _BUILD if worker.lib else f"Build it here: {BUILD_HERE}"
     try:
         build = worker.build
@@ -100,9 +62,9 @@ def of_worker(worker: Worker) -> Build:
         if not death.is_crash:
             raise
         raise LabError(f"{death.what} llama.cpp crashed at its start, like a build for another CPU.", hint) from None
-    if lacking := sorted(missing(build.system_info) or ()):
-        words = f"This build of llama.cpp needs {', '.join(lacking)}, which this CPU does not have."
-        raise LabError(words, hint)
+    if (found := mismatch(build.system_info)) and found[0]:  # it would end with SIGILL
+        lacking = ", ".join(sorted(found[0]))
+        raise LabError(f"This build of llama.cpp needs {lacking}, which this CPU does not have.", hint)
     return build
 
 
@@ -161,18 +123,12 @@ def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
             f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}.",
             "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built.",
         )
-    minor = (".".join(one.version.split(".")[:2]) for one in (own, theirs))
-    pairs = [("ggml's version", *minor)]
-    pairs += [
-        (what, *(one.layout.get(what, "unknown") for one in (own, theirs))) for what in {**own.layout, **theirs.layout}
-    ]
-    for what, here, there in pairs:
+    known = [{"ggml's version": ".".join(one.version.split(".")[:2]), **one.layout} for one in (own, theirs)]
+    for what in {**known[0], **known[1]}:
+        here, there = (one.get(what, "unknown") for one in known)
         if here != there:
-            raise LabError(
-                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {what} is {there}, but "
-                f"{here} in the installed libraries.",
-                _BUILD,
-            )
+            words = f"{what} is {there}, but {here} in the installed libraries."
+            raise LabError(f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {words}", _BUILD)
 
 
 def _path(lib: str) -> Path:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
@@ -28,22 +28,18 @@ from lab.runner import prompts
 
 @dataclass(frozen=True)
 class Case:
-    """What a run does, apart from the text of its prompts: runs of one case are repeats of each other.
-
-    `sequences`: the final number of tokens of each sequence; empty for one sequence of n_prompt + n_gen. `text`: the
-    source of its prompts, as in `--prompt`; None: the plan's.
-    """
+    """What a run does, apart from the text of its prompts: runs of one case are repeats of each other."""
 
     n_prompt: int
     n_gen: int
     every: int | None = None  # a sweep
     lever: Lever | None = None
-    sequences: tuple[int, ...] = ()
-    text: str | None = None
+    sequences: tuple[int, ...] = ()  # the final number of tokens of each; empty: one sequence of n_prompt + n_gen
+    text: str | None = None  # the source of its prompts, as in `--prompt`; None: the plan's
 
     @property
     def n_generated(self) -> int:
-        """Tokens that a run generates: n_gen, in a sweep at each stop."""
+        """In a sweep n_gen at each stop."""
         return self.n_gen * (1 if self.every is None else -(-self.n_prompt // self.every))
 
     @property
@@ -106,8 +102,7 @@ class Until:
     max_minutes: float | None
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """A draft model: its file, and its header."""
 
     file: catalog.ModelFile

@@ -2,18 +2,17 @@
 
 A counter that the system does not have is None. The energy counters:
 
-- RAPL: Linux shows the counters of Intel and AMD CPUs as zones in /sys/class/powercap/intel-rapl:*. The lab reads the
-  packages and their memory (dram), if it is a separate zone. The other zones would count twice: core and uncore are
-  parts of a package, psys contains it, and intel-rapl-mmio:* is another interface to it. The unit is microjoules; the
-  counter wraps at max_energy_range_uj, and since Linux 5.10 only root can read it (docs.kernel.org, power/powercap).
-- NVML (nvidia-ml-py, if it finds a GPU): millijoules of a whole graphics card since its driver was loaded; Volta and
-  newer (NVIDIA's NVML API reference, nvmlDeviceGetTotalEnergyConsumption).
+- RAPL: zones in /sys/class/powercap/intel-rapl:*, of Intel and AMD CPUs. The lab reads the packages and their memory
+  (dram); core and uncore are parts of a package, psys contains it, intel-rapl-mmio:* is another interface to it. The
+  unit: microjoules; it wraps at max_energy_range_uj; only root can read it (docs.kernel.org, power/powercap).
+- NVML (nvidia-ml-py): millijoules of a whole graphics card since its driver was loaded, Volta and newer.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import re
 import time
@@ -96,8 +95,7 @@ def _cpu_ms(own: Sequence[Process]) -> tuple[int | None, int | None]:
 SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 """The bits of NVML's clock throttle reasons (nvml.h) that indicate a problem."""
 
-EVERY_S = 1.0
-"""Interval of asking the driver who uses a GPU. The driver samples a few times a second, and a query takes time."""
+EVERY_S = 1.0  # of asking the driver who uses a GPU: it samples a few times a second, and a query takes time
 
 
 class GpuWatch:
@@ -176,10 +174,10 @@ LOCKED = (
 
 @dataclass(frozen=True)
 class Counter:
-    """An energy counter: what it covers, a function that reads it (None: it cannot be read), and its unit."""
+    """An energy counter."""
 
     covers: str  # PACKAGE, DRAM or GPU
-    read: Callable[[], int | None]
+    read: Callable[[], int | None]  # None: it cannot be read
     unit_j: float
     wraps_at: int = 0  # units at which it starts from 0 again; 0: it does not
 
@@ -221,15 +219,9 @@ class EnergyWatch:
             self._last[index] = now
 
     def joules(self) -> dict[str, float] | None:
-        """By kind, since the beginning. None without a kind whose counters could all be read all the time.
-
-        If one of two packages could not be read, the sum would be too small.
-        """
+        """By kind, since the beginning. None without a kind whose counters could all be read all the time."""
         self.sample()
-        pairs = list(zip(self._counters, self._used, strict=True))
-        broken = {counter.covers for counter, used in pairs if used is None}
         total: dict[str, float] = {}
-        for counter, used in pairs:
-            if counter.covers not in broken:
-                total[counter.covers] = total.get(counter.covers, 0) + (used or 0) * counter.unit_j
-        return {kind: round(joules, 3) for kind, joules in total.items()} or None
+        for counter, used in zip(self._counters, self._used, strict=True):
+            total[counter.covers] = total.get(counter.covers, 0) + (math.nan if used is None else used) * counter.unit_j
+        return {kind: round(joules, 3) for kind, joules in total.items() if not math.isnan(joules)} or None

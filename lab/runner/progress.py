@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,6 @@ class Status:
     rate_tps: float | None = None
     n_runs_done: int = 0
     n_runs: int = 0
-    elapsed_s: float = 0.0
     left_s: float | None = None
     text: str = ""  # generated since the last status, if text is streamed
     part: str = ""  # the part of a session with several
@@ -49,17 +48,10 @@ class Status:
 ShowStatus = Callable[[Status], None]
 
 WARMING_UP = "warming up"
-ANSWERING = "answering"
-"""A server's prefill and decode, which the lab cannot distinguish before the end."""
-
-IN_A_RUN = ("prefill", "decode", ANSWERING)
-"""The values of `doing` during a measured run."""
-
-KERNEL = "kernel"
-"""The beginning of `doing` while the ceilings are measured: kernel 3 of 168."""
-
-LOOK_S = 0.5
-"""Interval of status messages while a server answers."""
+ANSWERING = "answering"  # a server's prefill and decode, which the lab cannot distinguish before the end
+IN_A_RUN = ("prefill", "decode", ANSWERING)  # the values of `doing` during a measured run
+KERNEL = "kernel"  # the beginning of `doing` while the ceilings are measured: kernel 3 of 168
+LOOK_S = 0.5  # interval of status messages while a server answers
 
 
 def duration(seconds: float) -> str:
@@ -75,28 +67,16 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Calls `watch` with a Status. `todo` is the loop's own list of the (repeat, case) still to come.
 
-    `n_tokens` returns the tokens that a case prefills, and those that it generates. `extra` returns how many runs of
-    each case follow those of the list, from the seconds of a run of each and of the whole list.
+    `n_tokens` returns the tokens that a case prefills, and those that it generates.
     """
 
     def __init__(
-        self,
-        watch: ShowStatus,
-        todo: Sequence[tuple[int, Case]],
-        n_tokens: Callable[[Case], tuple[int, int]],
-        extra: Callable[[Mapping[Case, float], float], Mapping[Case, int]] | None = None,
+        self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]
     ) -> None:
-        self._watch, self._todo, self._n_tokens, self._extra = watch, todo, functools.cache(n_tokens), extra
-        self._cases, self._n_runs = {case for _, case in todo}, len(todo)
-        self._started = time.monotonic()
+        self._watch, self._todo, self._n_tokens, self.n_runs = watch, todo, functools.cache(n_tokens), len(todo)
+        self._later: tuple[tuple[int, int], float] = (-1, -1), 0.0  # the seconds of the list, at some state of it
         self._n_learned = 0
-        self._forecast: tuple[tuple[int, int], dict[Case, float], float] = (-1, -1), {}, 0.0
         self._costs: dict[Case, tuple[float, float]] = {}  # seconds per prefilled and per generated token
-
-    def expect(self, n: int) -> None:
-        """Count n more runs on the list, which are all that follow the planned ones."""
-        self._n_runs += n
-        self._extra = None
 
     def learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
         """Use a run's time per token for the forecast; decode chose `n_chosen` tokens."""
@@ -165,18 +145,11 @@ class Reporter:
         """Report one status. `rest_s` is the remaining time of the current run; adds the forecast for the others."""
         left_s, state = None, (len(self._todo), self._n_learned)
         if rest_s is not None and self._costs:
-            if self._forecast[0] != state:  # a run was added or ended
-                cases = self._cases.union(case for _, case in self._todo)
-                costs = {case: self._seconds(*self._n_tokens(case), case) or 0.0 for case in cases}
-                self._forecast = state, costs, sum(costs[case] for _, case in self._todo)
-            _, cost_s, later_s = self._forecast
-            left_s = rest_s + later_s
-            if self._extra:
-                extra = self._extra(cost_s, time.monotonic() - self._started + left_s)
-                left_s += sum(n * cost_s[case] for case, n in extra.items())
-        n_done = self._n_runs - len(self._todo) - (doing in IN_A_RUN)
-        elapsed_s = time.monotonic() - self._started
-        self._watch(Status(doing, case, repeat, rate_tps, n_done, self._n_runs, elapsed_s, left_s, text))
+            if self._later[0] != state:  # a run was added or ended
+                self._later = state, sum(self._seconds(*self._n_tokens(case), case) or 0.0 for _, case in self._todo)
+            left_s = rest_s + self._later[1]
+        n_done = self.n_runs - len(self._todo) - (doing in IN_A_RUN)
+        self._watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
 
     def announce(self, sentence: str) -> None:
         """Report a message that must stay visible."""

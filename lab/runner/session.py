@@ -19,8 +19,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab.core import phases, results, stats
@@ -39,10 +38,7 @@ EXTRA_SHARE = 0.25
 
 
 def carry_out(
-    make: Callable[[Worker], Plan],
-    out: str | Path,
-    watch: ShowStatus | None = None,
-    stream: bool = False,
+    make: Callable[[Worker], Plan], out: str | Path, watch: ShowStatus | None = None, stream: bool = False
 ) -> list[Record]:
     """Make a plan and all its runs, with warnings of the plan and for failed runs."""
     with Worker() as worker, progress.in_notebook() as watching:
@@ -73,8 +69,7 @@ def execute(
         raise LabError("A model with random weights generates no text to stream.", "Omit --stream.")
     with unless_empty(path):
         todo = plan.order
-        reporter = Reporter(watch, todo, plan.n_tokens, partial(extra_runs, plan))
-        engine = WarmEngine(plan, worker, reporter, stream, n_starts)
+        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
         for settings, run in _Loop(engine, todo).runs():
             line = engine.record(path.stem, run, settings)
             save(path, line)
@@ -131,7 +126,7 @@ class _Loop:
             return False
         self.is_decided = True
         runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
-        targets = {}
+        targets = dict[Case, int]()
         if until := plan.until:  # for intervals within the share; in a sweep the worst length counts
             for case, own in runs.items():
                 needed = [stats.repeats_needed(values, until.share) for values in _figures(own).values()]
@@ -139,11 +134,14 @@ class _Loop:
         else:
             times = {case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None] for case, own in runs.items()}
             cost_s = {case: statistics.median(own) / 1e9 if own else math.inf for case, own in times.items()}
-            extra = extra_runs(plan, cost_s, time.monotonic() - self.started)
-            targets = {case: plan.n_repeat + n for case, n in extra.items()}
+            left_s, n_all = EXTRA_SHARE * (time.monotonic() - self.started), stats.fewest_for_interval()
+            for case in sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ():
+                left_s -= cost_s[case] * (n_all - plan.n_repeat)
+                if left_s >= 0:
+                    targets[case] = n_all
         for n in range(1 + max(run.repeat for _, run in done), max(targets.values(), default=0)):
             self.todo += plan.round(n, [case for case in targets if n < targets[case]])
-        self.engine.reporter.expect(len(self.todo))
+        self.engine.reporter.n_runs += len(self.todo)
         return bool(self.todo)
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
@@ -180,18 +178,6 @@ class _Loop:
             self.todo[:] = [(repeat, its_case) for repeat, its_case in self.todo if its_case != case]
         run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
         return settings, dataclasses.replace(run, error=words or run.error)
-
-
-def extra_runs(plan: Plan, cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:
-    """How many extra runs the quickest cases get, where a run takes `cost_s` and all planned rounds `planned_s`."""
-    left_s, n_more = EXTRA_SHARE * planned_s, stats.fewest_for_interval() - plan.n_repeat
-    extra = dict[Case, int]()
-    for case in sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ():
-        left_s -= cost_s[case] * n_more
-        if left_s < 0:
-            break
-        extra[case] = n_more
-    return extra
 
 
 def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:

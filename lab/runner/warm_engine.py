@@ -33,11 +33,8 @@ from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter
 
-N_WARMUP_TOKENS = 4
-"""Tokens that a warm-up generates: some backends record their graphs at the second or third step."""
-
-N_WARMUP_PROMPT = 32
-"""Prompt tokens of the first warm-up on a CPU."""
+N_WARMUP_TOKENS = 4  # that a warm-up generates: some backends record their graphs at the second or third step
+N_WARMUP_PROMPT = 32  # tokens of the first warm-up on a CPU
 
 FULL_WARMUP_S = 2.0
 """On a CPU the warm-up includes a full step if that takes less time than this.
@@ -47,18 +44,10 @@ The first full step touches the pages of the compute buffer: about 5,000 page fa
 longest step that is warmed up.
 """
 
-N_SENTINEL = 8
-"""Decode steps of a sentinel that count, after one that does not."""
-
-MAX_CRASHES = 2
-"""A case is abandoned after this number of crashes, if they may be chance."""
-
-STATUS_S = 0.5
-"""Interval of showing the progress; drawing it needs a core."""
-
-
-SECONDS, TRIAL_S = 30.0, 10.0
-"""Time limits of a diagnosis, and of each of its trials."""
+N_SENTINEL = 8  # decode steps of a sentinel that count, after one that does not
+MAX_CRASHES = 2  # after which a case is abandoned, if they may be chance
+STATUS_S = 0.5  # interval of showing the progress; drawing it needs a core
+SECONDS, TRIAL_S = 30.0, 10.0  # limits of a diagnosis, and of each of its trials
 
 
 @dataclass(frozen=True)
@@ -74,15 +63,12 @@ class Change:
 
 
 class Diagnosed(WorkerDied):
-    """A crash in native code with its diagnosis.
+    """A crash in native code with its diagnosis, and the change that makes the small job run, if one was found.
 
-    `change` makes the small job run; None if none was found. `is_lasting`: the unchanged job crashed again, so that
-    further runs will crash too.
+    `is_lasting`: the unchanged job crashed again, so that further runs will crash too.
     """
 
-    def __init__(
-        self, death: WorkerDied, found: str, hint: str, is_lasting: bool, change: Change | None = None
-    ) -> None:
+    def __init__(self, death: WorkerDied, found: str, hint: str, is_lasting: bool = True, change: Change | None = None):
         super().__init__(f"{death.what} {found}", hint, death.status)
         self.is_lasting, self.change = is_lasting, change
 
@@ -90,14 +76,7 @@ class Diagnosed(WorkerDied):
 class WarmEngine:
     """The engine with the plan's model and a warm context."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        worker: Worker,
-        reporter: Reporter,
-        stream: bool = False,
-        n_starts: int = 1,
-    ) -> None:
+    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False, n_starts: int = 1) -> None:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
         self.warm = False
@@ -248,9 +227,8 @@ class WarmEngine:
             if self.diagnosed or not death.is_crash:
                 raise
             self.reporter.report_status(f"{death.what} Looking for the cause (at most {SECONDS:.0f} s)")
-            found = diagnose(self.worker, self.plan, n_prompt, death)
-            self.diagnosed = found if isinstance(found, Diagnosed) else None
-            raise found from None
+            self.diagnosed = diagnose(self.worker, self.plan, n_prompt, death)
+            raise self.diagnosed from None
 
     @property
     def most_crashes(self) -> int:
@@ -293,13 +271,11 @@ class WarmEngine:
         return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)
 
 
-def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> WorkerDied:
+def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Diagnosed:
     """Why the engine crashed with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
 
-    Returns `death` unchanged if it was not a crash. Leaves the worker without a model.
+    Leaves the worker without a model.
     """
-    if not death.is_crash:
-        return death
     until = time.monotonic() + SECONDS
 
     def runs(settings: Settings | None = plan.settings) -> bool | None:
@@ -329,20 +305,17 @@ def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Wo
     hint = f"Build llama.cpp here: {BUILD_HERE}"
     if runs(None) is False:
         found = "A plain matrix product on the CPU with one thread crashes too: this build does not run on this CPU."
-        return Diagnosed(death, found, hint, True)
+        return Diagnosed(death, found, hint)
     known = changes(plan.settings)
     for change in known:
         if runs(change.of(plan.settings)) and runs() is False:
-            found = (
-                f"The cause is {change.avoids}: a small job runs with {change.option}, and crashed in the same way "
-                "before and after that without it."
-            )
+            found = f"The cause is {change.avoids}: a small job runs with {change.option}, and crashed in the same way "
+            found += "before and after that without it."
             return Diagnosed(death, found, f"Add {change.option}, or build llama.cpp here: {BUILD_HERE}", True, change)
-    tried = ", ".join(change.option for change in known)
-    found = f"A small job crashes in the same way, also with each of {tried}."
+    found = f"A small job crashes in the same way, also with each of {', '.join(change.option for change in known)}."
     if time.monotonic() > until:
         found = f"A small job crashes in the same way. The cause was not found within {SECONDS:.0f} s."
-    return Diagnosed(death, found, hint, True)
+    return Diagnosed(death, found, hint)
 
 
 def changes(settings: Settings) -> list[Change]:

@@ -470,7 +470,7 @@ def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: Sho
                     pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
                     slower = f" (slower: {words})" if words else ""
                     doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
-                    watch(Status(doing, elapsed_s=elapsed_s, left_s=pace * left_s))
+                    watch(Status(doing, left_s=pace * left_s))
                     _keep(rates, _timed(worker, probe))
                     n_done, done_s, left_s = n_done + 1, done_s + probe_s, left_s - probe_s
                     words = disturbances.during(noisy.finish(), n_free)

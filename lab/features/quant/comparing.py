@@ -223,7 +223,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
             for number, group in enumerate(groups, 1):
                 with contextlib.ExitStack() as stack:
-                    watch(Status("loading the models", elapsed_s=time.monotonic() - began))
+                    watch(Status("loading the models"))
                     workers = {key: stack.enter_context(new_worker()) for key in group}
                     for key, worker in workers.items():
                         worker.use(made.plans[key].lib)
@@ -240,7 +240,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                         if is_over(i, group, number / len(groups)):
                             n = i if name in group else n  # the reference's chunks bound those of later groups
                             break
-                        watch(Status(f"quality: chunk {i + 1} of at most {n}", elapsed_s=time.monotonic() - began))
+                        watch(Status(f"quality: chunk {i + 1} of at most {n}"))
                         kept = Path(folder) / (f"{i}.npz" if made.apart else "logits")
                         asked = {"tokens": tokens, "first": FIRST, "path": kept}
                         for key, worker in workers.items():

@@ -343,7 +343,7 @@ def execute(
     Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
     requests.
     """
-    started, began, part, later_s = time.monotonic(), 0.0, "", plan.seconds
+    began, part, later_s = 0.0, "", plan.seconds
 
     def report(doing: str) -> None:
         watch(Status(doing, part=part))
@@ -356,7 +356,7 @@ def execute(
             doing = f"waiting for the last requests, {doing}"
         elif not is_over and lasted_s < window.load.warmup_s:
             doing = f"warming up, {doing}"
-        watch(Status(doing, part=part, elapsed_s=time.monotonic() - started, left_s=left_s))
+        watch(Status(doing, part=part, left_s=left_s))
 
     session = Session(server, path, report)
     with unless_empty(path):
