@@ -156,7 +156,8 @@ def _delta_net(
     of_layer = size * size * n_value + (n_conv - 1) * size * (2 * n_group + n_value)
     heads, heads_kv = (tuple(n * is_one for is_one in attends) for n in (n_head, n_head_kv))
     n_state = of_layer * attends.count(False)
-    return {"n_head": None, "heads": heads, "heads_kv": heads_kv, "uncounted": problem, "n_state": n_state}
+    alike = {"n_head": None, "n_head_kv": None}
+    return {**alike, "heads": heads, "heads_kv": heads_kv, "uncounted": problem, "n_state": n_state}
 
 
 def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:
