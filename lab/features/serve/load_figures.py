@@ -21,19 +21,18 @@ time, which ends with the first token, is prefill; prompts computed together cou
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lab.core import request_times, stats
-from lab.core.lists import grouped, join_and, plural
+from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
-from lab.core.request import CLOSED, STALLED, TIMEOUT, Load, Request, RequestRecord, Slo
+from lab.core.request import CLOSED, TIMEOUT, Load, Request, RequestRecord, Slo
 from lab.core.request_times import Figures
 from lab.core.stats import CONFIDENCE, Interval
 from lab.errors import LabError
@@ -42,6 +41,7 @@ from lab.runner import machine as machines
 from lab.show import canvas, table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
 from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, tabled
+from lab.show.table import or_nan
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -60,224 +60,223 @@ N_BATCHES, FAR = 5, 2
 """Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
 all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
 
+LATE_S = 0.01  # a warning says if the client sent a request more than this later than intended, because it was too busy
+
 
 def row(request: Request) -> dict[str, Any]:
     """The row of a request of a load. NaN: unknown; inf: never, or nobody knows when."""
-    load, one, events = request.asked.load, request_times.figures(request), request.events
-    if load is None:
-        raise ValueError("the request is not part of a load")
-
-    def s(ns: float | None) -> float:
-        return NAN if ns is None else ns / 1e9
-
-    sent_s, ok = s(one.sent_ns), one.status == OK
-    is_unknown = one.failure in (TIMEOUT, STALLED) and one.ended_ns is None
-    try:
-        date_s = datetime.fromisoformat(one.started_at).timestamp()
-    except ValueError:  # a damaged line
-        date_s = 0.0
-    indices, n_in_window = request_times.generated(request), 0.0
-    if one.sent_ns is not None and indices:
-        begin_ns = load.warmup_s * 1e9 - one.sent_ns
-        inside = [i for i in indices if begin_ns <= events.arrive_ns[i] < begin_ns + load.duration_s * 1e9]
-        if events.n_tokens is not None:
-            n_in_window = float(sum(events.n_tokens[i] for i in inside))
-        else:  # only their sum is known: spread evenly over events
-            n_in_window = NAN if one.n_generated is None else one.n_generated * len(inside) / len(indices)
-    prompt_ms = one.timings.prompt_ms if one.timings else None
-    made = {
+    one, events, load = request_times.figures(request), request.events, request.asked.load
+    assert load is not None
+    s, sent_s, ok = partial(or_nan, factor=1e-9), or_nan(one.sent_ns, 1e-9), one.status == OK
+    indices, begin_ns = request_times.generated(request), 1e9 * load.warmup_s - (one.sent_ns or 0)
+    spread = NAN if ok and one.n_generated is None else (one.n_generated or 0) / max(1, len(indices))
+    n_tokens = events.n_tokens or [spread] * len(events.kind)  # without a count for each event: evenly
+    is_unknown = one.failure == TIMEOUT and one.sent_ns is None  # nobody noted when it gave up to connect
+    window_ns = range(round(begin_ns), round(begin_ns + 1e9 * load.duration_s))
+    times = {
+        "ttft_s": s(one.ttft_due_ns),
+        "tpot_s": s(one.tpot_bounds_ns and one.tpot_bounds_ns[1]),  # at most
+        "e2e_s": NAN if one.is_truncated else s(one.e2e_due_ns),  # the whole answer would take longer
+        "stall_s": s(one.longest_stall_ns),
+        "prompt_s": or_nan(one.timings and one.timings.prompt_ms, 1e-3) if one.ttft_ns is not None else NAN,
+    }
+    return {
         "load": load,
         "level": load.concurrency or load.rate or 0,
         "round": load.round,
         "ok": ok,
-        "failure": "" if ok else one.failure or "failed",
+        "failure": None if ok else one.failure or "failed",
+        "error": one.error,
         "figures": one,
-        "date_s": date_s,
+        "started_at": one.started_at,
         "sent_s": sent_s,
         "at_s": s(one.sent_ns if one.scheduled_ns is None else one.scheduled_ns),  # when it was due
-        "first_s": INF if one.ttft_ns is None else sent_s + one.ttft_ns / 1e9,
+        "first_s": INF if one.ttft_ns is None else sent_s + s(one.ttft_ns),
         "end_s": INF if is_unknown else sent_s + s(one.e2e_ns if one.ended_ns is None else one.ended_ns),
         "late_s": s(one.delay_ns),
+        "begin_s": load.warmup_s,
+        "over_s": load.warmup_s + load.duration_s,
         "n_prompt": table.n_prompt(one) or 0,
         "n_gen": one.asked.n_gen,
-        "n_generated": NAN if one.n_generated is None else one.n_generated,
-        "n_in_window": n_in_window,
+        "n_generated": or_nan(one.n_generated, 1),
+        "n_in_window": sum(n_tokens[i] for i in indices if events.arrive_ns[i] in window_ns),
         "is_truncated": one.is_truncated,
+        "is_bound": ok and one.tpot_ns is None and one.tpot_bounds_ns is not None,
         "used": one.used(load.slo) if load.slo else NAN,  # of its limits, at most
+        **(times if ok else dict.fromkeys(times, NAN)),
     }
-    times = {
-        "ttft_s": s(one.ttft_due_ns),
-        "tpot_s": s(one.tpot_ns),
-        "tpot_most_s": s(one.tpot_bounds_ns[1] if one.tpot_bounds_ns else None),
-        "e2e_s": NAN if one.is_truncated else s(one.e2e_due_ns),  # the whole answer would take longer
-        "stall_s": s(one.longest_stall_ns),
-        "prompt_s": NAN if prompt_ms is None or one.ttft_ns is None else prompt_ms / 1e3,
-    }
-    return made | (times if ok else dict.fromkeys(times, NAN))
 
 
 def frame(requests: Sequence[Request]) -> pd.DataFrame:
-    """A row per request of a session of loads without warm-ups, in the order of levels, of rounds, and of due times.
+    """A row per request of a session of loads, in the order of levels, of rounds, and of due times.
 
     `kept`: of a round that was not cut off (or all were). `begin_s`, `length_s` and `over_s`: the steady window, of a
     round that was cut off the part that was measured. A request without a connection has no send time but a date.
     """
     import pandas as pd
 
-    rows = [row(one) for one in requests if not one.asked.warmup]
-    if not rows:
-        return pd.DataFrame()
-    every = pd.DataFrame(rows)
-    last_s, parts = every.date_s.max(), []
-    for _, own in every.groupby(["level", "round"]):
-        load: Load = own.load.iloc[0]
-        start_s = (own.date_s - own.sent_s).min()
-        at_s = own.at_s.fillna(own.date_s - (start_s if start_s == start_s else own.date_s.min()))
-        end_s = own.end_s.fillna(at_s)  # refused at once
-        reach_s = max([at_s.max(), *end_s[end_s < INF]])
-        silent_s = load.warmup_s + load.duration_s - reach_s
-        if load.arrivals == CLOSED:
-            is_cut_off = silent_s > PAUSE_S
-        else:  # only the last round can have been aborted
-            is_last = own.date_s.max() == last_s
-            is_cut_off = is_last and silent_s * (load.rate or 0) > MOST_GAPS
-        length_s = load.duration_s if not is_cut_off else max(0.0, min(load.duration_s, reach_s - load.warmup_s))
-        window = {"begin_s": load.warmup_s, "length_s": length_s, "over_s": load.warmup_s + length_s}
-        own = own.assign(at_s=at_s, end_s=end_s, start_s=at_s + own.late_s.fillna(0), is_cut_off=is_cut_off, **window)
-        parts.append(own.sort_values("at_s", kind="stable"))
-    made = pd.concat(parts, ignore_index=True)
-    by_arm = made.groupby("level")
-    made["arm"] = by_arm.ngroup()
-    made["kept"] = ~made.is_cut_off | by_arm.is_cut_off.transform("all")
-    made["inside"] = (made.begin_s <= made.at_s) & (made.at_s < made.over_s)
-    return made
+    rows = pd.DataFrame(map(row, requests))
+    dates = pd.to_datetime(rows.started_at, errors="coerce", utc=True, format="ISO8601")  # NaT: a damaged line
+    date_s, of_round = (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds().fillna(0), [rows.level, rows["round"]]
+    began_s = (date_s - rows.sent_s).fillna(date_s).groupby(of_round).transform("min")
+    rows["at_s"] = rows.at_s.fillna(date_s - began_s)
+    rows["end_s"] = rows.end_s.fillna(rows.at_s)  # refused at once
+    rows["start_s"] = rows.at_s + rows.late_s.fillna(0)
+    reach_s = rows[["at_s", "end_s"]].replace(INF, NAN).max(axis=1).groupby(of_round).transform("max")
+    silent_s, is_last = rows.over_s - reach_s, date_s.groupby(of_round).transform("max") == date_s.max()
+    is_closed = rows.load.iloc[0].arrivals == CLOSED  # of rates only the last round can have been aborted
+    rows["is_cut_off"] = silent_s > PAUSE_S if is_closed else is_last & (silent_s * rows.level > MOST_GAPS)
+    rows["over_s"] = rows.over_s.where(~rows.is_cut_off, reach_s.clip(rows.begin_s, rows.over_s))
+    rows["length_s"] = rows.over_s - rows.begin_s
+    rows["inside"] = (rows.begin_s <= rows.at_s) & (rows.at_s < rows.over_s)
+    by_arm = rows.groupby("level")
+    rows["arm"], rows["kept"] = by_arm.ngroup(), ~rows.is_cut_off | by_arm.is_cut_off.transform("all")
+    return rows.sort_values(["level", "round", "at_s"], kind="stable", ignore_index=True)
 
 
 def arm_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The figures of each arm of a session's `frame`, by name and unit. NaN or None: unknown."""
-    return [_arm(own) for _, own in rows.groupby("arm")] if len(rows) else []
+    return [_arm(own) for _, own in rows.groupby("arm")]
 
 
 def _arm(every: pd.DataFrame) -> dict[str, Any]:
     import pandas as pd
 
     rows = every[every.kept]
-    load: Load = every.load.iloc[0]
+    load: Load = rows.load.iloc[0]
     rounds = [own for _, own in rows.groupby("round")]
-    windows = pd.DataFrame([_window(own) for own in rounds])
+    windows = pd.DataFrame(map(_window, rounds))
     inside = rows[rows.inside]
-    good = inside[inside.ok]
-    failed = [(name, one.error) for name, one in zip(inside.failure, inside.figures, strict=True) if name]
-    failures = Counter(name for name, _ in failed)
-    is_bound = bool((good.tpot_s.isna() & good.tpot_most_s.notna()).any())
+    good, bad = inside[inside.ok], inside[~inside.ok]
+    attainment, interval = _attainment([own.used[own.inside].dropna().tolist() for own in rounds])
     made: dict[str, Any] = {
         "load": load.label,
+        "level": load.concurrency or load.rate or 0,
         "n_rounds": len(rounds),
         "n_cut_off": int(every[every.is_cut_off]["round"].nunique()),
         "window_s": list(windows.length_s),
         **{f"load_{name}": value for name, value in dataclasses.asdict(load).items() if name != "round"},
         "n": len(inside),
         "n_ok": len(good),
-        "failures": dict(failures.most_common()),
-        "errors": {name: error for (name, error), _ in reversed(Counter(failed).most_common()) if error},
-        "n_failed_outside": int((~rows.ok).sum() - failures.total()),
+        "failures": bad.failure.value_counts().to_dict(),
+        "errors": {name: own.error.mode()[0] for name, own in bad.groupby("failure") if own.error.notna().any()},
         "n_truncated": int(good.is_truncated.sum()),
         "n_short": sum(one.is_short is True and not one.is_truncated for one in good.figures),
         "n_warm": sum(one.is_warm is True for one in good.figures),
-        "tpot_is_bound": is_bound,
+        "tpot_is_bound": bool(good.is_bound.any()),
         "stall_s": good.stall_s.max(),
         "late_median_s": inside.late_s.median(),
         "late_most_s": inside.late_s.max(),
-        **{name: windows[name].mean() for name in ("in_flight_begin", "in_flight_end", "waiting_end")},
-        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(rounds), strict=True)),
+        "in_flight_begin": windows.in_flight_begin.mean(),
+        "in_flight_end": windows.in_flight_end.mean(),
+        "attainment": attainment,
+        "attainment_low": interval.low,
+        "attainment_high": interval.high,
     }
     for name in ("ttft", "tpot", "e2e"):
-        known = inside["tpot_most_s" if name == "tpot" and is_bound else f"{name}_s"].dropna()
-        made |= {f"{name}_n": len(known), f"{name}_median_s": known.median()}
+        known = sorted(inside[f"{name}_s"].dropna())
+        made |= {f"{name}_n": len(known), f"{name}_median_s": inside[f"{name}_s"].median()}
         for percentile in (95, 99):
-            value, n_beyond = tail(sorted(known), percentile / 100) or (NAN, None)
+            value, n_beyond = tail(known, percentile / 100)
             made |= {f"{name}_p{percentile}_s": value, f"{name}_p{percentile}_beyond": n_beyond}
+    made["user_tps"] = 1 / made["tpot_median_s"] if made["tpot_median_s"] > 0 and not made["tpot_is_bound"] else NAN
     measured = windows[windows.length_s > 0]
     for name in ("tokens_tps", "requests_ps", "goodput_ps"):  # each with its 90 % interval
-        value = half = NAN
-        if len(measured) and measured[name].notna().all():
-            value = (measured[name] * measured.length_s).sum() / measured.length_s.sum()
-            cut = value / (2 * max(1.0, measured.n.mean())) if len(measured) > 1 else 0.0
-            half = stats.mean_half_width(list(measured[name]), 0.9) + cut
-        low = max(0.0, value - half) if value == value else NAN
-        made |= {name: value, f"{name}_low": low, f"{name}_high": value + half}
-    made["user_tps"] = 1 / made["tpot_median_s"] if made["tpot_median_s"] > 0 and not is_bound else NAN
+        value = (measured[name] * measured.length_s).sum(skipna=False) / (measured.length_s.sum() or NAN)
+        cut = value / (2 * max(1.0, measured.n.mean())) if len(measured) > 1 else 0.0
+        half = stats.mean_half_width(list(measured[name]), 0.9) + cut if value == value else NAN
+        made |= {name: value, f"{name}_low": max(value - half, 0.0), f"{name}_high": value + half}
     # more in flight at the end than at the start, by over 2 standard deviations of a Poisson count of all arrivals
     growth = (windows.in_flight_end - windows.in_flight_begin).sum()
     made["is_overloaded"] = load.arrivals != CLOSED and bool(growth >= 3 and growth > 2 * math.sqrt(len(inside)))
-    shares = windows[["busy_s", "prefill_s"]].sum() / (windows.length_s.sum() or NAN)
-    prefill = min(shares.busy_s, shares.prefill_s) if (windows.prefill_s < windows.busy_s + 1e-6).all() else NAN
-    return made | {
-        "share_prefill": prefill,
-        "share_decode": shares.busy_s - prefill,
-        "share_idle": 1 - shares.busy_s,
-    }
+    busy, prefill = windows[["busy_s", "prefill_s"]].sum(skipna=False) / (windows.length_s.sum() or NAN)
+    return made | {"share_prefill": prefill, "share_decode": busy - prefill, "share_idle": 1 - busy}
 
 
 def _window(own: pd.DataFrame) -> dict[str, float]:
-    """The figures of an arm in one round. `seconds`: the window; closed loop: spent on its requests, per user."""
+    """The figures of an arm in one round."""
     import numpy as np
 
     load: Load = own.load.iloc[0]
     begin_s, length_s, over_s = own[["begin_s", "length_s", "over_s"]].iloc[0]
     inside, whole = own[own.inside], own.ok & ~own.is_truncated
-    busy_s = (inside.end_s - inside.at_s + FAILED_S * ~inside.ok).sum() / (load.concurrency or 1)
-    if load.arrivals == CLOSED and 0 < busy_s < INF:
-        seconds, tokens, n_whole = busy_s, inside.n_generated[inside.ok], int((whole & own.inside).sum())
+    per_user_s = (inside.end_s - inside.at_s + FAILED_S * ~inside.ok).sum() / (load.concurrency or 1)
+    if load.arrivals == CLOSED and 0 < per_user_s < INF:  # Little's law
+        spent_s, tokens, n_whole = per_user_s, inside.n_generated[inside.ok], (whole & own.inside).sum()
     else:
-        seconds, tokens = length_s or NAN, own.n_in_window.where(own.ok | own.n_in_window.notna(), 0)
-        n_whole = int((whole & (begin_s <= own.end_s) & (own.end_s < over_s)).sum())
+        spent_s, tokens = length_s or NAN, own.n_in_window
+        n_whole = (whole & (begin_s <= own.end_s) & (own.end_s < over_s)).sum()
+
+    def covered_s(begins_s: Any, ends_s: Any) -> float:
+        """The time in which at least one of the spans is in progress; NaN if a begin is unknown."""
+        order = np.argsort(begins_s)
+        begins, ends = np.asarray(begins_s)[order], np.minimum(ends_s, over_s).to_numpy()[order]
+        reached = np.maximum.accumulate([begin_s, *ends])[:-1]
+        return float(np.maximum(0, ends - np.maximum(begins, reached)).sum())
+
     known = own[(own.end_s > begin_s) & (own.start_s < own.end_s) & (own.start_s < over_s)]  # in progress in the window
-    at_end = (own.at_s <= over_s) & (over_s < own.end_s)
     return {
         "length_s": length_s,
         "n": len(inside),
-        "tokens_tps": tokens.sum(skipna=False) / seconds if length_s else NAN,
-        "requests_ps": n_whole / seconds if length_s else NAN,
-        "goodput_ps": (inside.used <= 1).sum() / seconds if length_s and load.slo else NAN,
+        "tokens_tps": tokens.sum(skipna=False) / spent_s,
+        "requests_ps": n_whole / spent_s,
+        "goodput_ps": (inside.used <= 1).sum() / spent_s if load.slo else NAN,
         "in_flight_begin": ((own.at_s <= begin_s) & (begin_s < own.end_s)).sum(),
-        "in_flight_end": at_end.sum(),
-        "waiting_end": (at_end & (over_s < own.first_s)).sum(),
-        "busy_s": _covered(known.start_s, known.end_s, begin_s, over_s),
-        "prefill_s": _covered(
-            np.maximum(known.start_s, known.first_s - known.prompt_s), known.first_s, begin_s, over_s
-        ),
+        "in_flight_end": ((own.at_s <= over_s) & (over_s < own.end_s)).sum(),
+        "busy_s": covered_s(known.start_s, known.end_s),
+        "prefill_s": covered_s(np.maximum(known.start_s, known.first_s - known.prompt_s), known.first_s),
     }
 
 
-def _covered(begin_s: pd.Series, end_s: pd.Series, low_s: float, high_s: float) -> float:
-    """The time in which at least one of the spans is in progress; NaN if a begin is unknown."""
-    total_s, reached_s = 0.0, low_s
-    for begin, end in sorted(zip(begin_s, end_s.clip(upper=high_s), strict=True)):
-        total_s += max(0.0, end - max(begin, reached_s))
-        reached_s = max(reached_s, end)
-    return NAN if begin_s.isna().any() else total_s
-
-
-def tail(ordered: Sequence[float], share: float) -> tuple[float, int] | None:
-    """The percentile of ordered values by the nearest rank, and the number that exceed it; None if none does."""
+def tail(ordered: Sequence[float], share: float) -> tuple[float, int]:
+    """The percentile of ordered values by the nearest rank, and the number that exceed it; NaN if none does."""
     rank = math.ceil(round(share * len(ordered), 9))
-    return (ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else None
+    return (ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else (NAN, 0)
 
 
-def _attainment(rounds: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
-    """The share of requests that met every limit, with its 95 % interval; NaN without limits or requests."""
-    used = [own.used[own.inside].dropna() for own in rounds]
-    everything = sorted(value for own in used for value in own)
+def _attainment(used: Sequence[Sequence[float]]) -> tuple[float, Interval]:
+    """The share of requests that met every limit, with its 95 % interval; NaN without limits or requests.
+
+    `used` has for each round what its requests used of their limits, in the order in which they were due.
+    """
+    everything = sorted(itertools.chain(*used))
     if not everything:
-        return NAN, NAN, NAN
-    n = math.ceil(N_BATCHES / len(used))
-    batches = [list(own.iloc[i * len(own) // n : (i + 1) * len(own) // n]) for own in used for i in range(n)]
+        return NAN, Interval(NAN, NAN)
+    n, worst = math.ceil(N_BATCHES / len(used)), everything[math.ceil(0.9 * len(everything)) - 1]
+    batches = [own[i * len(own) // n : (i + 1) * len(own) // n] for own in used for i in range(n)]
+    met, alike = ([[value <= limit for value in batch] for batch in batches] for limit in (1, worst))
     is_far = everything[-1] * FAR < 1 or everything[0] > FAR
-    worst = everything[math.ceil(0.9 * len(everything)) - 1]
-    met = [[value <= 1 for value in batch] for batch in batches]
-    interval = share_interval(met, [] if is_far else [[value <= worst for value in batch] for batch in batches])
-    return sum(map(sum, met)) / len(everything), interval.low, interval.high
+    return sum(map(sum, met)) / len(everything), share_interval(met, [] if is_far else alike)
+
+
+def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = ()) -> Interval:
+    """The interval of a share that was drawn in batches, such as successive requests.
+
+    Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
+    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
+    stronger clustering counts.
+    """
+    import numpy as np
+    from scipy.special import betaincinv, stdtrit
+
+    def counts(batches: Sequence[Sequence[bool]]) -> Any:
+        return np.array([(len(batch), sum(batch)) for batch in batches if batch]).reshape(-1, 2).T
+
+    def design_effect(n: Any, n_good: Any) -> float:  # variance of the share over that of single draws
+        share = n_good.sum() / max(1, n.sum())
+        between = ((n_good - share * n) ** 2).sum() / n.sum() if 0 < share < 1 and len(n) > 1 else 0.0
+        return between * len(n) / (len(n) - 1) / (share * (1 - share)) if between else 0.0
+
+    in_batches, outside = counts(good), (1 - CONFIDENCE) / 2
+    n, n_good = in_batches.sum(axis=1)
+    n_worth, effect = float(n), max(design_effect(*in_batches), design_effect(*counts(alike)))
+    if effect > 1:  # known from few batches only
+        t_all, t_batches = (stdtrit(df - 1, 1 - outside) for df in (n, in_batches.shape[1]))
+        n_worth *= (t_all / t_batches) ** 2 / effect
+    bad_worth = n_worth * (n - n_good) / n
+    low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
+    high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
+    return Interval(float(low), float(high))
 
 
 def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -289,35 +288,31 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     measured = [one for one in arms if one["attainment"] == one["attainment"]]
     if not measured:
         return None
-    is_closed, holding = measured[0]["load_arrivals"] == CLOSED, True
-    at_least = below = best = None
-    levels = [one["load_concurrency" if is_closed else "load_rate"] or 0 for one in measured]
-    for level, one in zip(levels, measured, strict=True):
-        holding = holding and one["attainment"] >= SHARE
-        best = level if holding else best
-        at_least = level if holding and one["attainment_low"] >= SHARE and not one["is_overloaded"] else at_least
-        below = level if below is None and one["attainment_high"] < SHARE else below
-    unit = "users" if is_closed else "requests/s"
-    low, high, met = (f"{n or 0:g} {unit.removesuffix('s' * (is_closed and n == 1))}" for n in (at_least, below, best))
-    if at_least is not None and below is not None:
-        sentence = f"between {at_least:g} and {high}"
-    elif at_least is not None:
-        sentence = (
-            f"at least {low} ({'every load met' if at_least == levels[-1] else 'no load clearly missed'} the limits)"
-        )
-    elif below is not None:
-        sentence = f"below {high} ({'no load met' if below == levels[0] else 'no load clearly met'} the limits)"
+    holding = list(itertools.takewhile(lambda one: one["attainment"] >= SHARE, measured))
+    sure = [one for one in holding if one["attainment_low"] >= SHARE and not one["is_overloaded"]]
+    missing = [one for one in measured if one["attainment_high"] < SHARE]
+    at_least, below, best = (ends[0] if ends else None for ends in (sure[-1:], missing[:1], holding[-1:]))
+    if at_least and below:
+        sentence = f"between {at_least['level']:g} and {below['load']}"
+    elif at_least:
+        sentence = f"at least {at_least['load']}"
     else:
-        sentence = "unknown, too few requests"
-    sentence += f"; {met} met the limits, but not clearly" if best not in (None, at_least) else ""
-    return {"unit": unit, "at_least": at_least, "below": below, "best": best, "sentence": sentence}
+        sentence = f"below {below['load']}" if below else "unknown, too few requests"
+    if best and best is not at_least:
+        sentence += f"; {best['load']} met the limits, but not clearly"
+    levels = {"at_least": at_least, "below": below, "best": best}
+    unit = "users" if measured[0]["load_arrivals"] == CLOSED else "requests/s"
+    return {"unit": unit, **{name: one and one["level"] for name, one in levels.items()}, "sentence": sentence}
 
 
 def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
     """The requests of each session of loads, in order of appearance; of mixed files each kind of load on its own."""
-    own = [(one.request.asked.load, one) for one in table.loads_of(records)]
-    groups = grouped(own, lambda pair: (pair[1].session, pair[0] and (pair[0].arrivals, pair[0].lengths)))
-    return [[record for _, record in group] for group in groups.values()]
+
+    def key(one: RequestRecord) -> tuple[str, object]:
+        load = one.request.asked.load
+        return one.session, load and (load.arrivals, load.lengths)
+
+    return list(grouped(table.loads_of(records), key).values())
 
 
 def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
@@ -346,81 +341,27 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     import pandas as pd
 
     plain = [one for one in records if isinstance(one, Record) or one.request.asked.load is None]
-    counted = table.measured(table.runs(plain)) if plain else pd.DataFrame()
-    nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES))
-    of_rounds = []
+    parts = [table.measured(table.runs(plain))] if plain else []
     for own in sessions(records):
         (first,) = table.runs(own[:1]).to_dict("records")
-        every = frame([record.request for record in own])
-        for _, arm in every.groupby("arm") if len(every) else ():
-            load, lengths = arm.load.iloc[0], arm.loc[arm.kept, ["n_prompt", "n_gen"]]
-            n_prompt, n_gen = (0, 0) if lengths.nunique().max() > 1 else map(int, lengths.iloc[0])
+        first |= dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES))
+        for _, arm in frame([record.request for record in own]).groupby("arm"):
+            load, lengths = arm.load.iloc[0], arm.loc[arm.kept, ["n_prompt", "n_gen"]].drop_duplicates()
+            n_prompt, n_gen = map(int, lengths.iloc[0]) if len(lengths) == 1 else (0, 0)
             lever = load.label if n_gen else f"{load.label}, {load.lengths}"
+            known = arm.assign(tpot_ms=1e3 * arm.tpot_s.mask(arm.is_bound))[~arm.is_cut_off & arm.inside]
+            medians = known.groupby("round")[["ttft_s", "tpot_ms", "e2e_s"]].median()
             same = {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
-            for number, one in arm[~arm.is_cut_off].groupby("round"):
-                of = one.loc[one.inside, ["ttft_s", "tpot_s", "e2e_s"]].median()
-                known = {"ttft_s": of.ttft_s, "tpot_ms": 1e3 * of.tpot_s, "e2e_s": of.e2e_s}
-                of_rounds.append({**first, **nothing, **same, "repeat": number, **known})
-    parts = [one for one in (counted, pd.DataFrame(of_rounds)) if len(one)]
-    return pd.concat(parts, ignore_index=True) if parts else counted
+            made = [{**first, **same, "repeat": number, **one} for number, one in medians.iterrows()]
+            parts.append(pd.DataFrame(made))
+    known = [one for one in parts if len(one)]
+    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
 
-
-def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = ()) -> Interval:
-    """The interval of a share that was drawn in batches, such as successive requests.
-
-    Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
-    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
-    stronger clustering counts. ValueError without a draw.
-    """
-    from scipy.special import betaincinv, stdtrit
-
-    def design_effect(batches: Sequence[Sequence[bool]]) -> float:  # variance of the share over that of single draws
-        own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
-        if len(own) < 2 or n_good in (0, n):
-            return 0.0
-        share = n_good / n
-        between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
-        return len(own) / (len(own) - 1) * between / (share * (1 - share))
-
-    n, n_good = sum(map(len, good)), sum(map(sum, good))
-    if not n:
-        raise ValueError("there is no draw")
-    outside = (1 - CONFIDENCE) / 2
-    n_worth, effect = float(n), max(design_effect(good), design_effect(alike))
-    if effect > 1:  # known from few batches only
-        t_all, t_batches = (stdtrit(df, 1 - outside) for df in (n - 1, sum(map(bool, good)) - 1))
-        n_worth *= (t_all / t_batches) ** 2 / effect
-    bad_worth = n_worth * (n - n_good) / n
-    low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
-    high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
-    return Interval(float(low), float(high))
-
-
-LATE_S = 0.01  # a warning says if the client sent a request more than this later than intended, because it was too busy
-
-IS_FULL = re.compile(r"context (size|length|window)", re.IGNORECASE)
-"""In errors of servers for a request that their context cannot hold."""
 
 DEFINITIONS = (
     "TTFT, TPOT, E2E: successful requests due in the window; (n) counts the requests that exceed a percentile. total: "
     "all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % within limits."
 )
-
-CAPTIONS = {
-    "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
-    "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
-    "window is shaded.",
-}
-
-WIDE = 12
-"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
-
-MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
-"""Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
-
-SPREAD = 0.16  # horizontal spread of an arm's points to each side, as a share of the distance to the next arm
-FAILED = (COLOURS[6], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[7])
-"""Colours of classes of failure, by their number."""
 
 Arms = Sequence[SimpleNamespace]
 
@@ -439,22 +380,25 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "a server without a name"
     slots = f", {plural(n_slots, 'slot')}" if n_slots is not None else ""
     title = f"{first.model} on {server}{slots}; client: {machines.label(first.machine)}"
-    rounds = plural(max(arm.n_rounds for arm in arms), "round")
+    window = f"windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up"
+    words = f"{of.load_lengths}; {window}; {plural(max(arm.n_rounds for arm in arms), 'round')}"
     answer, warnings, sentences = answer_of(arms), _warnings(arms, rows), _findings(arms, n_slots)
-    said = [answer, *(f"! {line}" for line in warnings), *sentences]
     data: dict[str, Any] = {"session": first.session, "url": endpoint.url, "model": first.model, "arms": plain}
-    data |= {"capacity": capacity(plain), "n_slots": n_slots, "sentences": said}
+    data |= {"capacity": capacity(plain), "n_slots": n_slots}
+    data |= {"sentences": [answer, *(f"! {line}" for line in warnings), *sentences]}
+    drawn = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
+    latency = partial(_plot_latency, arms, drawn, f"Latency over load\n{title}\n{words}", n_slots)
+    timeline = partial(_plot_timeline, arms, drawn, f"The timeline of requests\n{title}\n{of.load_lengths}")
+    pictures = [Picture("load", OF_LATENCY, latency, (11, 5)), Picture("timeline", OF_TIMELINE, timeline, (11, 7))]
     return Section(
         title,
         answer=answer,
-        words=[
-            f"{of.load_lengths}; windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up; {rounds}"
-        ],
+        words=[words],
         **tabled(_columns(arms), arms),
         warnings=warnings,
         sentences=sentences,
         notes=[DEFINITIONS],
-        pictures=_pictures(arms, rows, f"{title}\n{of.load_lengths}", n_slots),
+        pictures=pictures if any(arm.ttft_n for arm in arms) else pictures[1:],
         data=lambda: {"loads": [data]},
     )
 
@@ -490,21 +434,20 @@ def answer_of(arms: Arms) -> str:
     if holds := capacity([vars(arm) for arm in arms]):
         limits = Slo(**arms[0].load_slo).label
         return f"Capacity (at least 90 % of requests within {limits}): {holds['sentence']}."
+    first, last = good[0], good[-1]
 
-    def measured(name: str, show: Callable[[float], str]) -> str:
-        """The figure with the largest load, then in parentheses with the smallest."""
-        first, last = getattr(good[0], name), getattr(good[-1], name)
-        return show(last) + (f" ({good[0].load}: {show(first)})" if len(good) > 1 and first == first else "")
+    def measured(words: str, name: str, show: Callable[[float], str]) -> list[str]:
+        """The figure with the largest load, then in parentheses with the smallest; nothing if it is unknown."""
+        least, most = getattr(first, name), getattr(last, name)
+        beside = f" ({first.load}: {show(least)})" if first is not last and least == least else ""
+        return [words.format(show(most) + beside)] if most == most else []
 
-    arm = good[-1]
-    line = f"{'With' if arm.load_arrivals == CLOSED else 'At'} {arm.load} the server "
-    if arm.tokens_tps == arm.tokens_tps:
-        line += f"generates {measured('tokens_tps', lambda rate: f'{digits(rate)} tokens/s')}"
-    else:
-        line += f"answers {measured('requests_ps', lambda rate: f'{digits(rate)} requests/s')}"
-    line += f"; the median request takes {measured('e2e_median_s', seconds)}" if arm.e2e_n else ""
-    line += f" and waits {measured('ttft_median_s', seconds)} for its first token" if arm.ttft_n else ""
-    return f"{line}."
+    rates = measured("the server generates {}", "tokens_tps", lambda rate: f"{digits(rate)} tokens/s")
+    rates = rates or measured("the server answers {}", "requests_ps", lambda rate: f"{digits(rate)} requests/s")
+    times = measured("takes {}", "e2e_median_s", seconds)
+    times += measured("waits {} for its first token", "ttft_median_s", seconds)
+    parts = [*rates, *([f"the median request {' and '.join(times)}"] if times else [])]
+    return f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} {'; '.join(parts)}."
 
 
 def _columns(arms: Arms) -> Columns:
@@ -517,13 +460,8 @@ def _columns(arms: Arms) -> Columns:
         return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
 
     def requests(arm: SimpleNamespace) -> str:
-        lines = ["median"]
-        for name in ("p95", "p99"):
-            counts = [
-                getattr(arm, f"{of}_{name}_beyond") or 0 for of in ("ttft", "tpot", "e2e") if getattr(arm, f"{of}_n")
-            ]
-            lines += [f"{name[1:]} % ({', '.join(map(str, dict.fromkeys(counts)))})"] if any(counts) else []
-        return "\n".join(lines)
+        beyond = {95: arm.ttft_p95_beyond or arm.e2e_p95_beyond, 99: arm.ttft_p99_beyond or arm.e2e_p99_beyond}
+        return "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)])
 
     def load(arm: SimpleNamespace) -> str:
         marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
@@ -542,7 +480,7 @@ def _columns(arms: Arms) -> Columns:
         (f"TPOT\nms{bound}", partial(latency, "tpot", 1e3)),
         ("E2E\ns", partial(latency, "e2e", 1)),
         ("total\ntokens/s", partial(rate, "tokens_tps")),
-        *(limits if any(arm.load_slo for arm in arms) else [("requests\nper s", partial(rate, "requests_ps"))]),
+        *(limits if arms[0].load_slo else [("requests\nper s", partial(rate, "requests_ps"))]),
         ("per user\ntokens/s", lambda arm: digits(arm.user_tps)),
         ("longest\nstall s", lambda arm: digits(arm.stall_s)),
     ]
@@ -551,21 +489,18 @@ def _columns(arms: Arms) -> Columns:
 def _findings(arms: Arms, n_slots: int | None) -> list[str]:
     """How the server spent its time under each load, what limited it, and what made requests wait."""
     words, busy = [], [arm for arm in arms if arm.share_idle < 1]
-    if split := [arm for arm in busy if arm.share_prefill == arm.share_prefill]:
-        shares = [[100 * share for share in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in split]
-        parts = [f"{arm.load}: {a:.0f} / {b:.0f} / {c:.0f} %" for arm, (a, b, c) in zip(split, shares, strict=True)]
-        most = min(split, key=lambda arm: arm.share_idle)
-        phase = "prefill" if most.share_prefill > most.share_decode else "decode"
-        words += [
-            f"Share of the time in prefill / decode / idle, from the server's prompt times: {'; '.join(parts)}. With "
-            f"{most.load}, {phase} takes most of the time."
-        ]
-    if rest := [f"{100 * arm.share_idle:.0f} % with {arm.load}" for arm in busy if arm not in split]:
-        words += [f"Idle: {join_and(rest)}. Prefill and decode cannot be told apart without the server's prompt times."]
-    waits = [f"{n - n_slots} of {arm.load}" for arm in arms if n_slots and (n := arm.load_concurrency or 0) > n_slots]
-    words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
-    if uncounted := [arm.load for arm in arms if arm.n_ok and arm.tokens_tps != arm.tokens_tps]:
-        words += [f"The server does not count tokens, so tokens/s is unknown: {join_and(uncounted)}."]
+    shares = [[100 * one for one in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in busy]
+    if shares:
+        prefill, decode, _ = min(shares, key=lambda of: of[2])
+        parts = [" / ".join(f"{one:.0f}" if one == one else "?" for one in of) for of in shares]
+        named = "; ".join(f"{arm.load}: {part} %" for arm, part in zip(busy, parts, strict=True))
+        most = f"The busiest server spends most of its time in {'prefill' if prefill > decode else 'decode'}."
+        unknown = "Only a server that reports prompt times shows which part of the rest is prefill."
+        words.append(f"Share of the time in prefill / decode / idle: {named}. {most if decode == decode else unknown}")
+    full = [arm for arm in arms if n_slots and (arm.load_concurrency or 0) > n_slots]
+    if n_slots and full:
+        waits = ", ".join(f"{arm.load_concurrency - n_slots} of {arm.load}" for arm in full)
+        words.append(f"The server has {plural(n_slots, 'slot')}, so users wait: {waits}.")
     return words
 
 
@@ -574,22 +509,18 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
     words = []
     for number, arm in enumerate(arms):
         own = rows[(rows.arm == number) & rows.kept]
-        examples = {name: f", for example {error}" for name, error in arm.errors.items()}
-        failed = [f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items()]
+        failed = [
+            f"{n} {name}" + (f", for example {arm.errors[name]}" if name in arm.errors else "")
+            for name, n in arm.failures.items()
+        ]
         missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
         said = [
             (failed, f"{arm.n - arm.n_ok} of {arm.n} requests failed ({'; '.join(failed)})."),
-            (
-                any(map(IS_FULL.search, arm.errors.values())),
-                "the server's context is too short for these requests. Give it a longer one (llama-server: "
-                "--ctx-size), or use fewer tokens or users.",
-            ),
             (
                 arm.n_truncated,
                 f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than "
                 "requested): the server's context was full. They have no E2E and meet no limits.",
             ),
-            (arm.n_failed_outside, f"{arm.n_failed_outside} more failed before or after the window."),
             (not arm.n, "no request was due in the window. Try a longer --duration."),
             (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
             (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
@@ -598,17 +529,32 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
             (
                 arm.is_overloaded,
                 f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
-                f"{arm.in_flight_end:.0f} when it ended ({arm.waiting_end:.0f} waited for a first token). A longer "
-                "window would show longer waits.",
+                f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.",
             ),
             (
                 arm.late_most_s > LATE_S,
                 f"the client was busy and sent requests {seconds(arm.late_median_s)} late (median; at most "
                 f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time.",
             ),
+            (arm.n_ok and arm.tokens_tps != arm.tokens_tps, "tokens/s is unknown, because nobody counted all tokens."),
         ]
         words += [f"{arm.load}: {line}" for holds, line in said if holds]
     return words
+
+
+OF_LATENCY = "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed."
+OF_TIMELINE = (
+    "The requests of the first round: waiting for the first token, then receiving the answer. The steady window is "
+    "shaded."
+)
+
+WIDE = 12
+"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
+
+MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
+"""Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
+
+SPREAD = 0.16  # horizontal spread of an arm's points to each side, as a share of the distance to the next arm
 
 
 def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
@@ -629,60 +575,39 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     return figure
 
 
-def _pictures(arms: Arms, rows: pd.DataFrame, below: str, n_slots: int | None) -> list[Picture]:
-    """The pictures with data."""
-    own = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
-    drawn: dict[str, Any] = {"timeline": partial(_plot_timeline, arms, own, f"The timeline of requests\n{below}")}
-    if any(arm.ttft_n for arm in arms):
-        words = f"{below}; {arms[0].load_duration_s:g} s window, {plural(max(arm.n_rounds for arm in arms), 'round')}"
-        drawn = {"load": partial(_plot_latency, arms, own, f"Latency over load\n{words}", n_slots), **drawn}
-    return [Picture(name, CAPTIONS[name], draw, (11, 7 if name == "timeline" else 5)) for name, draw in drawn.items()]
-
-
 def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
     """TTFT and TPOT over the load: a point per request, lines for the median, percentiles, limits and slots."""
     slo, is_closed = Slo(**(arms[0].load_slo or {})), arms[0].load_arrivals == CLOSED
-    bound = any(arm.tpot_is_bound for arm in arms)
-    ttft_label = "TTFT (s)" + ("" if is_closed else " from the intended time")
-    panels = [("ttft", "ttft_s", 1.0, ttft_label, slo.ttft_s)]
-    if any(arm.tpot_n for arm in arms):
-        tpot_label = "TPOT (ms)" + (", at most" if bound else "")
-        panels.append(("tpot", "tpot_most_s" if bound else "tpot_s", 1e3, tpot_label, slo.tpot_s))
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    panels = [("ttft", 1.0, "TTFT (s)" + ("" if is_closed else " from the intended time"), slo.ttft_s)]
+    panels += [("tpot", 1e3, f"TPOT (ms){bound}", slo.tpot_s)] if any(arm.tpot_n for arm in arms) else []
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    levels = [(arm.load_concurrency if is_closed else arm.load_rate) or 0 for arm in arms]
-    for ax, (name, column, factor, label, limit_s) in zip(axes, panels, strict=True):
-        largest = factor * (limit_s or 0)
-        for place, own in enumerate(rows):
-            known = sorted(factor * own[column][own.inside].dropna())
-            largest = max([largest, *known])
-            n = min(len(known), MOST_POINTS)
-            drawn = [known[i * (len(known) - 1) // max(1, n - 1)] for i in range(n)]
-            xs = [place + SPREAD * (2 * (0.618034 * i % 1) - 1) for i in range(n)]
+    lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
+    n_inside = sum(arm.level <= n_slots for arm in arms) if is_closed and n_slots is not None else len(arms)
+    for ax, (name, factor, label, limit_s) in zip(axes, panels, strict=True):
+        known = [sorted(factor * own[f"{name}_s"][own.inside].dropna()) for own in rows]
+        for place, values in enumerate(known):
+            drawn = values[:: math.ceil(len(values) / MOST_POINTS) or 1]
+            xs = [place + SPREAD * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
             style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "alpha": 0.5, "mew": 0, "color": COLOURS[5]}
             ax.plot(xs, drawn, label="requests" if place == 0 else None, **style)
-        lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
-        for number, (line, which) in enumerate(lines.items()):
-            values = [factor * getattr(arm, f"{name}_{which}_s") for arm in arms]
-            if points := [(place, y) for place, y in enumerate(values) if y == y]:
-                style = {"color": COLOURS[(0, 1, 3)[number]], "marker": MARKERS[number]}
-                ax.plot(*zip(*points, strict=True), lw=1.8, ms=5, label=line, **style)
+        for (line, which), colour, marker in zip(lines.items(), COLOURS[:2] + COLOURS[3:4], MARKERS, strict=False):
+            ys = [factor * getattr(arm, f"{name}_{which}_s") for arm in arms]
+            if any(y == y for y in ys):
+                ax.plot(ys, lw=1.8, ms=5, label=line, color=colour, marker=marker)
+        largest = max([factor * (limit_s or 0), *(values[-1] for values in known if values)])
         medians = [y for arm in arms if (y := factor * getattr(arm, f"{name}_median_s")) > 0]
         if medians and largest > WIDE * min(medians):
             ax.set_yscale("log")
         else:
             ax.set_ylim(0, 1.08 * largest or 1)
         if limit_s is not None:
-            ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
-        ax.set_ylabel(label)
-        ax.set_xticks(range(len(arms)), [f"{level:,g}" for level in levels])
-        ax.set_xlim(-0.5, len(arms) - 0.5)
-        ax.set_xlabel("users" if is_closed else "requests per second")
-        n_inside = sum(level <= n_slots for level in levels) if is_closed and n_slots is not None else len(arms)
+            ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
+        ax.set_xticks(range(len(arms)), [f"{arm.level:,g}" for arm in arms])
+        ax.set(ylabel=label, xlabel="users" if is_closed else "requests per second", xlim=(-0.5, len(arms) - 0.5))
         if n_inside < len(arms):
             words = f"to the right: more users than the server's {plural(n_slots or 0, 'slot')}"
             ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
-    if slo.label:
-        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
     for place, arm in enumerate(arms):
         if n := arm.n - arm.n_ok:
             at = {"transform": axes[0].get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
@@ -697,57 +622,39 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
     chosen = [round(i * (len(arms) - 1) / max(1, n - 1)) for i in range(n)]
     axes = canvas.grid(figure, n, 1 if n == 1 else 2 if n in (2, 4) else 3, sharex=True)
     firsts = [own[own["round"] == own["round"].min()] for own in (rows[i] for i in chosen)]
-    classes = dict.fromkeys(name for own in firsts for name in own.failure if name)
-    styles = {name: (FAILED[i % len(FAILED)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(classes)}
-    last_s = 1.01 * max([stop_s, *(end_s for own in firsts for end_s in own.end_s if end_s < math.inf)])
     for ax, i, own in zip(axes, chosen, firsts, strict=True):
-        ax.axvspan(begin_s, stop_s, color=GRID, alpha=0.5, lw=0)
+        ax.axvspan(begin_s, stop_s, color=GRID, alpha=0.5, lw=0, label="steady window (measured)")
         step = math.ceil(len(own) / MOST_BARS)
         drawn = own[::step].reset_index()
-        ended = drawn[drawn.end_s < math.inf]
+        ended = drawn[drawn.end_s < INF]
         first_s = ended[["first_s", "end_s"]].min(axis=1)
-        ax.barh(ended.index, first_s - ended.at_s, left=ended.at_s, height=0.9, color=OF_PREFILL, lw=0)
-        ax.barh(ended.index, ended.end_s - first_s, left=first_s, height=0.9, color=OF_DECODE, lw=0)
-        for name, (colour, marker) in styles.items():
-            failed = drawn[drawn.failure == name]
-            ax.plot(failed.at_s, failed.index, ls="", ms=5, mew=0, color=colour, marker=marker)
+        wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
+        spans = (ended.at_s, first_s, OF_PREFILL, wait), (first_s, ended.end_s, OF_DECODE, "receiving the answer")
+        for from_s, to_s, colour, label in spans:
+            ax.barh(ended.index, to_s - from_s, left=from_s, height=0.9, color=colour, lw=0, label=label)
+        if len(failed := drawn[~drawn.ok]):
+            ax.plot(failed.at_s, failed.index, "X", ms=5, mew=0, color=COLOURS[6], label="failed")
         of_step = f", 1 of {step} drawn" if step > 1 else ""
         ax.set_title(f"{arms[i].load}: {plural(len(own), 'request')}{of_step}", fontsize=10)
-        ax.set_xlim(0, last_s)
-        ax.set_ylim(max(len(drawn), FEWEST_BARS) - 0.5, -0.5)
-        ax.set_yticks([])
+        ax.set(xlim=(0, None), ylim=(max(len(drawn), FEWEST_BARS) - 0.5, -0.5), yticks=[])
     canvas.name_axes(axes, "since the start (s)", "requests, in order")
-    wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
-    for label, colour in ((wait, OF_PREFILL), ("receiving the answer", OF_DECODE), ("steady window (measured)", GRID)):
-        axes[0].fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
-    for name, (colour, marker) in styles.items():
-        axes[0].plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
     canvas.finish(axes, title, is_apart=True)
 
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Loads on servers, a part for each session."""
-    first, n_servers = records[0], len({(one.endpoint.url, one.model) for one in records})
-    question = f"How much load can {first.model} handle through {first.endpoint.server or 'its server'}?"
-    parts = sections(records)
-    return [
-        Section(
-            "Under load",
-            name="loads",
-            question="How much load can these servers handle?" if n_servers > 1 else question,
-            sentences=[part.answer for part in parts],
-            parts=parts,
-        )
-    ]
+    parts, server = sections(records), records[0].endpoint.server or "its server"
+    question = f"How much load can {records[0].model} handle through {server}?"
+    sentences = [part.answer for part in parts]
+    return [Section("Under load", name="loads", question=question, sentences=sentences, parts=parts)]
 
 
 def again(records: Sequence[RequestRecord]) -> str | None:
     """The command of loads; None if the lengths are not those of an option."""
     known = [one.request.asked.load for one in records if one.request.asked.load]
-    first, slo = known[0], known[0].slo
+    first, limits = known[0], dataclasses.asdict(known[0].slo or Slo())
     if (lengths := re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)) is None:
         return None
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s} if slo else {}
     given = {
         "concurrency": sorted({load.concurrency for load in known if load.concurrency is not None}),
         "rate": sorted({load.rate for load in known if load.rate is not None}),
@@ -756,7 +663,7 @@ def again(records: Sequence[RequestRecord]) -> str | None:
         "warmup": f"{first.warmup_s:g}",
         "duration": f"{first.duration_s:g}",
         "rounds": 1 + max(load.round for load in known),
-        "slo": [f"{name}={limit:g}s" for name, limit in limits.items() if limit is not None],
+        "slo": [f"{name.removesuffix('_s')}={limit:g}s" for name, limit in limits.items() if limit is not None],
         "seed": first.seed,
     }
     return as_options.line("load", server_options(records[0]) | given)
