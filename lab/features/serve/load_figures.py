@@ -78,7 +78,7 @@ def row(request: Request) -> dict[str, Any]:
         "tpot_s": s(one.tpot_bounds_ns and one.tpot_bounds_ns[1]),  # at most
         "e2e_s": NAN if one.is_truncated else s(one.e2e_due_ns),  # the whole answer would take longer
         "stall_s": s(one.longest_stall_ns),
-        "prompt_s": or_nan(one.timings and one.timings.prompt_ms, 1e-3) if one.ttft_ns is not None else NAN,
+        "prompt_s": or_nan(one.timings.prompt_ms, 1e-3) if one.timings and one.ttft_ns is not None else NAN,
     }
     return {
         "load": load,
