@@ -72,7 +72,13 @@ UNCOUNTED = dataclasses.replace(planted(2).events, n_tokens=None)
 
 
 def failed(at_s: float, load: Load = LOAD, failure: str = TIMEOUT, failed_ns: int = 0, **changes: Any) -> Request:
-    own: dict[str, Any] = {"failure": failure, "failed_ns": failed_ns, "events": Events(), "usage": None, "ended_ns": None}
+    own: dict[str, Any] = {
+        "failure": failure,
+        "failed_ns": failed_ns,
+        "events": Events(),
+        "usage": None,
+        "ended_ns": None,
+    }
     return planted(at_s, load, status=FAILED, **own, **changes)
 
 
