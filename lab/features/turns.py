@@ -2,15 +2,13 @@
 
 The prompt of a turn is the system prompt, all earlier messages and answers, and a new message. A cache serves it up to
 the first token that differs. A conversation is a script: cut the cache there, prefill the rest, decode the answer.
-Answers are given tokens (what the model chooses is recorded), so every case reads the same text. The last token of an
-answer is chosen but not computed; the next turn's prefill computes it. `slot` is a cache in memory while a second
-conversation takes turns with the first in a sequence of its own. Beside a cache, `none` is measured at two turns; a law
-in n and n^2 gives the others. A conversation with breaks is also measured without them: the perfect cache.
+Answers are given tokens, so every case reads the same text. Their last token is computed by the next turn's prefill.
+Besides a cache, `none` is measured at two turns, and a law in n and n^2 gives the others. A conversation with breaks is
+also measured without them: the perfect cache.
 
-A server (`--url`) answers in its own words, and reports how many tokens its cache served. Then the prompts of two turns
-are sent again with other first words, so that nothing is cached. With the first turn they give the law of the TTFT of n
-tokens after c cached ones, T = f + a (n - c) + b (n^2 - c^2), whose last term is attention. It gives the times without
-a cache and with a perfect one and, if the server reports no cached tokens, c from the TTFT (`is_known` is false then).
+A server (`--url`) answers in its own words. Two turns are sent again with other first words, so that nothing is cached.
+With the first turn they give the TTFT of n tokens after c cached ones, T = f + a (n - c) + b (n^2 - c^2): the times
+without a cache and with a perfect one and, if the server reports no cached tokens, c (`is_known` is false then).
 """
 
 from __future__ import annotations
@@ -59,16 +57,14 @@ T = TypeVar("T")
 
 MEMORY, SLOT, DISK, NONE = KEEPS
 SERVER, SECOND = "server", "second"
-PLACES = {
+PLACES = {  # where the cache is: the words of a sentence, and the title of a picture
     MEMORY: ("", "cache in memory"),
     SLOT: (" with a second conversation in its own slot", "a slot for each conversation"),
     DISK: (" with the cache on disk", "cache on disk"),
     NONE: (" without a cache", "no cache"),
     SERVER: (" through the server", "the server's cache"),
 }
-"""For each place of the cache the words of a sentence, and the title of a picture."""
-
-BREAKS = {
+BREAKS = {  # what breaks a cache, and what would not
     "system": "A system prompt that does not change",
     "tools": "Tools listed in the same order",
     "truncate": "An old message that is not shortened",
@@ -76,26 +72,24 @@ BREAKS = {
     "shift": "A context that does not fill up",
     "thinking": "Thinking that stays in earlier answers",
 }
-"""What breaks a cache, and what would not."""
-
 ROLES = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 MOST_TURNS, MOST_BYTES = 200, 16 << 20  # bytes: of a file to replay
 CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
 
 
-def parse_breaks(text: str, n_turns: int) -> tuple[tuple[str, ...], ...]:
+def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
     """The breaks of each turn, from `system@6,truncate@9,thinking@2+` (`+`: in every turn from there on)."""
     of_turns: list[list[str]] = [[] for _ in range(n_turns)]
     for part in filter(None, map(str.strip, text.split(","))):
-        match = re.fullmatch(r"([a-z]{1,20})@(\d{1,6})(\+?)", part)
+        match = re.fullmatch(rf"({'|'.join(BREAKS)})@(\d{{1,6}})(\+?)", part)
         at = int(match[2]) if match else 0
-        if not match or match[1] not in BREAKS or not 2 <= at <= n_turns:
+        if not match or not 2 <= at <= n_turns:
             hint = f"Write system@6 or thinking@2+. Turns: 2 to {n_turns}. Events: {', '.join(BREAKS)}."
             raise LabError(f"--break {part[:40]!r} is not an event at a turn that can find a cache.", hint)
         for own in of_turns[at - 1 : n_turns if match[3] else at]:
             own.append(match[1])
-    return tuple(map(tuple, of_turns))
+    return of_turns
 
 
 def of_text(breaks: str) -> str:
@@ -111,9 +105,9 @@ def turns_of(
     The cache has the turn before: its prompt, and its answer without the last token. An answer that is sent to it takes
     the place of the planned one. Tokens may also be words.
     """
-    n_turns, n_parts = len(lever.messages), sum(lever.messages) + sum(lever.answers)
-    source = text(lever.system + n_parts + 2 * n_turns)
-    tokens, spare = iter(source), iter(source[lever.system + n_parts :])
+    n_all = lever.system + sum(lever.messages) + sum(lever.answers)
+    source = text(n_all + 2 * len(lever.messages))
+    tokens, spare = iter(source), iter(source[n_all:])
 
     def take(n: int) -> list[T]:
         return list(itertools.islice(tokens, n))
@@ -123,7 +117,7 @@ def turns_of(
         return min(len(one), len(other)) if at is None else at
 
     system, said, cached = take(lever.system), list[list[T]](), list[T]()  # said: message, answer, message, ...
-    for number, kinds in enumerate(parse_breaks(lever.breaks, n_turns)):
+    for number, kinds in enumerate(parse_breaks(lever.breaks, len(lever.messages))):
         n_kept = len(cached)
         for kind in kinds:
             if kind == "system" and system:
@@ -206,10 +200,10 @@ def read_messages(path: Path) -> list[str]:
     for number, line in enumerate(filter(bytes.strip, data.splitlines()), 1):
         try:
             fields = json.loads(line)
-            parts, role = fields.get("content") or "", ROLES[fields["role"]]
-            if isinstance(parts, list):
-                parts = "\n".join(part["text"] for part in parts if part.get("type") == "text")
-            text = printable(parts, kept="\n\t")
+            text, role = fields.get("content") or "", ROLES[fields["role"]]
+            if isinstance(text, list):
+                text = "\n".join(part["text"] for part in text if part.get("type") == "text")
+            text = printable(text, kept="\n\t")
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
             raise LabError(f"{path.name}, message {number}, is not a message.", hint) from None
         if (role == "assistant") == (len(said) % 2 == 1) or (role == "system" and len(said) == 1):
@@ -339,35 +333,32 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """
     import pandas as pd
 
-    known, made = dict[Turns, pd.DataFrame](), list[pd.DataFrame]()
+    known, made, texts = dict[Turns, pd.DataFrame](), list[pd.DataFrame](), dict[Turns, int]()
     for lever, own in grouped(records, lambda one: one.run.turns).items():
         t = pd.concat([figures(one.run.steps.frame(), lever) for one in own]).groupby(level=0).median()
         if t.empty:
             continue
-        sizes = next((one.run.state_bytes for one in own if one.run.state_bytes), ())
+        sizes, settings = next((one.run.state_bytes for one in own if one.run.state_bytes), ()), own[0].settings
         t["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
-        slot = dataclasses.replace(own[0].settings, n_seq_max=1, n_ctx=own[0].settings.n_ctx // 2)
+        slot = dataclasses.replace(settings, n_seq_max=1, n_ctx=settings.n_ctx // 2)
         t["slot_bytes"] = memory.of_context(own[0].model, slot).kv_cache_bytes if lever.keep == SLOT else math.nan
-        t["breaks"] = [", ".join(parse_breaks(lever.breaks, len(lever.messages))[turn - 1]) for turn in t.index]
-        known[lever] = t
-    conversations = grouped(known, lambda lever: dataclasses.replace(lever, breaks="", keep=MEMORY, only=()))
-    texts = dict[Turns, int]()
-    for like, levers in conversations.items():
-        cached = [lever for lever in levers if lever.keep != NONE]
-        are_broken = {lever.keep for lever in cached if lever.breaks}
-        shown = [lever for lever in cached if lever.breaks or lever.keep not in are_broken] or levers
-        for lever in sorted(shown, key=lambda lever: KEEPS.index(lever.keep)):
-            t, text = known[lever].assign(keep=lever.keep, is_known=True), of_text(lever.breaks)
+        kinds = parse_breaks(lever.breaks, len(lever.messages))
+        known[lever] = t.assign(breaks=[", ".join(kinds[turn - 1]) for turn in t.index], is_known=True, keep=lever.keep)
+    for like, levers in grouped(known, lambda one: dataclasses.replace(one, breaks="", keep=MEMORY, only=())).items():
+        cases = {(one.keep, of_text(one.breaks) if one.keep == NONE else one.breaks): known[one] for one in levers}
+        broken = {keep for keep, breaks in cases if breaks}
+        cached = [one for one in levers if one.keep != NONE and (one.breaks or one.keep not in broken)]
+        for lever in sorted(cached or levers, key=lambda one: KEEPS.index(one.keep)):
+            t, text = known[lever], of_text(lever.breaks)
             t["conversation"] = texts.setdefault(dataclasses.replace(like, breaks=text), len(texts) + 1)
-            t["cache"] = lever.keep if len({one.keep for one in shown}) > 1 else ""
-            none = next((one for one in levers if (one.keep, of_text(one.breaks)) == (NONE, text)), None)
-            if none:  # measured, or by the law a n + b n^2 of those turns and of the first one
-                n, times_s = ([*t[name].head(1), *known[none][name]] for name in ("n_prompt", "ttft_s"))
+            t["cache"] = lever.keep if len({one.keep for one in cached}) > 1 else ""
+            if (none := cases.get((NONE, text))) is not None:  # measured, or by the law a n + b n^2 of those and turn 1
+                n, times_s = ([*t[name].head(1), *none[name]] for name in ("n_prompt", "ttft_s"))
                 linear, square = stats.fit([n, [one * one for one in n]], times_s)
                 law_s = linear * t.n_prompt + square * t.n_prompt**2
-                t["without_s"] = known[none].ttft_s.reindex(t.index).fillna(law_s) + t.decode_s
-            if perfect := next((one for one in cached if (one.keep, one.breaks) == (lever.keep, "")), None):
-                t["perfect_s"] = known[perfect].turn_s
+                t["without_s"] = none.ttft_s.reindex(t.index).fillna(law_s) + t.decode_s
+            if cached and (perfect := cases.get((lever.keep, ""))) is not None:
+                t["perfect_s"] = perfect.turn_s
             if prediction and not (expected := predicted(prediction, lever)).empty:
                 t["expected_ttft_s"], t["expected_turn_s"] = expected.ttft_s, expected.turn_s
             made.append(t.reset_index())
