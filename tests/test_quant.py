@@ -218,7 +218,7 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
         status, _, err = run_lab("quant", "llama-3.2-1b", "-o", tmp_path)
         assert status != 0 and "Download" in err and f"hf:{repo}:F16 2.5 GB" in err and hub.n_bytes == 0
         with Worker() as worker:
-            made = comparing.plan(worker, ["llama-3.2-1b"], prompt_len=[16], gen=4, threads=1)
+            made = comparing.plan(worker, "llama-3.2-1b", prompt_len=16, gen=4, threads=1)
         close_session()
     assert hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
     assert [name[:3] for name in made.plans] == ["A: ", "B: "] and not made.apart
@@ -256,7 +256,7 @@ def test_what_cannot_be_compared_is_told(
 
 def test_a_model_without_that_vocabulary_is_refused(embedded: Path, mini: Path) -> None:
     with Worker() as worker, pytest.raises(LabError, match="vocabular"):
-        comparing.plan(worker, [str(embedded), str(mini)], prompt_len=[16], gen=4)
+        comparing.plan(worker, str(embedded), str(mini), prompt_len=16, gen=4)
 
 
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
@@ -276,8 +276,8 @@ def test_cache_types_of_the_embedded_model(
     with Worker() as worker, monkeypatch.context() as patch:
         if apart:
             patch.setattr(machine, "memory_available", lambda: 300_000_000)
-        asked: dict[str, Any] = {"text": str(text), "prompt_len": [16], "gen": 4, "threads": 1, "blocks": 1}
-        made = comparing.plan(worker, [str(embedded)], "f16,q4_0", **asked)
+        asked: dict[str, Any] = {"text": str(text), "prompt_len": 16, "gen": 4, "threads": 1, "blocks": 1}
+        made = comparing.plan(worker, str(embedded), cache_type="f16,q4_0", **asked)
     assert made.apart == apart
     records = list(comparing.execute(made, path, lambda status: None))
     ((_, found),) = figures.of_sessions(records)

@@ -25,12 +25,13 @@ import click
 
 from lab.cli.help import Command
 from lab.cli.options import ENGINE, OUTPUT, SEED, TOKENS, with_options
-from lab.core.asked_settings import CACHE_TYPES, SettingsKeywords, check_number
+from lab.core.asked_settings import CACHE_TYPES, check_number
 from lab.core.lists import plural
 from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
+from lab.features import experiment
 from lab.features.compare import side_by_side
 from lab.features.quant import figures
 from lab.features.running import Output, collect, introduce
@@ -42,8 +43,8 @@ from lab.runner.cases import Plan, run_without_steps, utc_now
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.session import new_results_file
 
-N_CHUNK, FIRST = 512, 256
-"""Tokens of a chunk, and the first position that is scored: llama-perplexity's defaults."""
+N_CHUNK, FIRST, MOST_CHUNKS = 512, 256, 1000
+"""Tokens of a chunk, the first position that is scored (llama-perplexity's defaults), and chunks cut from a text."""
 
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
 """Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
@@ -60,15 +61,10 @@ KINDS = {
 }
 """The lab's own texts by their kind; no prompt is cut from those in `more/`."""
 
-MOST_CHUNKS = 1000
-"""Chunks that are cut from a text."""
-
 Chunk = tuple[str, list[int]]
 """The kind of text, and the tokens."""
 
 CHILD = "lab.features.quant.child"
-"""The module with the functions of the child."""
-
 N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
 
 
@@ -83,12 +79,10 @@ class QuantPlan:
     blocks: int
     apart: bool = False
 
-    @property
-    def reference(self) -> Plan:
-        return next(iter(self.plans.values()))
 
-
-def quant(
+def plan(
+    worker: Worker,
+    /,
     *files: str,
     cache_type: str | Sequence[str] = (),
     text: str | None = None,
@@ -96,9 +90,8 @@ def quant(
     blocks: int = N_BLOCKS,
     prompt_len: int = 256,
     gen: int = 32,
-    out: str | Path = "results",
-    **settings: Unpack[SettingsKeywords],
-) -> list[Record]:
+    **settings: Unpack[experiment.Keywords],
+) -> QuantPlan:
     """Compare files of one model with the first one, in quality and speed. Returns the records.
 
         records = lab.quant("model-F16.gguf", "model-Q8_0.gguf", "model-Q4_K_M.gguf")
@@ -107,27 +100,8 @@ def quant(
     Without files: the embedded model, requantized. With `cache_type`: one file with these types of its cache. LabError
     for files that are not of one model, and for a text that is too short.
     """
-    with Worker() as worker:
-        asked: dict[str, Any] = {"text": text, "budget": budget, "blocks": blocks}
-        made = plan(worker, files, cache_type, **asked, prompt_len=[prompt_len], gen=gen, **settings)
-    path = new_results_file(made.reference, Path(out))
-    with progress.in_notebook() as watch:
-        return list(execute(made, path, watch))
-
-
-def plan(
-    worker: Worker,
-    files: Sequence[str],
-    cache_type: str | Sequence[str] = (),
-    *,
-    text: str | None = None,
-    budget: str | float = BUDGET,
-    blocks: int = N_BLOCKS,
-    **asked: Any,
-) -> QuantPlan:
-    """What `quant` will measure. LabError for what cannot be compared."""
-    types = [one.strip() for one in (cache_type.split(",") if isinstance(cache_type, str) else cache_type)]
-    types = list(filter(None, types))
+    given = [one.strip() for one in (cache_type.split(",") if isinstance(cache_type, str) else cache_type)]
+    types = [one for one in given if one]
     if unknown := [one for one in types if one not in CACHE_TYPES]:
         raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
     if types and len(files) > 1:
@@ -136,16 +110,13 @@ def plan(
     first, *more = compared = types or chosen
     if not more:
         example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
-        raise LabError(
-            f"There is nothing to compare {first} with.", f"Name at least two, the reference first: {example}"
-        )
+        hint = f"Name at least two, the reference first: {example}"
+        raise LabError(f"There is nothing to compare {first} with.", hint)
     if len(set(compared)) < len(compared):
         raise LabError("A file or type is named twice.", "Name each once.")
     check_number("blocks", blocks, 1000)
-    budget_s = seconds_of(budget)
-    if text is None:
-        texts = {kind: prompts.own_text(names) for kind, names in KINDS.items()}
-    else:
+    budget_s, texts = seconds_of(budget), {kind: prompts.own_text(names) for kind, names in KINDS.items()}
+    if text is not None:
         try:
             source = prompts.source(text)
         except LabError as problem:
@@ -154,6 +125,7 @@ def plan(
         if source.text is None:
             raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
         texts = {source.name: source.text}
+    asked = {"prompt_len": [prompt_len], "gen": gen, **experiment.for_plan(settings)}
     variants: list[dict[str, Any]] = [{"model": one} for one in chosen]
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
@@ -166,6 +138,18 @@ def plan(
             raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
     plans = {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()}
     return QuantPlan(plans, texts, text or "", budget_s, blocks, bool(side_by_side.too_large(plans)))
+
+
+def carry_out(make: Callable[[Worker], QuantPlan], out: str | Path, watch: ShowStatus | None) -> list[Record]:
+    """Plan and measure."""
+    with Worker() as worker:
+        made = make(worker)
+    path = new_results_file(next(iter(made.plans.values())), Path(out))
+    with contextlib.nullcontext(watch) if watch else progress.in_notebook() as look:
+        return list(execute(made, path, look))
+
+
+quant = experiment.public("quant", plan, carry_out=carry_out)
 
 
 def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
@@ -204,8 +188,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
 
     def is_over(i: int, group: Sequence[str], share: float) -> bool:
         """Whether this share of the budget is spent, or the divergences of the group are known well enough."""
-        keys = [key for key in group if key != name] if i >= MIN_CHUNKS else []
-        means = [figures.mean(found[key], figures.divergence) for key in keys]
+        means = [figures.mean(found[key], figures.divergence) for key in group if key != name and i >= MIN_CHUNKS]
         is_narrow = means and all(high - mean <= UNTIL * abs(mean) for mean, _, high in means)
         return i >= 2 and bool(is_narrow or time.monotonic() - began > share * made.budget_s)
 
@@ -230,10 +213,8 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                         bos = worker.load(made.plans[key].file.path, settings[key]).bos
                         own = chunks(made.texts, worker.tokenize, bos, N_CHUNK)
                         if pieces and own != pieces:
-                            raise LabError(
-                                f"{key} splits the text into other tokens than the reference.",
-                                "Compare files of one model.",
-                            )
+                            what = f"{key} splits the text into other tokens than the reference."
+                            raise LabError(what, "Compare files of one model.")
                         pieces, settings[key] = own, worker.new_context(settings[key])
                     n = min(n, len(pieces))
                     for i, (_, tokens) in enumerate(pieces[:n]):
@@ -286,10 +267,8 @@ def chunks(
             tokens = ids[i * n_chunk : (i + 1) * n_chunk]
             placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
     if len(placed) < 2:
-        raise LabError(
-            f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.",
-            f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %.",
-        )
+        hint = f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %."
+        raise LabError(f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.", hint)
     return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
 
 
@@ -297,16 +276,10 @@ def chunks(
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(
     click.option("--cache-type", default="", help="Compare these cache types of one file: f16,q8_0,q4_0."),
-    click.option(
-        "--text", metavar="TEXT", help="A text file, or some of the lab's own: code,dialogue.  [default: the lab's own]"
-    ),
+    click.option("--text", metavar="TEXT", help="A text file, or the lab's own: code,dialogue.  [default: all]"),
     click.option("--budget", default=BUDGET, show_default=True, help="Time to spend on quality, such as 2min or 1h."),
-    click.option(
-        "--blocks", default=N_BLOCKS, show_default=True, help="Blocks that measure speed; each runs every file twice."
-    ),
-    click.option(
-        "--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of runs for speed."
-    ),
+    click.option("--blocks", default=N_BLOCKS, show_default=True, help="Blocks for speed; each runs every file twice."),
+    click.option("--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of its runs."),
     click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
     click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
     click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
@@ -314,7 +287,7 @@ def chunks(
     SEED,
     *OUTPUT,
 )
-def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str | None, yes: bool, **asked: Any) -> None:
+def command(files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool, **asked: Any) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
     \b
@@ -342,9 +315,9 @@ def command(files: tuple[str, ...], cache_type: str, prompt_len: int, csv: str |
         total = f"{plural(len(sizes), 'file')}, {sum(sizes.values()) / 1e9:.1f} GB"
         click.confirm(f"Download {total}: {listed}?", abort=True, err=True)
     with Worker() as worker, console.transfer(err) as transferring:
-        made = plan(worker, files, cache_type, **asked, prompt_len=[prompt_len], watch=transferring)
+        made = plan(worker, *files, cache_type=cache_type, **asked, watch=transferring)
     introduce(list(made.plans.values()), err, err)
-    path = new_results_file(made.reference, output.folder)
+    path = new_results_file(next(iter(made.plans.values())), output.folder)
 
     def finished(record: Record) -> str:
         if not (quality := record.run.quality):

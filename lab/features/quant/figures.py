@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
+ENDS = ("", "_low", "_high")
 NAN = float("nan")
-NO_RATIO: tuple[tuple[float, float, float], tuple[str, ...]] = (NAN, NAN, NAN), ()
-"""A ratio with its ends, and its doubts."""
+UNCLEAR: tuple[tuple[float, ...], tuple[str, ...]] = (NAN, NAN, NAN), ()
+"""A ratio with its ends, and its doubts, where no speed was measured."""
 
 ABOUT = (
     "Divergence is the mean Kullback-Leibler divergence (in nats) of the next token's distribution from the "
@@ -62,8 +63,11 @@ class Found:
     kinds: pd.DataFrame
     floor: float | None
     equal: list[tuple[str, str]]
-    n_chunks: int
     n_positions: int
+
+    @property
+    def n_chunks(self) -> int:
+        return int(self.rows.n_chunks.iloc[1])
 
 
 def of_sessions(records: Sequence[Record]) -> list[tuple[list[Record], Found]]:
@@ -100,22 +104,25 @@ def found(records: Sequence[Record]) -> Found:
     """The figures of one session."""
     import pandas as pd
 
-    timed = [one for one in records if one.run.is_timed]
     qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
-    first = next(iter(qualities.values()))
+    first, of_variant = next(iter(qualities.values())), _of_variants(records)
     floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
-    variants, of_variant = [first.reference, *qualities], _of_variants(records)
+    variants = [first.reference, *qualities]
     labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
-    ratios, rows, kinds = _ratios(timed), list[dict[str, Any]](), list[dict[str, Any]]()
+    ratios = _ratios([one for one in records if one.run.is_timed])
+    rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
-        quality, record = qualities.get(name), of_variant.get(name)
-        row = {"label": labels[name], "variant": name, "is_reference": quality is None}
-        row |= of_chunks(quality.chunks) if quality else {"perplexity": _perplexity(first.chunks, "reference_nll")}
+        quality, row = (
+            qualities.get(name),
+            {"label": labels[name], "variant": name, "is_reference": name not in qualities},
+        )
+        perplexity = _exp(mean(first.chunks, lambda chunk: chunk.reference_nll)[0])
+        row |= of_chunks(quality.chunks) if quality else {"perplexity": perplexity}
         for phase in PHASES:
-            ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), NO_RATIO)
+            ratio, row[f"{phase}_doubts"] = ratios.get((phase, first.reference, name), UNCLEAR)
             row |= _with_ends(phase, ratio)
         row |= dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token"), NAN)
-        if record:
+        if record := of_variant.get(name):
             model, settings, run = record.model, record.settings, record.run
             row["n_bytes"] = float(model.n_bytes or NAN)
             if run.placement:
@@ -126,28 +133,25 @@ def found(records: Sequence[Record]) -> Found:
         by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
         for kind, own in by_kind.items():
             kinds.append({"label": labels[name], "text": kind, **of_chunks([chunk for _, chunk in own])})
-    table = pd.DataFrame(rows)
+    table, pairs = pd.DataFrame(rows), list(itertools.combinations(qualities, 2))
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
-    pairs = list(itertools.combinations(qualities, 2))
-    apart = {(one, other): _difference(qualities[one], qualities[other], len(pairs)) for one, other in pairs}
+    closer = {(first.reference, name) for name in qualities}  # the first of each pair
+    equal = list[tuple[str, str]]()
+    for one, other in pairs:
+        sign = _difference(qualities[one], qualities[other], len(pairs))
+        if sign:
+            closer.add((one, other) if sign < 0 else (other, one))
+        else:
+            equal.append((labels[one], labels[other]))
 
     def beats(one: str, other: str) -> bool:
         """Whether `one` is better in quality and speed than `other`, both beyond their intervals."""
-        if other == first.reference:
-            return False
-        closer = one == first.reference or apart.get((one, other), 0) < 0 or apart.get((other, one), 0) > 0
-        (_, low, _), doubts = ratios.get(("decode", other, one), NO_RATIO)
-        return closer and low > 1 and shown.DISTURBED not in doubts
+        (_, low, _), doubts = ratios.get(("decode", other, one), UNCLEAR)
+        return (one, other) in closer and low > 1 and shown.DISTURBED not in doubts
 
-    table["on_front"] = [not any(beats(one, name) for one in variants if one != name) for name in variants]
-    return Found(
-        table,
-        pd.DataFrame(kinds),
-        mean([chunk for one in floors for chunk in one.chunks], divergence)[0] if floors else None,
-        [(labels[a], labels[b]) for (a, b), sign in apart.items() if not sign],
-        len(first.chunks),
-        sum(len(one.kl) for one in first.chunks),
-    )
+    table["on_front"] = [not any(beats(one, name) for one in variants) for name in variants]
+    floor = mean([chunk for one in floors for chunk in one.chunks], divergence)[0] if floors else None
+    return Found(table, pd.DataFrame(kinds), floor, equal, sum(len(one.kl) for one in first.chunks))
 
 
 def _of_variants(records: Sequence[Record]) -> dict[str, Record]:
@@ -159,14 +163,14 @@ def _of_variants(records: Sequence[Record]) -> dict[str, Record]:
 
 def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
     """The shortest names that differ: quantizations, cache types, files; else the variants' own."""
-    of = [
-        [f"{one.settings.type_k} cache" for one in records.values()],
-        [one.model.quantization or "" for one in records.values()],
-        [one.model.file.rpartition("/")[2] for one in records.values()],
-    ]
-    for names in of:
-        if len(records) == len(variants) == len(set(names)) and all(names):
-            return dict(zip(records, names, strict=True))
+    names = {
+        variant: (f"{one.settings.type_k} cache", one.model.quantization or "", one.model.file.rpartition("/")[2])
+        for variant, one in records.items()
+    }
+    for i in range(3):
+        labels = {variant: own[i] for variant, own in names.items()}
+        if len(labels) == len(variants) == len(set(labels.values())) and all(labels.values()):
+            return labels
     return {name: name.partition(": ")[2] or name for name in variants}
 
 
@@ -187,12 +191,8 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))  # a larger one would overflow
 
 
-def _perplexity(chunks: Sequence[Divergence], name: str) -> float:
-    return _exp(math.fsum(getattr(chunk, name) for chunk in chunks) / len(chunks))
-
-
 def _with_ends(name: str, values: Sequence[float]) -> dict[str, Any]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+    return {name + end: value for end, value in zip(ENDS, values, strict=True)}
 
 
 def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
@@ -200,7 +200,6 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
     import numpy as np
 
     kl = np.concatenate([chunk.kl for chunk in chunks])
-    most = [NAN if chunk.most is None else chunk.most for chunk in chunks]
     return {
         "n_chunks": len(chunks),
         "kl_99": float(np.quantile(kl, 0.99)),
@@ -208,8 +207,8 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         **_with_ends("kl", mean(chunks, divergence)),
         **_with_ends("same", mean(chunks, lambda chunk: chunk.n_same / len(chunk.kl))),
         **_with_ends("perplexity_ratio", [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))]),
-        "perplexity": _perplexity(chunks, "nll"),
-        "kl_most": math.fsum(most) / len(most),
+        "perplexity": _exp(mean(chunks, lambda chunk: chunk.nll)[0]),
+        "kl_most": float(np.mean([NAN if chunk.most is None else chunk.most for chunk in chunks])),
     }
 
 
@@ -231,22 +230,21 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
         groups = comparison.groups(records)
     except LabError:  # no speed was measured
         return {}
-    made, of_figure = dict[tuple[str, str, str], Any](), {figure: phase for phase, figure in PHASES.items()}
+    made, phase_of = dict[tuple[str, str, str], Any](), {figure: phase for phase, figure in PHASES.items()}
     for base in groups:
-        others = [one for one in groups if one is not base]
-        name = str(base.rows.variant.iloc[0])
+        others, name = [one for one in groups if one is not base], str(base.rows.variant.iloc[0])
         made |= {(phase, name, name): ((1.0, 1.0, 1.0), ()) for phase in PHASES}
         for group, compared in zip(others, comparison.compare_groups([base, *others]), strict=True):
-            for row in (row for row in compared.rows if row.figure in of_figure):
+            for row in (row for row in compared.rows if row.figure in phase_of):
                 ends = (1 / row.ratio.high, 1 / row.ratio.low) if row.ratio else (NAN, NAN)
-                key = of_figure[row.figure], name, str(group.rows.variant.iloc[0])
+                key = phase_of[row.figure], name, str(group.rows.variant.iloc[0])
                 made[key] = (1 / row.estimate, *ends), row.doubts
     return made
 
 
 def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf) -> str:
     """A figure with its interval, between 0 and `most`, in a second line."""
-    value, low, high = (scale * getattr(row, end) for end in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (scale * getattr(row, name + end) for end in ENDS)
     if value != value:
         return UNKNOWN
     first = f"{digits(value)}{unit}"
@@ -275,16 +273,16 @@ def sections(records: Sequence[Record]) -> list[Section]:
     made = []
     for own, one in of_sessions(records):
         rows, kinds, parts = list(one.rows.itertuples()), one.kinds, list[Section]()
+        timed = [record for record in own if record.run.is_timed]
         if kinds.text.nunique() > 1:
-            cells = [
-                f"{_cell(k, 'kl')}\n{percent(k.same)} of {plural(k.n_chunks, 'chunk')}" for k in kinds.itertuples()
-            ]
+            each = kinds.itertuples()
+            cells = [f"{_cell(k, 'kl')}\n{percent(k.same)} of {plural(k.n_chunks, 'chunk')}" for k in each]
             by_text = kinds.assign(cell=cells).pivot(index="label", columns="text", values="cell").fillna("")
             by_text = by_text.loc[[row.label for row in rows[1:]], kinds.text.unique()]
             table = {"headings": ["name", *by_text.columns], "cells": by_text.reset_index().to_numpy().tolist()}
             parts = [Section("", "divergence and same top by kind of text", **table)]
-        timed = [record for record in own if record.run.is_timed]
-        picture = partial(draw, one, text_setup.where(timed or own))
+        floor = [] if one.floor is None else [one.floor]
+        tables = {"quant": one.rows.to_dict("records"), "quant_texts": kinds.to_dict("records"), "quant_floor": floor}
         made.append(
             Section(
                 "Quality and speed",
@@ -297,19 +295,11 @@ def sections(records: Sequence[Record]) -> list[Section]:
                 sentences=sentences(own, one),
                 warnings=text_results.disturbed(timed),
                 parts=parts,
-                pictures=[Picture("quant", CAPTION, picture, (10, 5.2))],
-                data=partial(_document, one),
+                pictures=[Picture("quant", CAPTION, partial(draw, one, text_setup.where(timed or own)), (10, 5.2))],
+                data=partial(dict, tables),
             )
         )
     return made
-
-
-def _document(found: Found) -> dict[str, list[Any]]:
-    """For JSON, without figures that are missing."""
-    tables = {"quant": found.rows, "quant_texts": found.kinds}
-    rows = {name: table.to_dict("records") for name, table in tables.items()}
-    known = {name: [{key: x for key, x in row.items() if x == x} for row in own] for name, own in rows.items()}
-    return {**known, "quant_floor": [] if found.floor is None else [found.floor]}
 
 
 def answer(found: Found) -> str:
@@ -365,22 +355,17 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
 
 
 def known_lines(folder: Path, tried: Sequence[Record]) -> list[str]:
-    """What `lab quant` found in a folder for the files of these records, in sentences: the newest of each comparison.
-
-    It does not depend on the machine.
-    """
+    """What `lab quant` found in a folder for the files of these records in sentences; the newest of each comparison."""
     lines, models = dict[str, str](), [one.model for one in tried]
     for own, one in of_sessions(results.nearby([folder]).traces):
         by_variant = {record.run.variant: record for record, _ in candidates(own)}
         first, *others = one.rows.itertuples()
         for row in others:
             model, type_k = by_variant[row.variant].model, by_variant[row.variant].settings.type_k
-            same = {
-                each.sha256 for each in models if (each.name, each.quantization) == (model.name, model.quantization)
-            }
+            name = f"{model.name} {model.quantization}"
+            same = {each.sha256 for each in models if f"{each.name} {each.quantization}" == name}
             if same and (model.sha256 is None or same & {None, model.sha256}):
-                cache = "" if type_k == "f16" else f" with a {type_k} cache"
-                of = f"Quality of {model.name} {model.quantization}{cache} by lab quant"
+                of = f"Quality of {name}{'' if type_k == 'f16' else f' with a {type_k} cache'} by lab quant"
                 what = f"divergence {digits(row.kl)} from {first.label}, same most likely token at {percent(row.same)}"
                 lines.setdefault(f"{of} {first.label}", f"{of}: {what}.")
     return list(lines.values())
@@ -390,9 +375,9 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
     """Speed against divergence: decode on the left, prefill on the right."""
     rows = [row for row in found.rows.itertuples() if not row.is_reference and row.kl > 0]
     reference, axes = found.rows.label.iloc[0], list(figure.subplots(1, 2, sharey=True))
-    marked: dict[str, list[Any]] = {}
+    marked = list[Any]()
     for ax, phase in zip(axes, PHASES, strict=True):
-        known = [(row, *(getattr(row, end) for end in (phase, f"{phase}_low", f"{phase}_high"))) for row in rows]
+        known = [(row, *(getattr(row, phase + end) for end in ENDS)) for row in rows]
         known = [one for one in known if one[1] == one[1]]
         ax.set_yscale("log")
         ax.set_xlabel(f"{phase}: times as fast as {reference}")
@@ -413,12 +398,12 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
             ax.set_ylim(min(low, found.floor / 3), high)
             ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
         sizes = ["" if row.n_bytes != row.n_bytes else f", {digits(row.n_bytes / 1e6)} MB" for row, *_ in known]
-        marked[phase] = [(x, row.kl, row.label + size) for (row, x, *_), size in zip(known, sizes, strict=True)]
+        marked.append([(x, row.kl, row.label + size) for (row, x, *_), size in zip(known, sizes, strict=True)])
     axes[0].set_ylabel("mean divergence (nats)")
     canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
     crosses = [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth]
-    for ax, (phase, points) in zip(axes, marked.items(), strict=True):
-        canvas.label_points(ax, points, crosses if phase == "decode" else [])
+    for ax, points, avoid in zip(axes, marked, (crosses, []), strict=True):
+        canvas.label_points(ax, points, avoid)
 
 
 def again(records: Sequence[Record]) -> str:
