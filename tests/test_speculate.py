@@ -17,7 +17,6 @@ from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, 
 from lab.errors import LabError
 from lab.features import known, page
 from lab.features.speculate import guesses, speculation
-from lab.features.speculate import rows as speculation_rows
 from lab.features.speculate.child import Lookup
 from lab.features.speculate.guesses import StepTimes
 from lab.models import catalog
@@ -118,7 +117,7 @@ def test_a_block_has_the_curve_and_every_text_with_and_without_guesses(
 def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
     """A token takes 10 ms, a position of a verification 1 ms, choosing 1 ms each, forgetting 5 ms; 2 are right."""
     records = measured(fake_worker, model_file, tmp_path)
-    rows = {(row.text, row.n_draft): row for row in speculation_rows.rows(records)}
+    rows = {(row.text, row.n_draft): row for row in speculation.rows(records)}
     assert list(rows) == [(text, n) for text in ("code", "story") for n in (1, 2, 4)]
     four = rows["code", 4]
     assert (four.length, four.right) == (3.0, 8 / 14)  # the last step guesses 2
@@ -126,7 +125,7 @@ def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path, t
     assert four.tpot_s == pytest.approx((3 * (5 + 10 + 5) + 5 + 6) / 12e3)  # looking up, verifying, forgetting
     assert four.speed_up == pytest.approx(0.011 / four.tpot_s) and four.low is None
     assert rows["code", 2].right == 1.0
-    curve = {row.n_positions: row for row in speculation_rows.curve(records)}
+    curve = {row.n_positions: row for row in speculation.curve(records)}
     assert curve[1].step_s == pytest.approx(0.011) and curve[5].v == pytest.approx(10 / 11)
     assert four.expected == pytest.approx(12 * 11 / (3 * 10 + 6))
     assert four.n_parted == 0 and four.bottleneck is None
@@ -140,7 +139,7 @@ def test_where_the_text_differs_is_said(fake_worker: FakeWorker, model_file: Pat
     records = measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code")
     assert "the tokens match plain decoding" in " ".join(sentences(records))
     other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
-    assert speculation_rows.rows(other)[0].n_parted == 1
+    assert speculation.rows(other)[0].n_parted == 1
     words = "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest"
     assert words in " ".join(sentences(other))
 
@@ -150,7 +149,7 @@ def guessed(record: Record) -> bool:
 
 
 def sentences(records: list[Record]) -> list[str]:
-    return speculation_rows.sentences(speculation_rows.rows(records), records)
+    return speculation.sentences(speculation.rows(records))
 
 
 def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file
     first = measured(fake_worker, model_file, tmp_path, repeat=6, lengths="2", prompt="code")
     steps = {r.run.steps: scaled(r.run.steps, 3) for r in first}
     second = [dataclasses.replace(changed(r, steps=steps[r.run.steps]), session="later") for r in first]
-    (alone,), (both,) = speculation_rows.rows(first), speculation_rows.rows([*first, *second])
+    (alone,), (both,) = speculation.rows(first), speculation.rows([*first, *second])
     assert both.n_runs == 12 and (both.low, both.high) == pytest.approx((alone.low, alone.high))
 
 
@@ -177,9 +176,9 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     kinds = by_n[2].steps.kind
     assert kinds[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)  # it reads the prompt first
     assert "speculate --draft" in str(known.command(records))
-    (row,) = speculation_rows.rows(records)
+    (row,) = speculation.rows(records)
     assert row.draft == "tiny Q4_0"
-    (curve, *_) = speculation_rows.curve(records)
+    (curve, *_) = speculation.curve(records)
     assert curve.c == pytest.approx(2 / 11)  # 1 ms to compute, 1 ms to choose
 
 
@@ -237,7 +236,7 @@ def test_every_step_is_accounted_for(real: list[Record]) -> None:
 
 def test_a_model_that_guesses_for_itself_is_mostly_right(real: list[Record]) -> None:
     assert [record.run.status for record in real] == [OK] * 4
-    (row, *_) = speculation_rows.rows(real)
+    (row, *_) = speculation.rows(real)
     assert row.right is not None and row.right > 0.7  # steps of one and of several tokens round differently
     assert [r.run.draft is not None for r in real if guessed(r)] == [True, True]
 

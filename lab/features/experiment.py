@@ -327,9 +327,10 @@ def plot_series(
     points = [(x, y, any(map(disturbances.disturbances, runs))) for x, y, runs in measured]
     if points:
         canvas.points(ax, *zip(*points, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: measured")
-    for what, line, pairs in (("median", "-", list(medians)), ("predicted", "--", list(expected))):
-        if pairs:
-            ax.plot(*zip(*pairs, strict=True), color=style["color"], ls=line, lw=1.8, label=f"{name}: {what}")
+    for what, line, mark, size, pairs in (("median", "-", "_", 14, medians), ("predicted", "--", "x", 5, expected)):
+        if known := list(pairs):
+            own = {"color": style["color"], "ls": line, "marker": mark, "ms": size, "lw": 1.8}
+            ax.plot(*zip(*known, strict=True), **own, label=f"{name}: {what}")
 
 
 def as_rows(table: pd.DataFrame) -> list[Any]:

@@ -7,7 +7,6 @@ once), `forget` (removes the rejected tokens), and `decode` where nothing was dr
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,13 +87,6 @@ def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
             total += guessed * times.draft[1] + (times.draft[2] - times.draft[1] if is_behind else 0.0)
     n_tokens = sum(right + 1 for _, right in chains)
     return n_tokens * times.target[1] / total if total > 0 else None
-
-
-def expected(runs: Sequence[Run], n_draft: int, is_lookup: bool, times: StepTimes) -> float | None:
-    """The speed-up predicted for drafts of n_draft tokens from these runs, whose drafts are the longest."""
-    gains = [speed_up(in_steps_of(checked(run), n_draft, is_lookup), times) for run in runs]
-    known = [gain for gain in gains if gain]
-    return statistics.median(known) if known else None
 
 
 def textbook_length(acceptance: float, n_draft: int) -> float:

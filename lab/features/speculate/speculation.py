@@ -16,46 +16,43 @@ Leviathan et al. (2023) assume v = 1.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.cli.options import TOKENS
-from lab.core import script, stats
-from lab.core.lists import grouped
+from lab.core import phases, script, stats
+from lab.core.lists import grouped, plural
 from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
-from lab.features.experiment import (
-    Experiment,
-    Keywords,
-    Option,
-    Table,
-    cell,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    public,
-)
-from lab.features.speculate import rows as speculation_rows
+from lab.features import experiment
+from lab.features.experiment import Option, cell
+from lab.features.predict.learning import StepPrediction
+from lab.features.speculate import guesses
+from lab.features.speculate.guesses import Chain, StepTimes
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Case, Draft, Plan, Text
 from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
-from lab.show import canvas, disturbances
+from lab.show import canvas
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
-N_TIMES = 5
-"""Measurements of each step of the curve in a run."""
+N_TIMES, N_IN_A_ROW = 5, 4
+"""Measurements of each step of the curve in a run, and steps of one in each: directly after a large step it is slow."""
 
-N_IN_A_ROW = 4
+CASE = ["text", "n_prompt", "n_gen", "draft", "n_draft"]
+BLOCK = ["session", "repeat", "engine"]  # compared runs had the same process
+MOST_PANELS = 8
 
 
 def plan(
@@ -67,7 +64,7 @@ def plan(
     gen: int = 128,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    **settings: Unpack[Keywords],
+    **settings: Unpack[experiment.Keywords],
 ) -> Plan:
     """Generate with and without drafted tokens, in blocks; returns a record per run.
 
@@ -78,9 +75,8 @@ def plan(
     (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
     model with random weights only the times of steps are measured. LabError for impossible values.
     """
-    given = for_plan(settings)
+    given, is_random = experiment.for_plan(settings), catalog.parse(model).source == catalog.SYNTHETIC
     prompt: str | None = given.pop("prompt", None)
-    is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and (draft is not None or prompt not in (None, prompts.RANDOM)):
         what = f"{model} has random weights, so the acceptance of drafts says nothing."
         raise LabError(what, "Leave --draft and --prompt out: then only steps are timed.")
@@ -95,7 +91,7 @@ def plan(
         texts = [prompt]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **given)
-    lengths = numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
+    lengths = experiment.numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
     longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
         raise LabError(
@@ -103,22 +99,19 @@ def plan(
             f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
         )
     if longest > gen - 2:
-        raise LabError(
-            f"--gen {gen:,} is too short for drafts of {longest:,} tokens.",
-            f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
-        )
-    need_every_position(made.model)
+        what = f"--gen {gen:,} is too short for drafts of {longest:,} tokens."
+        raise LabError(what, f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.")
+    experiment.need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
         file = obtain.obtain(catalog.parse(str(draft)), worker, given.get("watch", obtain.silently))
         drafting = read_header(worker, file)
-        need_every_position(drafting)
-        label = f"{drafting.name} {drafting.quantization or ''}".strip()
+        experiment.need_every_position(drafting)
+        label, own = (f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model))
         differ = worker.vocabularies_differ(made.file.path, file.path)
         if differ or file.source == catalog.SYNTHETIC:
-            model_label = f"{made.model.name} {made.model.quantization or ''}".strip()
             raise LabError(
-                f"The vocabularies of {label} and {model_label} differ: {differ or 'the draft has random weights'}.",
+                f"The vocabularies of {label} and {own} differ: {differ or 'the draft has random weights'}.",
                 "Use a smaller model of the same family, or a smaller quantization.",
             )
         made = dataclasses.replace(made, draft=Draft(file, drafting))
@@ -135,33 +128,25 @@ def plan(
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: a prompt, then plain decoding, drafts, or (without a text) the steps of the curve."""
+    """The script: a prompt, then plain decoding, or drafts, or (without a text) the steps of the curve.
+
+    These have 1 to n_draft + 1 positions in the middle of the answers, or 1 and 2 on the draft model, all forgotten.
+    """
     lever = case.lever
     assert isinstance(lever, Speculation)
-    is_of_draft = lever.draft not in (None, LOOKUP)
+    is_of_draft, n_past = lever.draft not in (None, LOOKUP), case.n_prompt
     if lever.text is None:
-        return _curve(case, lever.n_draft, is_of_draft, text, settings)
-    prompt = text(0, case.n_prompt)
-    operations = script.prefill(0, prompt, settings.n_ubatch)
-    if not lever.n_draft:
+        n_past += case.n_gen // 2
+    ids = text(0, n_past + (0 if lever.text else max(lever.n_draft + 1, N_IN_A_ROW)))
+    operations = script.read_by_draft(ids[:n_past], settings.n_ubatch) if is_of_draft else []
+    operations += script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=lever.text is not None)
+    if lever.text and lever.n_draft:
+        by = "lab.features.speculate.child"
+        guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by)
+        return [*operations, guess]
+    if lever.text:
         return [*operations, *script.decode([0], case.n_gen - 1)]
-    by = "lab.features.speculate.child"
-    guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by)
-    return [*(script.read_by_draft(prompt, settings.n_ubatch) if is_of_draft else []), *operations, guess]
-
-
-def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Settings) -> list[Operation]:
-    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 on the draft.
-
-    A step of one is repeated N_IN_A_ROW times, as in an answer: directly after a large step it takes longer.
-    """
-    n_past = case.n_prompt + case.n_gen // 2
-    ids = text(0, n_past + max(n_most + 1, N_IN_A_ROW))
-    operations = script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=False)
-    wanted = [(n, False) for n in range(1, n_most + 2)]
-    if is_of_draft:
-        operations = [*script.read_by_draft(ids[:n_past], settings.n_ubatch), *operations]
-        wanted += [(1, True), (2, True)]
+    wanted = [*((n, False) for n in range(1, lever.n_draft + 2)), *([(1, True), (2, True)] if is_of_draft else [])]
     chance = random.Random(f"{settings.seed} {ids[-1]}")
     for n, on_draft in [step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))]:
         kind = DRAFT if on_draft else VERIFY if n > 1 else DECODE
@@ -172,41 +157,187 @@ def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Set
     return operations
 
 
-def _again(runs: Sequence[Run]) -> dict[str, object]:
-    levers = [run.speculation for run in runs if run.speculation]
-    return {
-        "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
-        "draft_len": listed(lever.n_draft or None for lever in levers),
-        "prompt_len": listed(run.n_prompt for run in runs),
-        "gen": runs[0].n_gen,
-    }
+def of_runs(records: Sequence[Record]) -> pd.DataFrame:
+    """A row per run with drafts: CASE, BLOCK, `record`, `tpot_s`, and those of plain decoding in the same block.
+
+    `parted_at` is the first token that differs from plain decoding.
+    """
+    import pandas as pd
+
+    rows = []
+    for one in records:
+        run, lever, tpot_ms = one.run, one.run.speculation, phases.figures(one.run).get("tpot_ms")
+        if lever and lever.text is not None and tpot_ms:
+            case = lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft
+            rows.append((*case, one.session, run.repeat, run.engine, one, tpot_ms / 1e3))
+    t = pd.DataFrame(rows, columns=[*CASE, *BLOCK, "record", "tpot_s"])
+    pairs = [*CASE[:3], *BLOCK]
+    plain = t[t.n_draft == 0].drop_duplicates(pairs, keep="last").drop(columns=CASE[3:])
+    t = t[t.n_draft > 0].merge(plain.rename(columns={"record": "plain", "tpot_s": "plain_s"}), "left", pairs)
+    both = [
+        [one.run.token_ids if isinstance(one, Record) else () for one in pair]
+        for pair in zip(t.record, t.plain, strict=True)
+    ]
+    return t.assign(parted_at=[experiment.first_difference(*ids) for ids in both])
 
 
-MOST_PANELS = 8
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """A row for each text and draft length of one setup: medians over blocks of the successful timed runs.
+
+    `right` is the share of drafted tokens that were accepted, `length` the tokens per step with a draft. `speed_up` is
+    the time of plain decoding over that with drafts, block by block (`n_pairs`), with its 95 % interval (None for fewer
+    than 6 blocks). `expected` is the speed-up predicted from the curve and from the runs with the longest draft.
+    `bottleneck` is known where the speed-up is below 1. `n_parted` runs chose another token than plain decoding, the
+    first of them at `parted_at`.
+    """
+    import pandas as pd
+
+    made = []
+    for case, alike in of_runs(records).groupby(CASE[:4]):
+        times = guesses.step_times([record.run for record in records if _curve_of(record.run) == case[1:]])
+        longest = [guesses.checked(record.run) for record in alike.record[alike.n_draft == alike.n_draft.max()]]
+        for n_draft, own in alike.groupby("n_draft"):
+            tried = [chain for record in own.record for chain in guesses.checked(record.run) if chain[0]]
+            pairs = own.dropna(subset="plain_s")
+            ratio = stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s)) if len(pairs) else None
+            gain, bottleneck = (pairs.plain_s / pairs.tpot_s).median(), None
+            steps = [guesses.in_steps_of(chains, n_draft, case[3] == LOOKUP) for chains in longest]
+            expected = pd.Series([guesses.speed_up(one, times) for one in steps if times], dtype=float)
+            if times and gain < 1 and n_draft + 1 in times.target and tried:
+                bottleneck = _bottleneck(tried, n_draft, times)
+            made.append(
+                dict(zip(CASE, (*case, n_draft), strict=True))
+                | {
+                    "n_runs": len(own),
+                    "n_pairs": len(pairs),
+                    "right": sum(right for _, right in tried) / sum(n for n, _ in tried) if tried else None,
+                    "length": 1 + statistics.fmean(right for _, right in tried) if tried else None,
+                    "tpot_s": own.tpot_s.median(),
+                    "plain_tpot_s": pairs.plain_s.median(),
+                    "speed_up": gain,
+                    "low": ratio.low if ratio else None,
+                    "high": ratio.high if ratio else None,
+                    "expected": expected.median(),
+                    "bottleneck": bottleneck,
+                    "n_parted": own.parted_at.count(),
+                    "parted_at": own.parted_at.min(),
+                }
+            )
+    return experiment.as_rows(pd.DataFrame(made))
+
+
+def _bottleneck(tried: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
+    """The part whose ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted)."""
+    n, one_s, all_right = n_draft + 1, times.target[1], guesses.speed_up([(n_draft, n_draft)], times) or 0.0
+    ideals = [
+        (
+            f"verification; a step of {n} positions takes {digits(times.target[n] / one_s)}x a step of one",
+            guesses.speed_up(tried, StepTimes(dict.fromkeys(times.target, one_s), times.draft)),
+        ),
+        (
+            f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x",
+            guesses.speed_up([(n, n) for n, _ in tried], times),
+        ),
+    ]
+    if times.draft:
+        words = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
+        ideals.append((words, guesses.speed_up(tried, StepTimes(times.target, {}))))
+    return max(ideals, key=lambda ideal: ideal[1] or 0.0)[0]
+
+
+def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """A row for each measured number of positions n: the time of a step, and its ratio v to a step of one.
+
+    `draft`: timed with it (LOOKUP costs nothing, a model, or none). `c` is a step of the draft model over one of the
+    model.
+    """
+    import pandas as pd
+
+    runs, made = [record.run for record in records if record.run.speculation], []
+    for (n_prompt, n_gen, draft), own in sorted(grouped(runs, _curve_of).items()):
+        if not (times := guesses.step_times(own)):
+            continue
+        n_past, c = n_prompt + n_gen // 2, times.draft[1] / times.target[1] if times.draft else None
+        for n, step_s in times.target.items():
+            expected = [prediction.seconds(n_now, n_past, n_now) or math.nan for n_now in (n, 1)] if prediction else []
+            case = {"n_prompt": n_prompt, "draft": draft or None, "n_positions": n, "step_s": step_s}
+            v = {"v": step_s / times.target[1], "expected_v": expected[0] / expected[1] if expected else None}
+            made.append({**case, **v, "c": c})
+    return experiment.as_rows(pd.DataFrame(made))
+
+
+def _curve_of(run: Run) -> tuple[int, int, str] | None:
+    """The curve that a run of single steps belongs to; None for other runs."""
+    lever = run.speculation
+    return (run.n_prompt, run.n_gen, lever.draft or "") if lever and lever.text is None else None
+
+
+def sentences(rows: Sequence[Any]) -> list[str]:
+    """For one setup: the best draft length of each text, whether the text stayed the same, and prediction errors."""
+    words, predicted = list[str](), list[tuple[float | None, float | None]]()
+    for alike in grouped(rows, lambda row: row[:4]).values():
+        if not (known := [row for row in alike if row.speed_up is not None]):
+            continue
+        predicted += [(row.expected, row.speed_up) for row in alike[:-1]]
+        best = max(known, key=lambda row: row.speed_up)
+        low, high, interval = 0.0, math.inf, "too few blocks for an interval"
+        if best.low is not None:
+            low, high = best.low, best.high
+            interval = f"95 % interval {digits(low)}-{digits(high)}"
+        verdict = "pays" if low > 1 else "does not pay" if high < 1 else "no clear gain"
+        right = "" if best.right is None else f", {100 * best.right:.0f} % accepted"
+        bottleneck = f" Bottleneck: {best.bottleneck}." if best.bottleneck else ""
+        words.append(
+            f"{best.text} with {best.draft}: {verdict}, {digits(best.speed_up)}x plain decoding with "
+            f"{plural(best.n_draft, 'drafted token')} per step ({interval}){right}.{bottleneck}"
+        )
+    n_parted, n_pairs = (sum(getattr(row, name) for row in rows) for name in ("n_parted", "n_pairs"))
+    if n_parted:
+        at = 1 + int(min(row.parted_at for row in rows if row.n_parted))
+        words.append(
+            f"In {n_parted} of {n_pairs} runs the text differs from plain decoding, from token {at} at the earliest: "
+            "kernels for several positions round differently."
+        )
+    elif n_pairs:
+        words.append(f"In {'all ' if n_pairs > 1 else ''}{plural(n_pairs, 'run')} the tokens match plain decoding.")
+    elif rows:
+        words.append("Without a plain run the text cannot be compared with plain decoding.")
+    which = " (without the longest draft length, from whose runs they are predicted)"
+    return words + experiment.off_by(predicted, "speed-ups", which)
+
+
+def of_curve(curve: Sequence[Any]) -> list[str]:
+    """What verifying costs, and the acceptance at which it pays."""
+    several, words = [row for row in curve if row.n_positions > 1], []
+    for alike in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
+        last, pays = alike[-1], "no draft length pays, even with every token accepted"
+        needed = [(guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1), row.n_positions - 1) for row in alike]
+        if known := [(share, n) for share, n in needed if share is not None]:
+            share, n = min(known)
+            pays = f"drafts of {plural(n, 'token')} pay above {100 * share:.0f} % acceptance"
+        drafting = f", drafting a token {digits(last.c)}x" if last.c is not None else ""
+        words.append(f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}.")
+    return words + experiment.off_by(((row.expected_v, row.v) for row in several), "v")
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
     """The speed-up over the draft length, a panel for each text."""
-    runs = speculation_rows.of_runs(records).dropna(subset="plain_s")
+    runs = of_runs(records).dropna(subset="plain_s")
     panels = list(grouped(rows, lambda row: row[:3]).items())[:MOST_PANELS]
     axes = canvas.grid(figure, len(panels), min(len(panels), 4), sharex=True, sharey=True)
     drafts = list(dict.fromkeys(row.draft for row in rows))
     styles = dict(zip(drafts, canvas.styles(len(drafts)), strict=True))
     for ax, (key, in_panel) in zip(axes, panels, strict=True):
         for draft, own in grouped(in_panel, lambda row: row.draft).items():
-            name, style = f"drafted by {draft}", styles[draft]
-            colour, medians = style["color"], [(row.n_draft, row.speed_up) for row in own if row.speed_up is not None]
-            line = {"color": colour, "lw": 2, "marker": "_", "ms": 14, "label": f"{name}: median"}
-            ax.plot([n for n, _ in medians], [gain for _, gain in medians], **line)
-            blocks = runs[(runs[speculation_rows.CASE[:4]] == [*key, draft]).all(axis=1) & (runs.n_draft > 0)]
-            if len(blocks):
-                pairs = zip(blocks.record, blocks.plain, strict=True)
-                disturbed = [any(map(disturbances.disturbances, pair)) for pair in pairs]
-                gains, label = list(blocks.plain_s / blocks.tpot_s), f"{name}: blocks"
-                canvas.points(ax, list(blocks.n_draft), gains, disturbed, **style, ms=5, alpha=0.6, label=label)
-            if expected := [(row.n_draft, row.expected) for row in own if row.expected is not None]:
-                label = f"{name}: predicted"
-                ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
+            blocks = runs[(runs[CASE[:4]] == [*key, draft]).all(axis=1)]
+            experiment.plot_series(
+                ax,
+                f"drafted by {draft}",
+                styles[draft],
+                [(one.n_draft, one.plain_s / one.tpot_s, [one.record, one.plain]) for one in blocks.itertuples()],
+                [(row.n_draft, row.speed_up) for row in own if row.speed_up is not None],
+                [(row.n_draft, row.expected) for row in own if row.expected is not None],
+            )
         ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
@@ -217,7 +348,16 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
 
 
-TABLE = Table(
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    return {
+        "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
+        "draft_len": experiment.listed(run.speculation.n_draft or None for run in runs if run.speculation),
+        "prompt_len": experiment.listed(run.n_prompt for run in runs),
+        "gen": runs[0].n_gen,
+    }
+
+
+TABLE = experiment.Table(
     name="speculate",
     question="Does it pay to draft tokens, and how many?",
     title="tokens drafted and verified together; medians over blocks, the speed-up's 95 % interval below",
@@ -238,13 +378,13 @@ TABLE = Table(
         ),
         ("predicted", lambda row: cell(row.expected)),
     ),
-    rows=speculation_rows.rows,
-    conclude=speculation_rows.sentences,
+    rows=rows,
+    conclude=lambda rows, _: sentences(rows),
     draw=draw,
     is_by_ceilings=False,
 )
 
-CURVE = Table(
+CURVE = experiment.Table(
     name="curve",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",
@@ -256,11 +396,11 @@ CURVE = Table(
         ("predicted\nv", lambda row: cell(row.expected_v)),
         ("c", lambda row: cell(row.c)),
     ),
-    rows=speculation_rows.curve,
-    conclude=lambda rows, _: speculation_rows.of_curve(rows),
+    rows=curve,
+    conclude=lambda rows, _: of_curve(rows),
 )
 
-EXPERIMENT = Experiment(
+EXPERIMENT = experiment.Experiment(
     name="speculate",
     chapter="Speculative decoding",
     about="""Measure what speculative decoding costs and gains.
@@ -293,4 +433,4 @@ EXPERIMENT = Experiment(
 )
 
 command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
-speculate = public("speculate", plan)
+speculate = experiment.public("speculate", plan)
