@@ -59,7 +59,7 @@ def evaluate(sessions: dict[str, list[Record]]) -> None:
     doubtful = sum(disturbances.is_doubtful(records) for records in sessions.values())
     print(f"{len(sessions)} sessions, {doubtful} of them disturbed in half of their runs or more; {len(pairs)} pairs")
     for (_, figure), known in comparison.known_spreads([r for records in sessions.values() for r in records]).items():
-        print(f"  {figure}: {known.words}")
+        print(f"  {figure}: {math.expm1(known.sd):.1%} ({known.source})")
     for figure in ("prefill_s", "tpot_ms"):
         for n_prompt, values in centres(sessions, figure).items():
             deviation = statistics.stdev(math.log(value) for value in values)

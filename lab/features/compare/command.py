@@ -8,19 +8,10 @@ from pathlib import Path
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import (
-    AT_LEAST,
-    DETAILS,
-    NO_PLOT,
-    PLOTS_OUT,
-    as_json_option,
-    out_option,
-)
+from lab.cli.options import AT_LEAST, DETAILS, NO_PLOT, PLOTS_OUT, as_json_option, out_option
 from lab.core import shell
 from lab.errors import LabError, printable
 from lab.features.running import draws, hint, nearby, note, plot_folder, read, without_tuning
-
-FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("json", "md"), ("runs", "steps")
 
 
 @click.command(cls=Command)
@@ -60,14 +51,15 @@ def compare(
     from lab.show.section import Context
 
     reading = without_tuning(read(results))
-    records = reading.measured
-    groups = comparison.groups(records, base)
-    others = nearby(results, records)
-    spreads = comparison.known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
+    groups, others = comparison.groups(reading.measured, base), nearby(results, reading.measured)
+    spreads = comparison.known_spreads(
+        [*reading.measured, *others.records, *(others.requests if reading.requests else ())]
+    )
     comparisons = comparison.compare_groups(groups, at_least, spreads)
-    apart = records if reading.requests else comparison.by_session(reading.records)
-    kinds, is_drawn = ("runs", "requests", "loads"), draws(results, out, no_plot)
-    made = known.sections(apart, Context(by_session=True), kinds) if is_drawn else []
+    made = []
+    if draws(results, out, no_plot):
+        apart = reading.measured if reading.requests else comparison.by_session(reading.records)
+        made = known.sections(apart, Context(by_session=True), ("runs", "requests", "loads"))
     plots = known.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
         console.print_json({**text_compare.as_json(groups, comparisons), "plots": list(map(str, plots))})
@@ -75,9 +67,8 @@ def compare(
     stdout = console.console(details=hint(details))
     warnings = [*text_results.warnings(reading.records), *through_server.warnings(reading.requests)]
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
-    for plot in plots:
-        stdout.print(f"plot     {plot}")
-    stdout.print(f"next     a page to share: {shell.lab('report', *results)}")
+    for line in [*(f"plot     {plot}" for plot in plots), f"next     a page to share: {shell.lab('report', *results)}"]:
+        stdout.print(line)
 
 
 @click.command(cls=Command)
@@ -86,13 +77,17 @@ def compare(
     "--format",
     "-f",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice(["llama-bench", "csv", "parquet"]),
     default="llama-bench",
     show_default=True,
     help="llama-bench's output, or a table of all runs or steps.",
 )
-@click.option("--as", "kind", type=click.Choice(KINDS), help="Which of llama-bench's output formats.  [default: json]")
-@click.option("--table", type=click.Choice(TABLES), help="Which table, for csv and parquet.  [default: runs]")
+@click.option(
+    "--as", "kind", type=click.Choice(["json", "md"]), help="Which of llama-bench's output formats.  [default: json]"
+)
+@click.option(
+    "--table", type=click.Choice(["runs", "steps"]), help="Which table, for csv and parquet.  [default: runs]"
+)
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
     """Export results as llama-bench's output, or as tables.
@@ -101,32 +96,29 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
       lab export results/FILE.jsonl --format csv --table steps -o steps.csv
       lab export results/ --as md
     """
-    if kind and form != "llama-bench":
-        raise LabError(f"--as {kind} has no effect with --format {form}.", "Leave it out, or use --format llama-bench.")
-    if table and form not in ("csv", "parquet"):
-        raise LabError(f"--table {table} has no effect with --format {form}.", "Use --format csv or parquet.")
-    kind, table = kind or "json", table or "runs"
     from lab.features.exchange import llama_bench_format
     from lab.show import disturbances
     from lab.show import table as tables
 
+    of_tables = "Use --format csv or parquet."
+    if kind and form != "llama-bench":
+        raise LabError(f"--as {kind} has no effect with --format {form}.", "Leave it out, or use --format llama-bench.")
+    if table and form == "llama-bench":
+        raise LabError(f"--table {table} has no effect with --format {form}.", of_tables)
     reading = read(results)
     if form == "llama-bench":
-        plain = [record for record in reading.records if record.run.lever is None]
         if not reading.records:
-            raise LabError("llama-bench's format has no rows for requests to servers.", "Use --format csv or parquet.")
-        if not plain:
-            raise LabError(
-                "The results are only experiments, and llama-bench's format has no rows for these.",
-                "Use --format csv or parquet.",
-            )
+            raise LabError("llama-bench's format has no rows for requests to servers.", of_tables)
+        if not (plain := [record for record in reading.records if record.run.lever is None]):
+            what = "The results are only experiments, and llama-bench's format has no rows for these."
+            raise LabError(what, of_tables)
         if n := sum(bool(disturbances.disturbances(record)) for record in plain):
             note(f"{n} of {len(plain)} runs were disturbed. llama-bench has no column for that; --format csv has one.")
-        _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(plain), kind).encode(), out)
+        _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(plain), kind or "json").encode(), out)
         return
     if table == "steps" and not reading.records:
         raise LabError("Requests to servers have no steps.", "Use --table runs: a row is a request.")
-    rows = tables.runs(reading.measured) if table == "runs" else tables.steps(reading.records)
+    rows = tables.steps(reading.records) if table == "steps" else tables.runs(reading.measured)
     if form == "csv":
         _write(llama_bench_format.harmless(rows).to_csv(index=False).encode(), out)
         return

@@ -51,9 +51,6 @@ FIGURE_NAMES = {
 }
 """The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 
-OF_PROMPTS = ("prefill_s", "ttft_s")
-"""Figures that do not depend on the number of generated tokens."""
-
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL was measured: 16 sessions of the main job on a busy 2-core
 virtual machine (tests/bench/same_sessions.py). The other two are assumptions without a measurement."""
@@ -72,10 +69,6 @@ class Spread:
     df: float
     source: str
 
-    @property
-    def words(self) -> str:
-        return f"{percent(math.expm1(self.sd))} ({self.source})"
-
 
 @dataclass(frozen=True)
 class Group:
@@ -87,11 +80,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one length, with medians of `base` and `other`. `estimate`: the other's time over the base's.
-
-    `ratio` is the same with its interval; None if runs are too few for one. `n_base` and `n_other` count runs, or
-    blocks if `paired`. `doubts` are some of core/shown.py, of both sides.
-    """
+    """One figure at one length, with medians of `base` and `other`. `estimate`: the other's time over the base's."""
 
     figure: str  # of FIGURE_NAMES
     n_prompt: int
@@ -99,14 +88,14 @@ class ComparedFigure:
     lever: str | None  # of an experiment
     base: float
     other: float
-    n_base: int
+    n_base: int  # runs, or blocks if `paired`
     n_other: int
     paired: bool
     estimate: float
-    ratio: Ratio | None
+    ratio: Ratio | None  # with its interval; None if runs are too few for one
     verdict: str
     words: str
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # of core/shown.py, of both sides
 
     @property
     def name(self) -> str:
@@ -139,15 +128,18 @@ def default_spread(run: Any) -> Spread:
             is_here = is_loopback(Access(run.url))
         except ValueError:  # not an address, in a damaged file
             is_here = False
-    for applies, sd, why in (
-        (not is_here, VIRTUAL, "since the server's machine is unknown"),
-        (run.power == "battery", BATTERY, "for a machine on battery"),
-        (run.virtual == False, PHYSICAL, "for a physical machine"),  # noqa: E712  (of numpy; None and NaN are neither)
-        (run.virtual, VIRTUAL, "for a virtual machine"),
-    ):
-        if applies:
-            return Spread(sd, math.inf, f"assumed {why}")
-    return Spread(VIRTUAL, math.inf, "assumed since it is unknown whether the machine is virtual")
+    sd, why = next(
+        (sd, why)
+        for applies, sd, why in (
+            (not is_here, VIRTUAL, "since the server's machine is unknown"),
+            (run.power == "battery", BATTERY, "for a machine on battery"),
+            (run.virtual == False, PHYSICAL, "for a physical machine"),  # noqa: E712  (None and NaN are neither)
+            (run.virtual, VIRTUAL, "for a virtual machine"),
+            (True, VIRTUAL, "since it is unknown whether the machine is virtual"),
+        )
+        if applies
+    )
+    return Spread(sd, math.inf, f"assumed {why}")
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
@@ -194,18 +186,17 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
     rows = sessions_apart(load_figures.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
-    if setups and rows.block.notna().all():  # of a trial: A is the base
-        setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if len(setups) < 2:
         raise LabError(
             "There is nothing to compare: all runs are of one setup and one session.",
             "Give results of another machine, model or setting, or measure two settings with lab ab.",
         )
+    if rows.block.notna().all():  # of a trial: A is the base
+        setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if base is not None:
         chosen = [group for group in setups if base in group.label]
         if len(chosen) != 1:
-            labels = "; ".join(group.label for group in setups)
-            many = "no group" if not chosen else f"{len(chosen)} groups"
+            many, labels = f"{len(chosen)} groups" if chosen else "no group", "; ".join(one.label for one in setups)
             raise LabError(f"--base {base!r} names {many}.", f"Give a part of one of these: {labels}")
         setups = chosen + [group for group in setups if group is not chosen[0]]
     return setups
@@ -238,14 +229,13 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     served, values = [text_setup.is_request(group.rows.iloc[0]) for group in setups], dict[str, list[Any]]()
     for name in text_setup.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
-        every = counted = [None if value != value else value for value in found]
+        found = [None if one != one else int(one) if name == "sweep_every" and one else one for one in found]
         of_server = name in text_setup.SERVING and name != "server"
-        if of_server or name in text_setup.of_engine_only():  # compared within engines, or within servers
-            counted = [value for value, is_served in zip(every, served, strict=True) if is_served == of_server]
+        is_own = of_server or name in text_setup.of_engine_only()  # compared within engines, or within servers
+        counted = [one for one, is_served in zip(found, served, strict=True) if not is_own or is_served == of_server]
         if len(set(counted)) > 1:
-            values[name] = [int(one) if name == "sweep_every" and one else one for one in every]
-    variants = values.get("variant", ())
-    are_sessions = any(name is None or str(name).startswith("session ") for name in variants)
+            values[name] = found
+    are_sessions = any(name is None or str(name).startswith("session ") for name in values.get("variant", ()))
     if are_sessions and any(group.rows.block.isna().all() for group in setups):
         del values["variant"]  # neither of a trial nor imported
     if None not in (texts := values.get("system_info", [None])):  # such as "CPU : AVX2 = 1 | ..."
@@ -281,41 +271,57 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
-    has_requests = any(text_setup.is_request(group.rows.iloc[0]) for group in setups)
-    base, *others = [cases(group.rows, has_requests) for group in setups]
-    compared, comparisons = list[list[Key]](), list[Comparison]()
-    for other in others:
-        both = [key for key in base if key in other]
-        compared.append([key for key in both if key[0] != "decode_ms" or ("tpot_ms", *key[1:]) not in both])
-    of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
-    for group, other, keys in zip(setups[1:], others, compared, strict=True):
+    figures = [name for name in FIGURE_NAMES if any(name in group.rows for group in setups)]
+    if not any(text_setup.is_request(group.rows.iloc[0]) for group in setups):
+        figures.remove("ttft_s")
+    base, pairs = setups[0], list[tuple[Group, dict[Key, Any], dict[Key, Any]]]()
+    for group in setups[1:]:  # imported results have decode compute, but no TPOT
+        of_both = [one.rows[["tpot_ms", "decode_ms"]].notna().any().tolist() for one in (base, group)]
+        names = [name for name in figures if name != ("tpot_ms" if [False, True] in of_both else "decode_ms")]
+        pairs.append((group, cases(base.rows, names), cases(group.rows, names)))
+    n_rows = sum(len(own.keys() & others.keys()) for _, own, others in pairs)
+    comparisons, of_one_row = list[Comparison](), 1 - (1 - confidence) / max(1, n_rows)
+    for group, own, others in pairs:
         rows, spreads = list[ComparedFigure](), set[str]()
-        for key in keys:
-            sides = [
+        for key in (key for key in own if key in others):
+            of_sides = [
                 (known or {}).get((machine_of(one.rows), key[0])) or default_spread(one.rows.iloc[0])
-                for one in (setups[0], group)
+                for one in (base, group)
             ]
-            rows.append(_row(key, (base[key], other[key]), sides, of_one_row, at_least))
+            rows.append(_row(key, (own[key], others[key]), of_sides, of_one_row, at_least))
             if not rows[-1].paired:
-                spreads |= {f"{FIGURE_NAMES[key[0]]}: {spread.words}" for spread in sides}
-        only = _left_out(base, keys), _left_out(other, keys)
-        comparisons.append(Comparison(setups[0].label, group.label, tuple(rows), *only, tuple(sorted(spreads))))
+                told = (f"{percent(math.expm1(spread.sd))} ({spread.source})" for spread in of_sides)
+                spreads |= {f"{FIGURE_NAMES[key[0]]}: {words}" for words in told}
+        only_base = tuple(_at(*key) for key in own if key not in others)
+        only_other = tuple(_at(*key) for key in others if key not in own)
+        compared = Comparison(base.label, group.label, tuple(rows), only_base, only_other, tuple(sorted(spreads)))
+        comparisons.append(compared)
     return comparisons
 
 
-def cases(rows: pd.DataFrame, has_requests: bool = False) -> dict[Key, pd.DataFrame]:
+def _at(figure: str, n_prompt: int, n_gen: int | None, lever: str | None) -> str:
+    """A figure that only one side has, in words."""
+    at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
+    return f"{FIGURE_NAMES[figure]} at {at}{f' with {n_gen:,} generated' if n_gen else ''}"
+
+
+def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:
     """The positive values of every figure at every length (and lever), a row each; by length, then by figure."""
-    figures = [name for name in FIGURE_NAMES if name in rows and (name != "ttft_s" or has_requests)]
-    t = rows.melt(["session", "block", "disturbed", "n_prompt", "n_gen", "lever"], figures, "figure")
-    t = t[t.value > 0].assign(n_gen=t.n_gen.mask(t.figure.isin(OF_PROMPTS)).fillna(-1), lever=t.lever.fillna(""))
-    levers, names = list(dict.fromkeys(rows.lever.fillna(""))), list(FIGURE_NAMES)
-    parts = dict(list(t.groupby(["lever", "n_prompt", "n_gen", "figure"], sort=False)))
-    order = sorted(
-        parts, key=lambda key: (key[0] != "", key[1], levers.index(key[0]), max(0, key[2]), names.index(key[3]))
+    t = rows.melt(
+        ["session", "block", "disturbed", "n_prompt", "n_gen", "lever"], rows.columns.intersection(figures), "figure"
     )
+    of_prompt = t.figure.isin(["prefill_s", "ttft_s"])  # which do not depend on the number of generated tokens
+    t = t[t.value > 0].assign(n_gen=t.n_gen.mask(of_prompt).fillna(-1), lever=t.lever.fillna(""))
+    levers = list(dict.fromkeys(t.lever))
+    parts = dict(list(t.groupby(["lever", "n_prompt", "n_gen", "figure"], sort=False)))
+
+    def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        lever, n_prompt, n_gen, figure = key
+        return lever != "", n_prompt, levers.index(lever), max(0, n_gen), figures.index(figure)
+
     return {
         (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), lever or None): parts[lever, n_prompt, n_gen, figure]
-        for lever, n_prompt, n_gen, figure in order
+        for lever, n_prompt, n_gen, figure in sorted(parts, key=order)
     }
 
 
@@ -324,9 +330,8 @@ def _row(
 ) -> ComparedFigure:
     """One figure of two sides: by block if they were measured side by side, otherwise by session."""
     by_block = [side.groupby(["session", "block"]).value.agg(statistics.geometric_mean) for side in sides]
-    blocks = by_block[0].index.intersection(by_block[1].index)
-    ratio: Ratio | None = None
-    if len(blocks):  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
+    blocks, ratio = by_block[0].index.intersection(by_block[1].index), None
+    if is_paired := len(blocks) > 0:  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
         a, b = (side[blocks].tolist() for side in by_block)
         estimate = math.exp(statistics.median(math.log(y / x) for x, y in zip(a, b, strict=True)))
         ratio = stats.paired_ratio(a, b, confidence)
@@ -335,36 +340,25 @@ def _row(
         sessions = [[own.value.tolist() for _, own in side.groupby("session", sort=False)] for side in sides]
         n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
         too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
-        if min(n_base, n_other) < FEWEST_RUNS:
-            means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
-            estimate = math.exp(means[1] - means[0])
-        else:  # only sessions with enough runs count
+        if min(n_base, n_other) >= FEWEST_RUNS:  # only sessions with enough runs count
             sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
             (sd, df), (other_sd, other_df) = ((spread.sd, spread.df) for spread in spreads)
             ratio = between_sessions((sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence)
-            estimate = ratio.estimate
+        centres = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
+        estimate = math.exp(centres[1] - centres[0])
         a, b = ([value for values in of_side for value in values] for of_side in sessions)
     doubts = [shown.of_runs(len(own), own.disturbed.sum(), 0) for side in sides for _, own in side.groupby("session")]
-    doubts += [() if ratio else (shown.FEW,)]
-    doubts += [(shown.ASSUMED,) if not len(blocks) and math.isinf(min(spread.df for spread in spreads)) else ()]
+    is_assumed = not is_paired and math.isinf(min(spread.df for spread in spreads))
+    doubts += [() if ratio else (shown.FEW,), (shown.ASSUMED,) if is_assumed else ()]
     if shown.DISTURBED in (all_doubts := shown.all_of(doubts)):
         ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {about(estimate)}"
     elif ratio is None:
         told, words = TOO_FEW, f"{too_few}: {about(estimate)}"
     else:
         told, words = verdict(ratio, at_least)
+    medians = statistics.median(a), statistics.median(b)
     return ComparedFigure(
-        *key,
-        base=statistics.median(a),
-        other=statistics.median(b),
-        n_base=len(a),
-        n_other=len(b),
-        paired=bool(len(blocks)),
-        estimate=estimate,
-        ratio=ratio,
-        verdict=told,
-        words=words,
-        doubts=all_doubts,
+        *key, *medians, len(a), len(b), is_paired, estimate, ratio, verdict=told, words=words, doubts=all_doubts
     )
 
 
@@ -392,16 +386,6 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
     return ALIKE, f"no difference larger than {percent(largest)}"
 
 
-def _left_out(own: Mapping[Key, pd.DataFrame], compared: Sequence[Key]) -> tuple[str, ...]:
-    """The names of the figures that were not compared: only one of TPOT and decode compute."""
-    done, names = {("tpot_ms" if key[0] == "decode_ms" else key[0], *key[1:]) for key in compared}, dict[Key, str]()
-    for figure, n_prompt, n_gen, lever in own:
-        at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
-        words = f"{FIGURE_NAMES[figure]} at {at}" + (f" with {n_gen:,} generated" if n_gen else "")
-        names.setdefault(("tpot_ms" if figure == "decode_ms" else figure, n_prompt, n_gen, lever), words)
-    return tuple(words for key, words in names.items() if key not in done)
-
-
 def between_sessions(
     sides: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
     spreads: tuple[tuple[float, float], tuple[float, float]],
@@ -424,10 +408,8 @@ def between_sessions(
         centres.append(statistics.fmean(map(statistics.median, logs)))
         for j, own in enumerate(logs):
             variance = math.pi / 2 * statistics.variance(own) / len(own)
-            key, variance, own_df = (
-                ((sd, df), sd**2, df) if sd**2 >= variance else ((i, j, None), variance, len(own) - 1)
-            )
-            before, _ = estimates.get(key, (0.0, 0.0))
+            key, own_df = ((sd, df), df) if sd**2 >= variance else ((i, j, None), len(own) - 1)
+            variance, (before, _) = max(variance, sd**2), estimates.get(key, (0.0, 0.0))
             estimates[key] = before + variance / len(logs) ** 2, own_df
     total = sum(variance for variance, _ in estimates.values())
     parts = sum(variance**2 / df for variance, df in estimates.values())

@@ -164,10 +164,10 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
     """Sentences on how the ratios were computed, and their limits."""
-    kinds = {row.paired for compared in comparisons for row in compared.rows}
+    is_paired = {row.paired for compared in comparisons for row in compared.rows}
     n_served = sum(text_setup.is_request(group.rows.iloc[0]) for group in groups)
-    blocks = "the median over blocks " + ("of one trial, otherwise of session medians" if False in kinds else "")
-    how = blocks.strip() if True in kinds else "of session medians"
+    how = "the median over blocks" if is_paired == {True} else "of session medians"
+    how = "the median over blocks of one trial, otherwise of session medians" if len(is_paired) > 1 else how
     sentences = [
         f"Time ratio: other / base, {how}, so it can differ from the ratio of the columns. The 95 % intervals hold "
         f"jointly. Differences below {percent(at_least)} count as none."
@@ -179,7 +179,7 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
             f"Sessions on one machine vary, so a verdict needs a larger difference. Standard deviation: "
             f"{'; '.join(parts)}. To measure it: {FEWEST_SESSIONS} or more sessions of equal setup in one folder."
         )
-    if True not in kinds and len({group.rows.machine.iloc[0] for group in groups}) == 1:
+    if True not in is_paired and len({group.rows.machine.iloc[0] for group in groups}) == 1:
         see = "" if n_served else " lab ab measures side by side."
         sentences.append(f"The sessions ran at different times, which can explain a part of a difference.{see}")
     if n_served and any(row.lever for compared in comparisons for row in compared.rows):
@@ -209,7 +209,7 @@ def trials(records: Sequence[Record]) -> list[list[Record]]:
     return [list(own) for own in of_sessions if len({record.run.variant for record in own}) > 1]
 
 
-def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = None) -> Figure:
+def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figure:
     """Time of each variant over that of the base, a panel for each variant: left of 1 the variant is faster.
 
     A point is a block, hollow if one of its runs was disturbed; the diamond is their median, with its interval if there
@@ -217,21 +217,19 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = 
     """
     base, *others = comparison.groups(records)
     compared = comparison.compare_groups([base, *others])
-    n_columns = min(len(compared), 2)
-    figure = figure or canvas.new_figure((11, 5))
-    n_rows, n_figures = math.ceil(len(compared) / n_columns), max(len(one.rows) for one in compared)
-    figure.set_figheight(n_rows * (1.2 + 0.4 * n_figures) + 0.8)
+    n_columns, n_figures = min(len(compared), 2), max(len(one.rows) for one in compared)
+    figure.set_figheight(math.ceil(len(compared) / n_columns) * (1.2 + 0.4 * n_figures) + 0.8)
     axes = canvas.grid(figure, len(compared), n_columns, sharex=True)
     for ax, one, other in zip(axes, compared, others, strict=True):
-        names, cases = [], [comparison.cases(group.rows) for group in (base, other)]
+        names = []
+        cases = [comparison.cases(group.rows, [row.figure for row in one.rows]) for group in (base, other)]
         for at, row in enumerate(one.rows):
-            key = row.figure, row.n_prompt, row.n_gen, row.lever
-            sides = [of_side[key].groupby("block") for of_side in cases]
+            sides = [of_side[row.figure, row.n_prompt, row.n_gen, row.lever].groupby("block") for of_side in cases]
             of_base, of_other = (side.value.agg(statistics.geometric_mean) for side in sides)
-            ratios, disturbed = (of_other / of_base).dropna(), [side.disturbed.any() for side in sides]
-            hollow = [bool(disturbed[0][block] or disturbed[1][block]) for block in ratios.index]
+            hollow = sides[0].disturbed.any() | sides[1].disturbed.any()
+            ratios = (of_other / of_base).dropna()
             ys = [at + 0.24 * ((i % 5) - 2) / 2 for i in range(len(ratios))]
-            points(ax, ratios, ys, hollow, marker="o", color=COLOURS[5], ms=5, alpha=0.8, label="block")
+            points(ax, ratios, ys, hollow[ratios.index], marker="o", color=COLOURS[5], ms=5, alpha=0.8, label="block")
             label, reach, words = "median over blocks, no interval (too few blocks, or disturbed)", None, ""
             if row.ratio is not None:
                 label = "median over blocks, 95 % interval (for all figures together)"
