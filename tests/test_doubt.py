@@ -142,7 +142,7 @@ def test_a_session_that_was_interrupted_keeps_whole_kernels(tmp_path: Path) -> N
     probes += [Probe(ATTENTION, "F16", 1, 1, None, n, 1, 2, None, 0.01) for n in (1, 512)]
     engine: Any = Interrupted(4)
     with pytest.raises(KeyboardInterrupt):
-        probing.run_probes(engine, Where(MACHINE), probes, lambda what: None, tmp_path)
+        probing.obtain(engine, Where(MACHINE), probes, lambda what: None, print, tmp_path)
     known = probing.known(probing.kept(tmp_path), Where(MACHINE))
     assert known and {one.op for one in known.rates} == {MUL_MAT}
     assert probing.missing(probes, known) == probes[-2:]

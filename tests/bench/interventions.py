@@ -38,9 +38,8 @@ def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[st
     (record, *_) = [record for record in results.read([folder]).records if record.run.status == OK]
     with Worker() as worker:
         plan = make_plan(worker, [1], 1, 1, arguments[1] if arguments[0] == "-m" else "smollm2-135m")
-        probing.run_probes(
-            worker, Where(plan.machine), probing.probes(record.model, plan.settings, types), lambda what: None, folder
-        )
+        wanted = probing.probes(record.model, plan.settings, types)
+        probing.obtain(worker, Where(plan.machine), wanted, lambda what: None, print, folder)
     (document,) = json.loads(run("explain", folder, "--ceilings", folder, "--no-plot", "--json"))
     return list(document["levers"])
 

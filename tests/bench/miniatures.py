@@ -61,9 +61,7 @@ def main() -> None:
             with Worker() as worker:
                 plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), prompt="random")
                 wanted = probing.probes(plan.model, plan.settings)
-                words = probing.run_probes(worker, Where(plan.machine), wanted, lambda what: None, folder)
-            if words:
-                print(f"{arch}: while the ceilings were measured, {words}")
+                probing.obtain(worker, Where(plan.machine), wanted, lambda what: None, print, folder)
             lengths = ",".join(map(str, LENGTHS))
             code, _, err = run_process(
                 *("measure", "-m", path, "--prompt", "random", "-p", lengths, "-n", N_GEN, "-r", N_REPEAT),

@@ -13,9 +13,10 @@ speculation from the times of steps that the runs do not have (StepPrediction in
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, shape, shell, shown, stats
@@ -68,27 +69,15 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     import pandas as pd
 
     known = dict[Any, Step]()
-    runs = [
-        (run, record)
-        for record in records
-        for run in phases.by_length(record.run)
-        if run.is_timed and run.lever is None
-    ]
+    runs = [(run, record) for record in records if not record.run.lever for run in phases.by_length(record.run)]
+    runs = [(run, record) for run, record in runs if run.is_timed]
     if any(run.totals is not None for run, _ in runs):
         raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
-    of_runs = pd.DataFrame(
-        _phase(phase, run, record, ceilings, known)
-        for run, record in runs
-        for phase in (PREFILL, DECODE)
-        if phase in run.steps.kind
-    )
-    if of_runs.empty and any(record.run.lever for record in records):
-        raise LabError(
-            "There are only experiments here; lab explain needs runs of lab measure.",
-            "The tables of experiments include predictions: lab show RESULTS",
-        )
-    if of_runs.empty:
-        raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
+    both = [(run, record, phase) for run, record in runs for phase in (PREFILL, DECODE) if phase in run.steps.kind]
+    if not both:
+        what = "There is no run of lab measure that succeeded, so there is nothing to explain."
+        raise LabError(what, "What there is, with predictions of experiments: lab show RESULTS")
+    of_runs = pd.DataFrame(_phase(phase, run, record, ceilings, known) for run, record, phase in both)
     cases = of_runs.groupby(CASE)
     t = of_runs.drop_duplicates(CASE).set_index(CASE).sort_index(ascending=[True, True, False])  # prefill first
     for name in ("measured_s", "choosing_s", "harness_s", "of_request"):
@@ -190,13 +179,8 @@ class Advice(NamedTuple):
     figures: dict[str, Any]
 
 
-class Change(NamedTuple):
-    """A change to judge: the model and the settings with it, and its options with their old and new values."""
-
-    words: str
-    model: Model
-    settings: Settings
-    options: Mapping[str, tuple[object, object]]
+Change = tuple[str, Model, Settings, tuple[str, object, object] | None]
+"""A change to judge: in words, the model and the settings with it, and its option with the old and the new value."""
 
 
 def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
@@ -204,39 +188,38 @@ def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advic
 
     A gain is that of the length where it is largest. The commands measure the predicted case.
     """
-    rows = rows[rows.doubts.map(shown.may_promise)]
-    found = list[tuple[float, Advice]]()
-    for change in _changes(rows, record, ceilings):
-        most: dict[str, tuple[float, int]] = {PREFILL: (0.0, 0), DECODE: (0.0, 0)}
+    rows, found = rows[rows.doubts.map(shown.may_promise)], list[tuple[float, Advice]]()
+    said = {PREFILL: "prefill of {:,} tokens", DECODE: "decode after {:,} tokens"}
+    for words, model, settings, changed in _changes(rows, record, ceilings):
+        gains: dict[str, tuple[float, int]] = {}
         try:
             for row in rows.itertuples():
-                n_tokens = min(change.settings.n_ubatch, row.n_prompt)
+                n_tokens = min(settings.n_ubatch, row.n_prompt)
                 step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if row.phase == PREFILL else (1, row.n_prompt, 1)
                 old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
-                new_s = step_kernels.total(change.model, change.settings, ceilings, *step).total_s
+                new_s = step_kernels.total(model, settings, ceilings, *step).total_s
                 rest = max(0.0, row.measured_s - row.least_s)
                 gain = row.measured_s / (rest + (row.measured_s - rest) * new_s / old_s)
-                most[row.phase] = max(most[row.phase], (gain, int(row.n_prompt)))
+                gains[row.phase] = max(gains.get(row.phase, (0.0, 0)), (gain, int(row.n_prompt)))
         except LabError:  # a ceiling is missing
             continue
-        gains = {phase: pair for phase, pair in most.items() if pair[0]}
         best, _ = max(gains.values())
         if best < LEAST_GAIN:
             continue
         command = None
-        if change.options:
-            replaced = {*change.options, *(["--threads-batch"] if "--threads" in change.options else [])}
+        if changed:
+            name, *both = changed
+            replaced = {name, *(["--threads-batch"] if name == "--threads" else [])}
             shared = [word for option in options(record) if option[0] not in replaced for word in option]
-            old, new = ([word for name, both in change.options.items() for word in (name, both[i])] for i in (0, 1))
             lengths = ",".join(map(str, sorted({n_prompt for _, n_prompt in gains.values()})))
+            old, new = ([name, value] for value in both)
             command = shell.lab("ab", old, new, "--prompt-len", lengths, "--gen", str(rows.n_gen.max()), *shared)
-        said = {PREFILL: "prefill of {:,} tokens", DECODE: "decode after {:,} tokens"}
-        faster = ", ".join(f"{said[one].format(at)} is {digits(gain)}x as fast" for one, (gain, at) in gains.items())
-        figures: dict[str, Any] = {"change": change.words}
+        figures: dict[str, Any] = {"change": words}
         for phase in said:
             figures[f"{phase}_gain"], figures[f"{phase}_at"] = gains.get(phase, (None, None))
         figures["command"] = command
-        found.append((best, Advice(f"{change.words}: {faster}", command, figures)))
+        faster = [f"{said[one].format(at)} is {digits(gain)}x as fast" for one, (gain, at) in gains.items()]
+        found.append((best, Advice(f"{words}: {', '.join(faster)}", command, figures)))
     return [advice for _, advice in sorted(found, key=lambda one: -one[0])][:MOST_LEVERS]
 
 
@@ -249,34 +232,29 @@ def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator
     main = used_types(model)[0]
     ops = {MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main}
     sizes = {(matrix.rows, matrix.columns) for matrix in known if matrix.part in IN_LAYERS}
-    kinds = {
-        rate.type
-        for rate in ceilings.rates
-        if rate.op in ops
-        and (ceilings.on_gpu or rate.n_threads == settings.n_threads)
-        and (rate.rows, rate.columns) in sizes
-    }
+    probed = [one for one in ceilings.rates if one.op in ops and (one.rows, one.columns) in sizes]
+    kinds = {one.type for one in probed if ceilings.on_gpu or one.n_threads == settings.n_threads}
     for kind in sorted((kinds - {main}) & BLOCKS.keys()):
-        n_bytes, changed = {one: float(n) for one, n in model.tensor_bytes.items()}, []
+        n_bytes, changed = collections.Counter[str](model.tensor_bytes), []
         for matrix in known:  # embedding and output matrix keep their type
             if matrix.type == main and matrix.part in IN_LAYERS and matrix.columns % BLOCKS[kind][0] == 0:
-                n_bytes[main] -= matrix.n_bytes
+                n_bytes[main] -= matrix.n_bytes  # type: ignore[assignment]
                 matrix = dataclasses.replace(matrix, type=kind)
-                n_bytes[kind] = n_bytes.get(kind, 0.0) + matrix.n_bytes
+                n_bytes[kind] += matrix.n_bytes  # type: ignore[assignment]
             changed.append(matrix)
         by_type = {one: round(n) for one, n in n_bytes.items() if round(n)}
         other = dataclasses.replace(model, tensor_bytes=by_type, matrices=tuple(changed))
         can_make = kind in synthetic.QUANTIZATIONS and model.source != "file"
-        specs = {"--model": (catalog.spec_of(model), catalog.spec_of(model, kind))} if can_make else {}
-        yield Change(f"{kind} instead of {main}", other, settings, specs)
+        specs = ("--model", catalog.spec_of(model), catalog.spec_of(model, kind)) if can_make else None
+        yield f"{kind} instead of {main}", other, settings, specs
     for n in sorted({rate.n_threads for rate in ceilings.rates if not ceilings.on_gpu} - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
         words = f"{plural(n, 'thread')} instead of {settings.n_threads}"
-        yield Change(words, model, fewer, {"--threads": (settings.n_threads, n)})
+        yield words, model, fewer, ("--threads", settings.n_threads, n)
     if {FLASH, PLAIN_ATTENTION} <= {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}:
         now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
         switched = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
-        yield Change(f"flash attention {new} instead of {now}", model, switched, {"--flash-attn": (now, new)})
+        yield f"flash attention {new} instead of {now}", model, switched, ("--flash-attn", now, new)
 
 
 def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Advice]:
@@ -300,8 +278,8 @@ def _experiments(
     model, settings = record.model, record.settings
     can_cut = not any(model.windows or ())  # a cache of the last positions only cannot be copied and cut
     decode = rows[rows.phase == DECODE].sort_values(["n_prompt", "n_gen"], ascending=[True, False], kind="stable")
-    shortest: Any = next(decode.itertuples(), None)  # the longest answer after the shortest prompt
-    if shortest is not None:
+    one_s = None
+    for shortest in decode.head(1).itertuples():  # the longest answer after the shortest prompt
         n_prompt, n_gen = shortest.n_prompt, shortest.n_gen
         n_past, asked = n_prompt + max(0, n_gen - 2) // 2, {"n_prompt": n_prompt, "n_gen": n_gen}
         lengths = {"--prompt-len": n_prompt, "--gen": n_gen}
@@ -319,28 +297,26 @@ def _experiments(
             yield "batch", words, {"--sequences": f"1,{n_best}", **lengths}, figures
     trained = model.n_ctx_train or math.inf
     prefill = rows[(rows.phase == PREFILL) & (rows.n_prompt + ANSWER <= trained) & (rows.n_prompt >= 8)]
-    longest: Any = next(prefill.sort_values("n_prompt", ascending=False, kind="stable").itertuples(), None)
-    if longest is not None and can_cut:
+    for longest in prefill.nlargest(1, "n_prompt").itertuples() if can_cut else ():
         n_new = min(NEW, longest.n_prompt // 4)  # the second turn of a conversation
-        n_cached = longest.n_prompt - n_new
+        n_cached, ttft_s = longest.n_prompt - n_new, longest.measured_s
         cached_s, new_s = prediction.prefill(n_cached, 0, 0), prediction.prefill(n_new, n_cached)
-        if cached_s is not None and new_s is not None:
-            ttft_s, n_system = longest.measured_s, n_cached - n_new - ANSWER
-            saved_s = ttft_s * cached_s / (cached_s + new_s)
-            gain = ttft_s / (ttft_s - saved_s)
-            words = (
-                f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn: the first token "
-                f"comes {digits(gain)}x as fast (saves {seconds(saved_s)} of "
-                f"{seconds(ttft_s)})"
-            )
-            figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
-            if gain >= LEAST_GAIN:
-                yield "turns", words, {"--system": n_system, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}, figures
-    if shortest is None or not can_cut or model.source == catalog.SYNTHETIC:  # the text of random weights is noise
+        if cached_s is None or new_s is None or (cached_s + new_s) / new_s < LEAST_GAIN:
+            continue
+        saved_s = ttft_s * cached_s / (cached_s + new_s)
+        gain = ttft_s / (ttft_s - saved_s)
+        words = (
+            f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn: the first token comes "
+            f"{digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
+        )
+        figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
+        sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
+        yield "turns", words, sizes, figures
+    if not one_s or not can_cut or model.source == catalog.SYNTHETIC:  # the text of random weights is noise
         return
     drafts = [n for n in DRAFT_LENGTHS if n < settings.n_ubatch and n <= n_gen - 2]
     steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in drafts}
-    costs = {n: step_s / one_s for n, step_s in steps.items() if step_s and one_s}
+    costs = {n: step_s / one_s for n, step_s in steps.items() if step_s}
     gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in costs.items()}
     n_draft = max(gains, key=gains.__getitem__, default=0)
     if gains.get(n_draft, 0.0) >= LEAST_GAIN:
@@ -354,12 +330,25 @@ def _experiments(
         yield "speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, figures
 
 
+def advice_of(one: Advice) -> str:
+    """A sentence on a change: its predicted gain, and the command to try it."""
+    return f"Predicted for {one.words}.{f' Try: {one.command}' if one.command else ''}"
+
+
 # Words
 
 FEW = 5
 """The most lengths that a picture or a sentence names each."""
 
 FIRST = MOST_LINES - 1  # verdicts of an explanation on a terminal, before the first advice; --details shows all
+
+
+def _shares(row: Any) -> str:
+    if row.is_split or shown.ABOVE in row.doubts:  # of a GPU and the CPU a sentence has them
+        return UNKNOWN
+    parts = *row.parts.values(), max(0.0, row.measured_s - row.least_s)
+    return "/".join(f"{100 * part / row.measured_s:.0f}" for part in parts)
+
 
 EXPLAINED: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
@@ -368,17 +357,7 @@ EXPLAINED: Columns = (
     ("measured\nms", lambda row: f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
     ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
-    (
-        "weights/attention/\noutput/rest %",  # of a GPU and the CPU a sentence has them
-        lambda row: (
-            UNKNOWN
-            if row.is_split or shown.ABOVE in row.doubts
-            else "/".join(
-                f"{100 * part / row.measured_s:.0f}"
-                for part in (*row.parts.values(), max(0.0, row.measured_s - row.least_s))
-            )
-        ),
-    ),
+    ("weights/attention/\noutput/rest %", _shares),
     ("GFLOP/s", lambda row: digits(row.gflops)),
     ("GB/s", lambda row: digits(row.gbps)),
     ("FLOPs\nper byte", lambda row: digits(row.intensity)),
@@ -437,8 +416,7 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     rows, first = explain(records, ceilings), records[0]
     changes = levers(rows, first, ceilings) if has_advice else []
     tried = experiments(rows, records, ceilings) if has_advice else []
-    settings, best, lines = first.settings, roof(ceilings, probing.layers_of(first)), list(rows.itertuples())
-    answer = ""
+    best, lines, answer = roof(ceilings, probing.layers_of(first)), list(rows.itertuples()), ""
     if has_advice:
         answer = "What limits these runs cannot be told: they, or the ceilings, were disturbed."
         limits = rows[rows.doubts.map(shown.is_firm)].limit.value_counts()
@@ -449,25 +427,17 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
                     f"the largest part of the time goes to multiplying {kind} weights: llama.cpp's kernel (routine) "
                     f"for {kind} is slower than memory and arithmetic allow"
                 )
-            change = "No known change helps."
-            if changes or tried:
-                change = f"The change that helps most (predicted) is {[*changes, *tried][0].words}."
-            answer = f"In {limits.iloc[0]} of {len(rows)} rows {what}. {change}"
-    verdict, advised = verdicts(rows, settings), [advice_of(one) for one in (*changes, *tried)]
+            helps = [f"The change that helps most (predicted) is {one.words}." for one in (*changes, *tried)]
+            answer = f"In {limits.iloc[0]} of {len(rows)} rows {what}. {[*helps, 'No known change helps.'][0]}"
+    verdict, advised = verdicts(rows, first.settings), [advice_of(one) for one in (*changes, *tried)]
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
         f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
         "FLOPs per byte (the ridge) memory sets the upper bound, above it arithmetic (ceilings of "
         f"{ceilings.measured_at}).",
     ]
-    caveats = {
-        "The ceiling of attention assumes one type for the whole cache.": settings.type_k != settings.type_v,
-    }
-    warnings = [*(sentence for sentence, is_so in caveats.items() if is_so), *probing.doubt_words(ceilings)]
+    warnings = probing.doubt_words(ceilings)
     caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
-    roofline = Picture(
-        "roofline", caption, lambda figure: plot_roofline(rows, best, label, figure.subplots()), (5, 4.8)
-    )
     document: dict[str, Any] = {
         "setup": label,
         "roof": best._asdict(),
@@ -485,7 +455,7 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
         sentences=[*verdict[:FIRST], *advised[:1], *verdict[FIRST:], *advised[1:], *more],
-        pictures=[roofline],
+        pictures=[Picture("roofline", caption, lambda on: plot_roofline(rows, best, label, on.subplots()), (5, 4.8))],
         data=lambda: document,
     )
 
@@ -523,14 +493,6 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
     if rows.doubts.map(lambda doubts: shown.ABOVE in doubts).any():
         sentences.append(f"A run was faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
     return sentences
-
-
-def advice_of(one: Advice) -> str:
-    """A sentence on a change: its predicted gain, and the command to try it."""
-    return f"Predicted for {one.words}.{f' Try: {one.command}' if one.command else ''}"
-
-
-# Pictures
 
 
 def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:

@@ -1,23 +1,22 @@
 """Ceilings: the best rates of llama.cpp's own kernels on this machine: which are measured, how, and what is known.
 
 A roof has two parts: the rate of reading weights (one column: a decode step) and of multiplying them (many columns: a
-prefill step). Both depend on the weights' type, because each type has its own kernel. So the lab measures a ceiling for
-each type that a model uses, in the shape that holds most of its bytes at many sizes of step (a second shape with a
-large share of them only at the smallest and the largest), and in the buffer of its weights. Attention is probed over
-short and long contexts: query heads that share a key find it in a cache at some lengths, and read it from memory one by
-one at others. A plain read of memory without a kernel shows whether the kernel or the memory is slow. Probes of the
-same weights follow one another, the one that needs most of them first: the engine fills them once. The best pass of
-several rounds counts.
+prefill step). Each type of weights has its own kernel, so the lab measures a ceiling for each type that a model uses,
+in the shape that holds most of its bytes at many sizes of step (a second shape with a large share of them only at the
+smallest and the largest), and in the buffer of its weights. Attention is probed over short and long contexts: query
+heads that share a key find it in a cache at some lengths, and read it from memory one by one at others. A plain read of
+memory without a kernel shows whether the kernel or the memory is slow. Probes of the same weights follow one another:
+the engine fills them once. The best pass of several rounds counts.
 """
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import platform
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +34,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.models.obtain import find
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
-from lab.process.worker import Worker, WorkerDied
+from lab.process.worker import Worker
 from lab.runner import machine, noise_watch, progress
 from lab.runner.cases import utc_now
 from lab.runner.machine import sysctl, system_text
@@ -58,9 +57,28 @@ class Where:
     repack: bool | None = None
 
 
+def layers(
+    here: Machine, model: Model, settings: Settings, placement: Placement | None = None
+) -> tuple[str | None, ...]:
+    """The device of each layer, the output last; None is the CPU."""
+    n_layer, devices = model.n_layer or 0, machine.used(here, settings)
+    if placement is not None and len(placement.layers) == n_layer + 1:
+        return tuple(None if name == CPU else name for name in placement.layers)
+    if not devices:
+        return (None,) * (n_layer + 1)
+    names = tuple(one.name for one in devices)
+    split = shares({one.name: one.memory_bytes for one in devices if one.memory_bytes}, names)
+    return tuple(None if i is None else names[i] for i in rule(n_layer, settings.n_gpu_layers, split))
+
+
+def layers_of(record: Record) -> tuple[str | None, ...]:
+    """`layers`, of a run."""
+    return layers(record.machine, record.model, record.settings, record.run.placement)
+
+
 def place_of(here: Machine, model: Model, settings: Settings, placement: Placement | None = None) -> Where:
     """Where some settings run a model: all devices whose kernels its steps need, that of most layers first."""
-    counts = Counter(layers(here, model, settings, placement))
+    counts = collections.Counter(layers(here, model, settings, placement))
     ordered = [name for name, _ in counts.most_common()]
     if (settings.kv_offload is False or settings.n_cpu_moe) and None not in ordered:
         ordered.append(None)
@@ -70,27 +88,6 @@ def place_of(here: Machine, model: Model, settings: Settings, placement: Placeme
 def place_of_record(record: Record) -> Where:
     """Where a run was made."""
     return place_of(record.machine, record.model, record.settings, record.run.placement)
-
-
-def layers(
-    here: Machine, model: Model, settings: Settings, placement: Placement | None = None
-) -> tuple[str | None, ...]:
-    """The device of each layer, the output last; None is the CPU."""
-    n_layer = model.n_layer or 0
-    if placement is not None and len(placement.layers) == n_layer + 1:
-        return tuple(None if name == CPU else name for name in placement.layers)
-    devices = machine.used(here, settings)
-    if not devices:
-        return (None,) * (n_layer + 1)
-    sizes = {one.name: one.memory_bytes for one in devices if one.memory_bytes}
-    names = tuple(one.name for one in devices)
-    split = shares(sizes, names)
-    return tuple(None if i is None else names[i] for i in rule(n_layer, settings.n_gpu_layers, split))
-
-
-def layers_of(record: Record) -> tuple[str | None, ...]:
-    """`layers`, of a run."""
-    return layers(record.machine, record.model, record.settings, record.run.placement)
 
 
 def label(name: str | None) -> str:
@@ -123,13 +120,14 @@ def same_machine(one: Machine, other: Machine) -> bool:
 
 def hold_for(ceilings: Ceilings, where: Where) -> bool:
     """Whether ceilings were measured there: on the same machine and build, kinds of devices, and layout of weights."""
+
+    def kinds(here: Machine, names: Sequence[str | None]) -> set[str | None]:
+        return {device.description if (device := device_of(here, name)) else name for name in names}
+
     every = each_device(ceilings)
-    kinds, wanted = (
-        {device.description if (device := device_of(here, name)) else name for name in names}
-        for here, names in ((ceilings.machine, [one.device for one in every]), (where.machine, where.devices))
-    )
-    alike = all(one.on_gpu or (one.repack is False) == (where.repack is False) for one in every)
-    return alike and kinds == wanted and same_machine(ceilings.machine, where.machine)
+    own = kinds(ceilings.machine, [one.device for one in every])
+    is_alike = all(one.on_gpu or (one.repack is False) == (where.repack is False) for one in every)
+    return is_alike and own == kinds(where.machine, where.devices) and same_machine(ceilings.machine, where.machine)
 
 
 COLUMNS = (1, 2, 4, 8, 32, 128)  # batch sizes between decode and prefill; a full ubatch is added
@@ -169,11 +167,8 @@ LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
 READ, BIG = "read", 256 * 2**20
 """The name of a plain read in ceilings, and the smallest number of bytes that it goes through."""
 
-EACH_S, GB_S, SURE_S = 0.25, 1.2, 10
-"""Seconds that a probe takes, about, and that 10^9 bytes of new weights take. The forecast trusts these as much as
-SURE_S seconds of measuring."""
-
-HINT = "Measure them on that machine: lab ceilings"
+EACH_S, SURE = 0.5, 20
+"""Seconds that a probe takes, about; the forecast trusts them as much as SURE measured probes."""
 
 
 def ceilings(
@@ -235,8 +230,7 @@ def measure(
             return obtain(worker, where, todo, watch, warn, folder)
         except KeyboardInterrupt:
             left = unknown(shape, plan.settings, types, where, kept(folder, lambda text: None))
-            lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
-            state = f"The set is incomplete: {lacking}" if left else "Every kernel was measured, some in fewer rounds."
+            state = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
             say(f"\nInterrupted. Finished measurements are kept in {folder}. {state}")
             raise
 
@@ -260,20 +254,16 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
         for matrix in matrices:
             columns = (*COLUMNS, settings.n_ubatch) if matrix is matrices[0] else (1, settings.n_ubatch)
             is_small = matrix.part not in (OUTPUT, EMBEDDING)  # the output matrix works for few tokens only
-            sizes = [n for n in sorted({*columns}) if n <= MOST_OUTPUTS or is_small]
-            for n in sizes:
+            experts: dict[str, Any] = {"n_expert": matrix.n_expert, "n_expert_used": model.n_expert_used}
+            more, op = (experts, MUL_MAT_ID) if matrix.part == EXPERTS else ({}, MUL_MAT)
+            for n in (n for n in sorted({*columns}) if n <= MOST_OUTPUTS or is_small):
                 n_bytes = pass_bytes(MANY if n <= 8 else MIDDLE if n <= 32 else FEW, device)
                 n_threads = settings.n_threads if n == 1 else settings.n_threads_batch
                 if device is None:
                     block_weights, block_bytes = BLOCKS[matrix.type]
-                    most = round(THREAD_FLOPS * n_threads / (2 * n) * block_bytes / block_weights)
-                    n_bytes = min(n_bytes, most)
+                    n_bytes = min(n_bytes, round(THREAD_FLOPS * n_threads / (2 * n) * block_bytes / block_weights))
                 size = min(matrix.rows, MOST_ROWS), matrix.columns, None, n, n_bytes, n_threads, device, SECONDS
-                probe = Probe(MUL_MAT, matrix.type, *size, repack=repack)
-                if matrix.part == EXPERTS:
-                    n_expert, n_used = matrix.n_expert, model.n_expert_used
-                    probe = dataclasses.replace(probe, op=MUL_MAT_ID, n_expert=n_expert, n_expert_used=n_used)
-                wanted.append(probe)
+                wanted.append(Probe(op, matrix.type, *size, repack=repack, **more))
     wanted += _attention(model, settings, max(layers, key=lambda part: part.n_layer), device)
     if device is not None:
         both = [(op, n) for op in (UPLOAD, DOWNLOAD) for n in COPIES]
@@ -283,32 +273,28 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
 
 def used_types(model: Model) -> list[str]:
     """The types of matrices that hold at least MIN_SHARE of what a decode step reads, the largest first."""
-    read: dict[str, float] = {}
+    read = collections.Counter[str]()
     for product in cost.products(model, 1, 1) or []:
-        read[product.matrix.type] = read.get(product.matrix.type, 0) + product.n_bytes
-    least = MIN_SHARE * sum(read.values())
-    return [kind for kind in sorted(read, key=lambda kind: -read[kind]) if read[kind] >= least]
+        read[product.matrix.type] += product.n_bytes  # type: ignore[assignment]
+    return [kind for kind, n_bytes in read.most_common() if n_bytes >= MIN_SHARE * read.total()]
 
 
 def _shapes(model: Model) -> list[list[Matrix]]:
     """Of each used type the shape that a decode step reads most of; then the second, and experts, where they matter."""
-    read: dict[str, dict[tuple[object, ...], tuple[float, Matrix]]] = {kind: {} for kind in used_types(model)}
+    read, matrices = collections.Counter[tuple[object, ...]](), dict[tuple[object, ...], Matrix]()
     for product in cost.products(model, 1, 1) or []:
         matrix = product.matrix
-        if matrix.type in read:
-            key = matrix.part == EXPERTS, matrix.rows, matrix.columns, matrix.n_expert
-            n_bytes = read[matrix.type].get(key, (0.0, matrix))[0] + product.n_bytes
-            read[matrix.type][key] = n_bytes, matrix
+        shape_of = matrix.type, matrix.part == EXPERTS, matrix.rows, matrix.columns, matrix.n_expert
+        read[shape_of] += product.n_bytes  # type: ignore[assignment]
+        matrices.setdefault(shape_of, matrix)
     chosen = []
-    for sizes in read.values():
-        ordered = sorted(sizes.values(), key=lambda size: -size[0])
-        total = sum(n_bytes for n_bytes, _ in ordered)
-        kept = [matrix for n_bytes, matrix in ordered[:2] if n_bytes >= SECOND_SHARE * total] or [ordered[0][1]]
-        for experts in (True, False):  # each has a kernel of its own
-            alike = [matrix for _, matrix in ordered if (matrix.part == EXPERTS) == experts]
-            if alike and not any((matrix.part == EXPERTS) == experts for matrix in kept):
-                kept.append(alike[0])
-        chosen.append(kept)
+    for kind in used_types(model):
+        ordered = [one for one, _ in read.most_common() if one[0] == kind]
+        total = sum(read[one] for one in ordered)
+        kept = [one for one in ordered[:2] if read[one] >= SECOND_SHARE * total] or ordered[:1]
+        for is_expert in {True, False} - {one[1] for one in kept}:  # each has a kernel of its own
+            kept += [one for one in ordered if one[1] == is_expert][:1]
+        chosen.append([matrices[one] for one in kept])
     return chosen
 
 
@@ -395,33 +381,9 @@ def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
     return Rate(READ, "I64", "numpy", 1, n_bytes // 8, 1, n_threads, n_bytes, 0, tuple(times[1:]))
 
 
-def _each_s(todo: Sequence[Probe]) -> list[float]:
-    """The estimated seconds of each probe in a round: those of the same weights follow one another."""
-    weights = [(probe.device, key(dataclasses.replace(probe, n_tokens=1, n_threads=1))) for probe in todo]
-    is_new = [own != before for own, before in zip(weights, [None, *weights], strict=False)]
-    return [EACH_S + GB_S * probe.n_bytes / 1e9 * new for probe, new in zip(todo, is_new, strict=True)]
-
-
 def expected_s(todo: Sequence[Probe]) -> float:
     """The estimated seconds of these probes in all rounds, on a quiet machine."""
-    return ROUNDS * sum(_each_s(todo))
-
-
-def obtain(
-    worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Callable[[str], None], folder: Path
-) -> Ceilings:
-    """Measure these probes (those that are `unknown`), keep them in `folder`, and return all ceilings of `where`.
-
-    `watch` gets the status, `warn` the disturbances.
-    """
-    if todo and (words := run_probes(worker, where, todo, watch, folder)):
-        warn(
-            f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
-            "Some can be too low. Measure again: --again"
-        )
-    best = known(kept(folder, lambda sentence: None), where)
-    assert best is not None
-    return best
+    return EACH_S * ROUNDS * len(todo)
 
 
 def unknown(
@@ -429,11 +391,8 @@ def unknown(
 ) -> list[Probe]:
     """The probes of a model, on every device of `where`, that `given` ceilings do not answer. LabError for two GPUs."""
     _check_one_gpu(where)
-    todo = list[Probe]()
-    for name in where.devices:
-        of_device = known(given, dataclasses.replace(where, devices=(name,)))
-        todo += missing(probes(model, settings, types, name), of_device)
-    return todo
+    of_device = {name: known(given, dataclasses.replace(where, devices=(name,))) for name in where.devices}
+    return [one for name, best in of_device.items() for one in missing(probes(model, settings, types, name), best)]
 
 
 def _check_one_gpu(where: Where) -> None:
@@ -446,57 +405,60 @@ def _check_one_gpu(where: Where) -> None:
         )
 
 
-def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path) -> str:
-    """Run the probes of each device in turn and keep all in `folder`, whatever happens to the last.
+def obtain(
+    worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Callable[[str], None], folder: Path
+) -> Ceilings:
+    """Measure these probes (those that are `unknown`), keep them in `folder`, and return all ceilings of `where`.
 
     Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
     disturbed, another follows, at most MOST_EXTRA_ROUNDS. `watch` is told before each probe which it is, how long all
-    of them will still take, and what disturbs this round. Returns what disturbed the last rounds; "" for nothing.
+    of them will still take, and what disturbs this round; `warn` what disturbed the last round. Whole kernels are kept,
+    whatever happens to the others.
     """
-    said, started, done_s, left_s = list[str](), time.monotonic(), 0.0, expected_s(wanted)
-    n_done, n_all = 0, ROUNDS * len(wanted)
-    for name in dict.fromkeys(probe.device for probe in wanted):
-        own, words = [probe for probe in wanted if probe.device == name], ""
-        rates: dict[tuple[object, ...], Rate] = {}
-        each_s, n_threads = _each_s(own), max(probe.n_threads for probe in own)
+    said, started, n_done, n_all = list[str](), time.monotonic(), 0, ROUNDS * len(todo)
+    for name in dict.fromkeys(probe.device for probe in todo):
+        own, words = [probe for probe in todo if probe.device == name], ""
+        passes = collections.defaultdict[tuple[object, ...], list[Rate]](list)
+        n_threads = max(probe.n_threads for probe in own)
         n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
         try:
             for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
-                if round_number >= ROUNDS:
-                    n_all, left_s = n_all + len(own), left_s + sum(each_s)
+                n_all += len(own) if round_number >= ROUNDS else 0
                 noisy = noise_watch.NoiseWatch(worker.pid)
-                for probe, probe_s in zip(own, each_s, strict=True):
+                for probe in own:
                     elapsed_s = time.monotonic() - started
-                    pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
+                    left_s = (n_all - n_done) * (elapsed_s + SURE * EACH_S) / (n_done + SURE)
                     slower = f" (slower: {words})" if words else ""
                     doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
-                    watch(Status(doing, left_s=pace * left_s))
-                    _keep(rates, _timed(worker, probe))
-                    n_done, done_s, left_s = n_done + 1, done_s + probe_s, left_s - probe_s
+                    watch(Status(doing, left_s=left_s))
+                    rate, n_done = worker.probe(probe), n_done + 1
+                    passes[key(rate)].append(rate)
                     words = disturbances.during(noisy.finish(), n_free)
                 if name is None:
-                    _keep(rates, read_rate(n_threads))
+                    rate = read_rate(n_threads)
+                    passes[key(rate)].append(rate)
                 if round_number + 1 >= ROUNDS and not words:
                     break
         finally:
-            cut = {_kernel(probe) for probe in own if key(probe) not in rates}  # nothing lies between their sizes
-            whole = tuple(rate for rate in rates.values() if _kernel(rate) not in cut)
+            cut = {_kernel(probe) for probe in own if key(probe) not in passes}  # nothing lies between their sizes
+            whole = tuple(
+                dataclasses.replace(rates[0], times_ns=tuple(ns for rate in rates for ns in rate.times_ns))
+                for rates in passes.values()
+                if _kernel(rates[0]) not in cut
+            )
             if whole:
                 made = Ceilings(utc_now(), where.machine, name is not None, whole, device=name)
                 repack = where.repack if name is None else None
                 save(dataclasses.replace(made, repack=repack, disturbed=words or None), folder)
-        said.append(words)
-    return " and ".join(dict.fromkeys(filter(None, said)))
-
-
-def _timed(worker: Worker, probe: Probe) -> Rate:
-    """One probe. Where it ends the engine the error names it."""
-    try:
-        return worker.probe(probe)
-    except WorkerDied as problem:
-        hint = "Leave the type out (--types), or use another model. To find a setting that avoids a crash: lab doctor"
-        what = f"{problem.what} It happened while measuring {_describe(probe)}."
-        raise WorkerDied(what, hint, problem.status) from None
+        said += [words] if words and words not in said else []
+    if said:
+        warn(
+            f"While the ceilings were measured, {' and '.join(said)}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
+            "Some can be too low. Measure again: --again"
+        )
+    best = known(kept(folder, lambda sentence: None), where)
+    assert best is not None
+    return best
 
 
 def _describe(probe: Probe) -> str:
@@ -506,12 +468,6 @@ def _describe(probe: Probe) -> str:
     what = "experts, " if probe.op == MUL_MAT_ID else what
     on = plural(probe.n_threads, "thread") if probe.device is None else probe.device
     return f"{what}{probe.type}, {plural(probe.n_tokens, 'column')}, {on}"
-
-
-def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
-    """Add the passes of a further round to those of the same probe."""
-    old = rates.get(key(rate))
-    rates[key(rate)] = rate if old is None else dataclasses.replace(old, times_ns=old.times_ns + rate.times_ns)
 
 
 def save(ceilings: Ceilings, folder: Path) -> Path:
@@ -547,17 +503,16 @@ def known(given: Sequence[Ceilings], where: Where) -> Ceilings | None:
         place = dataclasses.replace(where, devices=(name,))
         fitting = [dataclasses.replace(old, others=None) for old in given if old.on_gpu == (name is not None)]
         fitting = sorted((old for old in fitting if hold_for(old, place)), key=lambda old: old.measured_at)
-        if not fitting or sum(one.on_gpu for one in found) + (name is not None) > 1:
+        if not fitting or sum(one is not None for one in where.devices) > 1:
             return None
         best: dict[tuple[object, ...], Rate] = {}
         for rate in (rate for old in fitting for rate in old.rates):
             if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
                 best[key(rate)] = rate
         quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
-        words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
-        made = Ceilings(fitting[-1].measured_at, where.machine, name is not None, tuple(best.values()), device=name)
-        repack, disturbed = fitting[-1].repack, words[-1] if words else None
-        found.append(dataclasses.replace(made, repack=repack, disturbed=disturbed))
+        words = [None, *(old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates))]
+        newest = dataclasses.replace(fitting[-1], machine=where.machine, device=name, rates=tuple(best.values()))
+        found.append(dataclasses.replace(newest, disturbed=words[-1]))
     return dataclasses.replace(found[0], others=tuple(found[1:]) or None)
 
 
@@ -582,19 +537,15 @@ def need(given: Sequence[Ceilings], where: Where, what: str) -> Ceilings:
     if best := known(given, where):
         return best
     name = next(name for name in where.devices if known(given, dataclasses.replace(where, devices=(name,))) is None)
-    if len(where.devices) > 1:
-        what = f"{label(name)} ({device_label(where.machine, name)}), for {what}"
-    hint = "Measure them there, with the settings of the runs: lab ceilings" if name else HINT
-    if name is None and where.repack is False:
-        raise LabError(f"The ceilings of {what} without repacking have not been measured.", f"{HINT} --no-repack")
-    if others := [old for old in given if old.on_gpu == (name is not None)]:
-        other, named = others[-1].machine, device_label(others[-1].machine, others[-1].device)
-        raise LabError(
-            f"The known ceilings are of another machine or build ({named}, llama.cpp {other.llama_cpp_commit}), not of "
-            f"{what}.",
-            hint,
-        )
-    raise LabError(f"The ceilings of {what} have not been measured.", hint)
+    is_plain = name is None and where.repack is False
+    others = [old for old in given if old.on_gpu == (name is not None) and not is_plain]
+    on = f"{label(name)} ({device_label(where.machine, name)}), for {what}" if len(where.devices) > 1 else what
+    hint = f"Measure them on that machine, with the settings of the runs: lab ceilings{' --no-repack' * is_plain}"
+    if others:
+        named, commit = device_label(others[-1].machine, others[-1].device), others[-1].machine.llama_cpp_commit
+        known_are = f"The known ceilings are of another machine or build ({named}, llama.cpp {commit})"
+        raise LabError(f"{known_are}, not of {on}.", hint)
+    raise LabError(f"The ceilings of {on}{' without repacking' * is_plain} have not been measured.", hint)
 
 
 def lines(ceilings: Ceilings | None) -> list[Ceilings]:

@@ -10,14 +10,13 @@ beside a GPU llama.cpp copies their weights to the GPU for steps of 32 tokens an
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.core import cost, shell
-from lab.core.lists import plural
+from lab.core.lists import grouped, plural
 from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.core.shape import ATTENTION as IN_ATTENTION
 from lab.core.shape import EXPERTS, Heads, Matrix
@@ -31,7 +30,9 @@ LEAST_COPIED = 32
 """Tokens of a step from which on weights are copied to a GPU (offload_op of ggml-cuda and ggml-vulkan)."""
 
 VALUE_BYTES = 4
+READERS = (MUL_MAT, MUL_MAT_ID, probing.READ)  # probes that read all of their bytes from the device's own memory
 
+Spans = Sequence[cost.Span]
 Layers = tuple[str | None, ...]  # the device of each layer, the output last; None is the CPU
 
 
@@ -61,25 +62,17 @@ class Parts(NamedTuple):
         return Kernels(layers_s, head_s, attention_s, self.between_s)
 
 
-def total(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    n_tokens: int,
-    n_past: int,
-    n_outputs: int,
-    others: Sequence[cost.Span] = (),
-) -> Kernels:
-    """Least time of a step in its kernels, as `parts` has it by device."""
-    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, others).total
-
-
 def not_known(model: Model) -> LabError:
     """The error for a model whose steps have an unknown cost."""
-    reason = f" ({model.uncounted})" if model.uncounted else ""
-    return LabError(
-        f"The cost of a step of {model.name} cannot be derived from its header{reason}.", "Use another model."
-    )
+    what = f"The cost of a step of {model.name} cannot be derived from its header"
+    return LabError(f"{what}{f' ({model.uncounted})' if model.uncounted else ''}.", "Use another model.")
+
+
+def total(
+    model: Model, settings: Settings, ceilings: Ceilings, n: int, n_past: int, n_outputs: int, others: Spans = ()
+) -> Kernels:
+    """Least time of a step in its kernels, as `parts` has it by device."""
+    return parts(model, settings, ceilings, n, n_past, n_outputs, others).total
 
 
 def parts(
@@ -89,12 +82,12 @@ def parts(
     n_tokens: int,
     n_past: int,
     n_outputs: int,
-    others: Sequence[cost.Span] = (),
+    others: Spans = (),
     layers: Layers | None = None,
 ) -> Parts:
     """Least time of a step on each device; `others` are further sequences in it, whose attention is each its own.
 
-    `layers` says where the layers lie; without it the rule of `layers` does. With the ceilings of one device
+    `layers` says where the layers lie; without it the rule of `probing.layers` does. With the ceilings of one device
     alone all of them lie there. LabError where the model's cost is not known, and for a missing probe.
     """
     spans = Counter([(n_tokens, n_past), *others])
@@ -107,16 +100,11 @@ def parts(
     n_threads = settings.n_threads if n_all == 1 else settings.n_threads_batch
     if not is_split:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
-    elif layers is None:
-        layers = probing.layers(ceilings.machine, model, settings)
-    *blocks, output = layers
+    *blocks, output = layers or probing.layers(ceilings.machine, model, settings)
     caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else blocks
-    if lacking := [probing.label(name) for name in (*layers, *caches) if name not in by_device]:
-        raise LabError(
-            f"The ceilings of {lacking[0]} have not been measured.",
-            "Measure them with the settings of the runs: lab ceilings",
-        )
-    seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*layers, *by_device))}
+    if lacking := [probing.label(name) for name in (*blocks, output, *caches) if name not in by_device]:
+        raise _lacking(lacking[0])
+    seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*blocks, output, *by_device))}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
     for product in work:
         if product.matrix.type not in used:
@@ -135,8 +123,7 @@ def parts(
     kind, is_flash = settings.type_k.upper(), settings.flash_attn_resolved != "off"
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     for name, n_layers in Counter(caches).items():
-        # The CPU's flash attention skips masked positions.
-        is_whole = settings.kv_unified and (name is not None or not is_flash)
+        is_whole = settings.kv_unified and (name is not None or not is_flash)  # the CPU's flash attention skips masks
         for (n, past), times in spans.items():
             beside = [*(spans - Counter([(n, past)])).elements()] if is_whole else []
             for part in cost.attended(model, n, past, beside) or ():
@@ -144,7 +131,7 @@ def parts(
                 size = kind, n, n_threads, part.n_positions, is_flash
                 s_per_flop = attention_s_per_flop(by_device[name], model, part.heads, *size)
                 seconds[name][2] += n_layers / len(caches) * times * flops * s_per_flop
-    between_s = _between_s(model, by_device[gpu], layers, n_all, n_outputs, uploaded) if is_split else 0.0
+    between_s = _between_s(model, by_device[gpu], [*blocks, output], n_all, n_outputs, uploaded) if is_split else 0.0
     return Parts({name: Kernels(*times) for name, times in seconds.items()}, between_s)
 
 
@@ -161,13 +148,14 @@ def _blocks_with(
     return blocks[:-1] if is_last_apart else blocks
 
 
-def _between_s(model: Model, gpu: Ceilings, layers: Layers, n_tokens: int, n_outputs: int, uploaded: float) -> float:
+def _between_s(
+    model: Model, gpu: Ceilings, layers: Sequence[str | None], n_tokens: int, n_outputs: int, uploaded: float
+) -> float:
     """Seconds of the copies: the hidden state wherever the device changes, the logits, and weights for the GPU."""
     hidden, logits = VALUE_BYTES * (model.n_embd or 0), VALUE_BYTES * (model.n_vocab or 0)
-    *blocks, output = layers
-    places = [(None, 0), *((name, n_tokens * hidden) for name in blocks), (output, n_outputs * hidden)]
+    sizes = [*[n_tokens * hidden] * (len(layers) - 1), n_outputs * hidden, n_outputs * logits]
     seconds = copy_s(gpu, UPLOAD, uploaded) if uploaded else 0.0
-    for (source, _), (target, n_bytes) in itertools.pairwise([*places, (None, n_outputs * logits)]):
+    for source, target, n_bytes in zip([None, *layers], [*layers, None], sizes, strict=True):
         if source != target and n_bytes:
             seconds += copy_s(gpu, UPLOAD if source is None else DOWNLOAD, n_bytes)
     return seconds
@@ -176,13 +164,12 @@ def _between_s(model: Model, gpu: Ceilings, layers: Layers, n_tokens: int, n_out
 def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
     """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
     op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    by_shape = _by_shape(ceilings, op, matrix.type, n_threads, (matrix.rows, matrix.columns))
+    by_shape = _by_shape(ceilings, op, matrix.type, n_threads, matrix.rows, matrix.columns)
     if not by_shape:
         known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
         raise _not_measured(ceilings, model, " and ".join(lacking), n_threads, "--types", ",".join(lacking))
-    most = max(len(points) for points in by_shape)
-    nearest = by_shape[0]
+    nearest, most = by_shape[0], max(len(points) for points in by_shape)
     if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
         nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
     points = {n: min(min(rate.times_ns) / 1e9 / rate.n_bytes for rate in rates) for n, rates in nearest.items()}
@@ -211,37 +198,34 @@ def attention_points(
 
     Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
     """
-    size = heads.n_head, model.head_dim, heads.n_head_kv
-    plain = [] if is_flash else _by_shape(ceilings, PLAIN_ATTENTION, kind, n_threads, size)
-    by_shape = plain or _by_shape(ceilings, ATTENTION, kind, n_threads, size)
-    if not by_shape:
-        raise _not_measured(ceilings, model, f"attention on a {kind} cache", n_threads, "-ctk", kind.lower())
-    return {
-        n: {rate.n_positions or 0: min(rate.times_ns) / 1e9 / rate.flops if rate.flops else math.inf for rate in rates}
-        for n, rates in by_shape[0].items()
-    }
+    for op in [ATTENTION] if is_flash else [PLAIN_ATTENTION, ATTENTION]:
+        size = heads.n_head, model.head_dim or 1, heads.n_head_kv
+        if by_shape := _by_shape(ceilings, op, kind, n_threads, *size):
+            return {
+                n: {one.n_positions or 0: min(one.times_ns) / 1e9 / one.flops if one.flops else math.inf for one in own}
+                for n, own in by_shape[0].items()
+            }
+    raise _not_measured(ceilings, model, f"attention on a {kind} cache", n_threads, "-ctk", kind.lower())
 
 
 def _by_shape(
-    ceilings: Ceilings, op: str, kind: str, n_threads: int, wanted: tuple[int | None, ...]
+    ceilings: Ceilings, op: str, kind: str, n_threads: int, rows: int, columns: int, n_head_kv: int | None = None
 ) -> list[dict[int, list[Rate]]]:
-    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
+    """The rates of each probed shape by n_tokens, the shape that is most like the wanted one first.
 
     On the CPU those measured with n_threads threads. Kernels are slower on small matrices; heads that share keys are
     another kernel.
     """
-    rows, columns, n_head_kv = (*wanted, None)[:3]
-    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
-    distances: dict[tuple[object, ...], float] = {}
-    for rate in ceilings.rates:
-        if (rate.op, rate.type) != (op, kind) or not (ceilings.on_gpu or rate.n_threads == n_threads):
-            continue
-        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
-        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
-        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
-        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
-        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
-    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
+
+    def distance(rates: Sequence[Rate]) -> float:
+        own = rates[0]
+        shared = (own.rows / (own.n_head_kv or own.rows)) / (rows / (n_head_kv or rows))
+        return sum(abs(math.log(ratio)) for ratio in (own.rows / rows, own.columns / columns, shared))
+
+    rates = [one for one in ceilings.rates if (one.op, one.type) == (op, kind)]
+    rates = [one for one in rates if ceilings.on_gpu or one.n_threads == n_threads]
+    shapes = grouped(rates, lambda one: (one.rows, one.columns, one.n_head_kv, one.n_expert, one.n_expert_used))
+    return [grouped(own, lambda one: one.n_tokens) for own in sorted(shapes.values(), key=distance)]
 
 
 def _not_measured(ceilings: Ceilings, model: Model, what: str, n_threads: int, *words: str) -> LabError:
@@ -251,6 +235,11 @@ def _not_measured(ceilings: Ceilings, model: Model, what: str, n_threads: int, *
     return LabError(f"The ceilings of {what} {on} have not been measured here.", f"Run: {command}")
 
 
+def _lacking(what: str) -> LabError:
+    hint = "Measure them with the settings of the runs: lab ceilings"
+    return LabError(f"The ceilings of {what} have not been measured.", hint)
+
+
 def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float:
     """Best seconds of an upload or download of n_bytes: a constant, and a time per byte.
 
@@ -258,8 +247,7 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float:
     """
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
-        what = f"The ceilings of copies to and from {probing.label(ceilings.device)} have not been measured."
-        raise LabError(what, "Measure them with the settings of the runs: lab ceilings")
+        raise _lacking(f"copies to and from {probing.label(ceilings.device)}")
     (few, few_s), (many, many_s) = points[0], points[-1]
     per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
     return max(0.0, few_s - per_byte * few) + per_byte * n_bytes
@@ -273,9 +261,6 @@ def _interpolated(points: dict[int, float], n: int) -> float:
         return points[below if n >= below else above]
     share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
     return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
-
-
-READERS = (MUL_MAT, MUL_MAT_ID, probing.READ)  # probes that read all of their bytes from the device's own memory
 
 
 class Roof(NamedTuple):
