@@ -27,6 +27,7 @@ import os
 import selectors
 import sys
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ class NullServer:
 
     url: str
     pid: int
+
+    def sent(self) -> dict[str, Any]:
+        """What it was asked, and sent."""
+        with urllib.request.urlopen(f"{self.url.removesuffix('/v1')}/null/sent") as answer:
+            return dict(json.load(answer))
 
 
 @dataclass(frozen=True)

@@ -3,75 +3,41 @@
 Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
 """
 
-import random
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from lab.core import request as kinds
 from lab.core import request_times as times
 from lab.core.record import FAILED, OK
-from lab.core.request import (
-    BAD_REQUEST,
-    CHAT,
-    COMPLETIONS,
-    CUT_OFF,
-    ERROR_INSIDE,
-    HALF_LINE,
-    LONG_LINE,
-    LOST,
-    NO_STREAM,
-    RATE_LIMITED,
-    REASONING,
-    REFUSED,
-    ROLE,
-    SERVER_ERROR,
-    STALLED,
-    TIMEOUT,
-    USAGE,
-    WRONG_JSON,
-    Asked,
-    Endpoint,
-    Request,
-    short_name,
-)
+from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, Request, short_name
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.serve import formats as options
-from lab.features.serve import servers
-from lab.features.serve.access import Access, Client, ClientDied, access, ask
+from lab.features.serve.access import Access, Client, ClientDied, access
 from lab.features.serve.formats import Ask, SendPlan, ask_for
-from lab.features.serve.servers import MOST_PROBES, choose_model, examine
-from tests.null_server import (
-    ACCEPT,
-    ALWAYS,
-    NEVER,
-    RUNNING,
-    TEMPLATE_TOKENS,
-    Behaviour,
-    NullSettings,
-    null_server,
-)
+from lab.features.serve.servers import MOST_PROBES, choose_model, connect
+from tests.null_server import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 
 MS = 1_000_000
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0}
 FAILING = {
-    "429": RATE_LIMITED,
-    "500": SERVER_ERROR,
-    "400": BAD_REQUEST,
-    "401": BAD_REQUEST,
-    "html": NO_STREAM,
-    "whole": NO_STREAM,
-    "error": ERROR_INSIDE,
-    "late error": ERROR_INSIDE,
-    "wrong JSON": WRONG_JSON,
-    "half a line": HALF_LINE,
-    "cut off": CUT_OFF,
-    "lost": LOST,
-    "endless line": LONG_LINE,
-    "stall": STALLED,
-    "never": TIMEOUT,
+    "429": kinds.RATE_LIMITED,
+    "500": kinds.SERVER_ERROR,
+    "400": kinds.BAD_REQUEST,
+    "html": kinds.NO_STREAM,
+    "whole": kinds.NO_STREAM,
+    "error": kinds.ERROR_INSIDE,
+    "late error": kinds.ERROR_INSIDE,
+    "wrong JSON": kinds.WRONG_JSON,
+    "half a line": kinds.HALF_LINE,
+    "cut off": kinds.CUT_OFF,
+    "lost": kinds.LOST,
+    "endless line": kinds.LONG_LINE,
+    "stall": kinds.STALLED,
+    "never": kinds.TIMEOUT,
 }
 MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "echo": Behaviour(fails="echo", **FAST),
@@ -90,6 +56,7 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
 }
+SECRET = "sk-very-secret-0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +73,7 @@ def client(asked: Access) -> Iterator[Client]:
 
 def make_ask(model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Ask:
     used = changes.pop("options", options.OPTIONS)
-    nonce = changes.pop("nonce", None)
-    return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used, nonce)
+    return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used)
 
 
 def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Request:
@@ -115,9 +81,9 @@ def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api:
     return reply.request
 
 
-def n_sent(asked: Access) -> int:
+def n_sent(client: Client) -> int:
     """Requests for tokens that the server has had."""
-    return int((ask(asked, f"{asked.root}/null/sent").parsed or {})["n_requests"])
+    return int((client.ask(f"{client.access.root}/null/sent").parsed or {})["n_requests"])
 
 
 # 1: a chunk is not a token
@@ -147,8 +113,7 @@ def test_trap_1_uncounted_chunks_give_no_itl(client: Client) -> None:
 def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     request = send(client, "role at accept")
     assert request.events.kind[0] == ROLE
-    assert (figures(request).ttft_ns or 0) >= 60 * MS
-    assert (figures(request).ttft_ns or 0) >= request.events.arrive_ns[0]
+    assert (figures(request).ttft_ns or 0) >= max(60 * MS, request.events.arrive_ns[0])
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
 
 
@@ -175,12 +140,9 @@ def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
 
 
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
-    endpoint = Endpoint(url=asked.url, api=CHAT)
-    counter = servers.counter_of(asked, endpoint, "cache")
-    assert counter
-    rng = random.Random(1)
-    made = [servers.make_prompt(30, counter, "the same words each time", rng) for _ in range(3)]
-    assert len({prompt.text[0] for prompt in made}) > 1  # they differ from the first letter on
+    with connect(asked.url, "cache") as server:
+        made = [server.prompt(30, "the same words each time", seed=1, repeat=0) for _ in range(3)]
+    assert len({prompt.text[:3] for prompt in made}) > 1  # they differ from the beginning on
     cached = [send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage for prompt in made]
     assert all(usage and (usage.cached_tokens or 0) < 8 for usage in cached)
 
@@ -212,36 +174,30 @@ def test_trap_6_reasoning_is_the_first_token_and_not_the_first_output(client: Cl
 @pytest.mark.parametrize("has_tokenize", [True, False])
 def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> None:
     settings = NullSettings(models={"null": Behaviour(**FAST)}, has_tokenize=has_tokenize)
-    with null_server(settings) as server, Client(asked := access(server.url)) as client:
-        endpoint = Endpoint(url=asked.url, api=api, accepted=(options.INCLUDE_USAGE,))
-        counter = servers.counter_of(asked, endpoint, "null")
-        assert counter and counter.by == ("tokenize" if has_tokenize else "usage")
+    with null_server(settings) as started, connect(started.url, api=api) as server:
+        assert server.counter and server.counter.by == ("tokenize" if has_tokenize else "usage")
         for n in (13, 100, 2000):
-            prompt = servers.make_prompt(n, counter, "some words of a text", random.Random(n))
+            prompt = server.prompt(n, "some words of a text", seed=n, repeat=0)
             assert prompt.n_tokens == n
-            usage = send(client, "null", 1, prompt.text, api).usage
+            usage = send(server.client, "null", 1, prompt.text, api).usage
             assert usage and usage.prompt_tokens == n
+        with pytest.raises(LabError, match="A prompt of 7 tokens is not possible: the shortest one has"):
+            server.prompt(7, "words", seed=1, repeat=0)
 
 
-def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
-    counter = servers.Counter("tokenize", lambda text: len(text.split()) + 20)
-    with pytest.raises(LabError, match="A prompt of 10 tokens is not possible: the shortest one has 28"):
-        servers.make_prompt(10, counter, "words", random.Random(1))
-
-
-# 10: failures are classes of their own, pings are no content
+# 10: failures are classes of their own
 
 
 @pytest.mark.parametrize("model", FAILING)
-def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, asked: Access, model: str) -> None:
-    before = n_sent(asked)
+def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, model: str) -> None:
+    before = n_sent(client)
     asks = (make_ask(model), make_ask("plain"))
     plan = SendPlan(asks=asks, api=CHAT, timeout_s=1.0 if model == "never" else 30.0, stall_s=0.3)
     failed, good = sorted(client.run(plan), key=lambda reply: reply.index)
     assert (failed.request.status, failed.request.failure) == (FAILED, FAILING[model])
     assert failed.request.error
     assert good.request.status == OK
-    assert n_sent(asked) == before + 2  # nothing is sent twice
+    assert n_sent(client) == before + 2  # nothing is sent twice
 
 
 def test_trap_10_a_refused_connection_is_a_class() -> None:
@@ -249,7 +205,7 @@ def test_trap_10_a_refused_connection_is_a_class() -> None:
         port = listener.getsockname()[1]
     with Client(access(f"http://127.0.0.1:{port}")) as client:
         request = send(client, "plain")
-    assert (request.failure, request.sent_ns, request.http_status) == (REFUSED, None, None)
+    assert (request.failure, request.sent_ns, request.http_status) == (kinds.REFUSED, None, None)
 
 
 # 12: ramp and drain
@@ -265,15 +221,15 @@ def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None
     assert max(sent for sent, _ in spans) <= last_ns + 0.2e9  # 20 requests would last 0.8 s
 
 
-# The probe
+# What a server can do
 
 
-def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None:
-    before = n_sent(asked)
-    endpoint = examine(asked, client, "timings").endpoint
-    assert n_sent(asked) - before <= MOST_PROBES
-    assert endpoint.api == CHAT
-    assert endpoint.server == "llama-server"
+def test_what_a_model_can_is_found_in_few_requests(client: Client, asked: Access) -> None:
+    before = n_sent(client)
+    with connect(asked.url, "timings") as server:
+        endpoint = server.endpoint
+    assert n_sent(client) - before <= MOST_PROBES
+    assert (endpoint.api, endpoint.server) == (CHAT, "llama-server")
     names = ("streaming", "usage in streams", "token ids", "tokens per event", "tokenize", "settings", "server timings")
     assert {name: endpoint.can(name) for name in names} == dict.fromkeys(names, "yes") | {"token ids": "no"}
     assert options.TIMINGS in endpoint.accepted and options.TOKEN_IDS not in endpoint.accepted
@@ -290,50 +246,45 @@ def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None
         ("no usage", "usage in streams", "no"),
     ],
 )
-def test_the_probe_says_yes_or_no(client: Client, asked: Access, model: str, name: str, answer: str) -> None:
-    endpoint = examine(asked, client, model).endpoint
-    assert endpoint.can(name) == answer
-    assert all(capability.how for capability in endpoint.capabilities)
+def test_what_a_model_can_is_yes_or_no(asked: Access, model: str, name: str, answer: str) -> None:
+    with connect(asked.url, model) as server:
+        assert server.endpoint.can(name) == answer
+        assert all(capability.how for capability in server.endpoint.capabilities)
 
 
-def test_the_probe_wants_a_model_that_answers(client: Client, asked: Access) -> None:
-    with pytest.raises(LabError, match="does not stream an answer of 500"):
-        examine(asked, client, "500")
+def test_a_model_that_does_not_answer_is_refused(asked: Access) -> None:
+    with pytest.raises(LabError, match="does not stream an answer of 500"), connect(asked.url, "500"):
+        pass
 
 
 # Keys
 
 
-SECRET = "sk-very-secret-0123456789"
-
-
 def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_TEST_KEY", SECRET)
     models = {name: MODELS[name] for name in ("plain", "echo")}
-    with null_server(NullSettings(models=models, api_key=SECRET)) as server:
-        asked = access(server.url, "LAB_TEST_KEY", ["X-Team: another-secret"])
-        assert "secret" not in repr(asked)
-        with Client(asked) as client:
-            assert send(client, "plain").status == OK
-            echoed = send(client, "echo")
-            assert echoed.failure == BAD_REQUEST and "cannot read" in (echoed.error or "")
-            assert "secret" not in repr(echoed)
-            endpoint = examine(asked, client, "plain").endpoint
-            assert "secret" not in repr(endpoint)
-        wrong = access(server.url, None, [f"Authorization: Bearer wrong-{SECRET}"])
-        with Client(wrong) as client:
+    with null_server(NullSettings(models=models, api_key=SECRET)) as started:
+        with connect(started.url, "plain", api_key_env="LAB_TEST_KEY", header=["X-Team: another-secret"]) as server:
+            assert "secret" not in repr(server.client.access)
+            assert send(server.client, "plain").status == OK
+            echoed = send(server.client, "echo")
+            assert echoed.failure == kinds.BAD_REQUEST and "cannot read" in (echoed.error or "")
+            assert "secret" not in repr(echoed) + repr(server.endpoint)
+        wrong = f"Authorization: Bearer wrong-{SECRET}"
+        with Client(access(started.url, None, [wrong])) as client:
             refused = send(client, "plain")
             assert (refused.http_status, refused.error) == (401, "401 Unauthorized: the server requires a key")
-            with pytest.raises(LabError) as problem:
-                examine(wrong, client, "plain")
-            assert "secret" not in str(problem.value)
+        with pytest.raises(LabError) as problem, connect(started.url, "plain", header=[wrong]):
+            pass
+        assert "secret" not in str(problem.value)
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:
     asked = access("http://me:very-secret@127.0.0.1:9/v1/chat/completions?key=abc")
     assert asked.url == "http://127.0.0.1:9/v1"
     assert "secret" not in repr(asked)
-    answer = ask(asked, f"{asked.root}/props", timeout_s=1)
+    with Client(asked) as client:
+        answer = client.ask(f"{asked.root}/props", timeout_s=1)
     assert answer.status is None and "secret" not in str(answer.error)
 
 
@@ -363,7 +314,6 @@ def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:
         ("/home/someone/models/tiny.Q4_0.gguf", "tiny.Q4_0.gguf"),
         ("C:\\models\\tiny.gguf", "tiny.gguf"),
         ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B"),
-        ("tiny", "tiny"),
     ],
 )
 def test_a_models_path_is_nobodys_business(model: str, name: str) -> None:

@@ -26,7 +26,6 @@ from lab.core.request import (
 from lab.core.results import save
 from lab.errors import LabError
 from lab.features.serve import loads
-from lab.features.serve.access import access, ask
 from lab.features.serve.formats import MOST_AT_ONCE
 from lab.features.serve.loads import make_plan
 from lab.features.serve.servers import connect
@@ -191,18 +190,12 @@ def test_never_more_than_max_requests_are_sent(server: NullServer, tmp_path: Pat
     assert Counter(load_of(one).label for one in of(records)) == {"2 users": 10, "4 users": 10}
 
 
-def n_requests(server: NullServer) -> int:
-    """Requests for tokens that a null server has had."""
-    asked = access(server.url)
-    return int((ask(asked, f"{asked.root}/null/sent").parsed or {})["n_requests"])
-
-
 def test_answers_that_no_stream_counts_are_tokenised_afterwards_and_never_sent_again(tmp_path: Path) -> None:
     with null_server(NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})})) as plain:
         with connect(plain.url):
-            n_probes = n_requests(plain)
+            n_probes = plain.sent()["n_requests"]
         records = lab.load(plain.url, concurrency=2, out=tmp_path, **SHORT)
-        assert n_requests(plain) == 2 * n_probes + len(records)
+        assert plain.sent()["n_requests"] == 2 * n_probes + len(records)
     assert {
         (one.request.usage.completion_tokens, one.request.usage.counted_by) for one in records if one.request.usage
     } == {(4, "tokenize")}

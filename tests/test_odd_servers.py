@@ -16,11 +16,10 @@ import pytest
 import lab
 from lab.core import request_times as times
 from lab.core.record import FAILED
-from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
+from lab.core.request import CHAT, NO, NO_STREAM, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
-from lab.features.serve import formats, through_server
-from lab.features.serve import servers as probing
-from lab.features.serve.access import Client, access, hidden, masked
+from lab.features.serve import formats, servers, through_server
+from lab.features.serve.access import Client, access, hidden
 from lab.features.serve.formats import SendPlan
 from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, raw_server, stream
@@ -34,9 +33,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 
-def chat(body: Any, **more: Any) -> dict[str, Canned]:
+def chat(body: Any) -> dict[str, Canned]:
     """A server that answers chats so."""
-    return {CHAT_PATH: Canned(body, kind=STREAM, **more)}
+    return {CHAT_PATH: Canned(body, kind=STREAM)}
 
 
 def asked_for(asked: dict[str, Any]) -> Iterator[bytes]:
@@ -46,10 +45,9 @@ def asked_for(asked: dict[str, Any]) -> Iterator[bytes]:
 
 def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Request:
     """How a request to such a server went."""
-    with odd_server(answers) as server, Client(asked := access(server.url)) as client:
+    with odd_server(answers) as server, Client(access(server.url)) as client:
         ask = formats.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
         (reply,) = client.run(SendPlan(asks=(ask,), api=CHAT, **limits))
-    assert asked.api_key_env is None
     return reply.request
 
 
@@ -58,27 +56,19 @@ def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Reques
 
 def written(secret: str) -> list[str]:
     """Ways in which a server may quote a secret."""
-    data = secret.encode()
-    coded = [base64.b64encode(before + data + b"more").decode() for before in (b"", b"x", b"xy")]
-    return [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), json.dumps(secret)[1:-1]]
+    return [secret, secret.upper(), secret.lower(), quote(secret, safe=""), json.dumps(secret)[1:-1]]
 
 
-@pytest.mark.parametrize("way", range(8))
-def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_masked_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
     asked = access("http://me:pass%20word@127.0.0.1:1", "THE_KEY", ["X-Team: another-secret"])
-    for secret in (KEY, "another-secret"):
-        text = f"before {written(secret)[way]} after"
-        shown = hidden(text, asked)
-        assert shown.startswith("before ") and shown.endswith(" after") and "***" in shown
-        pieces = [text[7:-6][i : i + 8].lower() for i in range(len(text) - 20)]
-        assert sum(piece in shown.lower() for piece in pieces) <= 2  # letters of what stands around it in base64
+    for text in (*written(KEY), *written("another-secret")):
+        assert hidden(f"before {text} after", asked) == "before *** after"
     assert hidden("me, pass word", asked) == "me, ***"
     basic = f"Authorization: Basic {base64.b64encode(b'joe:pass-9876').decode()}"
     others = access("http://127.0.0.1:1", None, [basic, 'X-Key: "pw12"', "X-Team: id:zz19q"])
     assert hidden("joe, pass-9876, pw12, zz19q", others) == "joe, ***, ***, ***"
     assert hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked) == "it begins with *** and ends with ***"
-    assert masked("no\nsecret \x1b", asked) == "no\nsecret \x1b"
 
 
 @pytest.mark.parametrize("place", ["model", "props", "error"])
@@ -95,14 +85,10 @@ def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, mo
         options = (*lengths, "--api-key-env", "THE_KEY", "--no-plot", "--out")
         status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path)
     assert status == (1 if place == "error" else 0), err
-    if place != "error":
-        (path,) = tmp_path.glob("*.jsonl")
-        assert path.read_text().count("***") >= 1
-    seen = out + err + "".join(f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir())
-    assert "***" in out + err
-    for text in written(KEY):
-        assert text not in seen
-    assert KEY[:8].lower() not in seen.lower() and KEY[-8:].lower() not in seen.lower()
+    kept = "".join(f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir())
+    assert "***" in out + err and (place == "error" or "***" in kept)
+    for text in (*written(KEY), KEY[:8], KEY[-8:]):
+        assert text.lower() not in (out + err + kept).lower()
 
 
 # Buffered answers
@@ -115,16 +101,13 @@ def held_back(asked: dict[str, Any]) -> Iterator[bytes]:
 
 
 def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
-    paths: list[Path] = []
     with odd_server(chat(held_back)) as server:
-        for name in ("a", "b"):
-            options = ("-p", "20,60", "-n", 64, "-r", 3, "--out", tmp_path / name, *["--no-plot"] * (name == "b"))
-            status, out, err = run_lab("measure", "--url", server.url, *options)
-            assert status == 0, err
-            paths += (tmp_path / name).glob("*.jsonl")
+        options = ("-p", "20,60", "-n", 64, "-r", 3, "--out", tmp_path)
+        status, out, err = run_lab("measure", "--url", server.url, *options)
+        assert status == 0, err
     assert "6 of 6 answers arrived in one piece (64 events)" in out and "E2E 0.2" in err
     assert "TPOT\n" not in out and "TTFT of a prompt" not in out
-    kept = lab.read(paths).requests
+    kept = lab.read([tmp_path]).requests
     assert kept[0].endpoint.can("streaming") == NO
     for record in kept:
         one = figures(record.request)
@@ -132,8 +115,6 @@ def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
             assert one.came_at_once and (one.e2e_ns or 0) >= 0.2e9
             assert {one.ttft_ns, one.first_output_ns, one.tpot_ns, one.tpot_bounds_ns, one.longest_stall_ns} == {None}
             assert times.chunk_gaps_ns(record.request) == [] and times.itl_ns(record.request) is None
-    status, out, err = run_lab("compare", *paths, "--no-plot")
-    assert "faster" not in out and "slower" not in out, out
 
 
 # Endless streams
@@ -143,39 +124,29 @@ def endless(asked: dict[str, Any]) -> Iterator[bytes]:
     yield from itertools.repeat(event("w "))
 
 
-def pinging(first: bytes) -> Any:
-    def pieces(asked: dict[str, Any]) -> Iterator[bytes]:
-        yield first
-        for ping in itertools.cycle((b": ping\n\n", b"event: ping\ndata: {}\n\n", b"data:\n\n")):
-            time.sleep(0.01)
-            yield ping
-
-    return pieces
+def pinging(asked: dict[str, Any]) -> Iterator[bytes]:
+    for ping in itertools.cycle((b": ping\n\n", b"event: ping\ndata: {}\n\n", b"data:\n\n")):
+        time.sleep(0.01)
+        yield ping
 
 
 def test_a_stream_without_an_end_is_given_up_soon() -> None:
     request = answer(chat(endless), n_gen=8, timeout_s=60)
     assert (request.status, request.failure) == (FAILED, TOO_LARGE)
-    assert "164 events arrived for at most 8 requested tokens" in str(request.error)
-    assert len(times.generated(request)) > 164  # what came is kept
-
-
-def test_pings_do_not_hide_a_stall() -> None:
-    request = answer(chat(pinging(event("w "))), timeout_s=30, stall_s=0.3)
-    assert (request.failure, len(times.generated(request))) == (STALLED, 1)
-    assert (request.failed_ns or 0) < 25e9
+    assert "lines arrived for at most 8 requested tokens" in str(request.error)
+    assert len(times.generated(request)) > 500  # what came is kept
 
 
 def test_pings_before_the_first_token_are_patience_until_the_timeout() -> None:
-    assert answer(chat(pinging(b": wait\n\n")), timeout_s=1.0, stall_s=0.3).failure == TIMEOUT
+    assert answer(chat(pinging), timeout_s=1.0, stall_s=0.3).failure == TIMEOUT
 
 
-def test_a_probe_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "SAY_S", 0.2)
-    with odd_server(chat(pinging(b": wait\n\n"))) as server:
+def test_an_examination_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "SAY_S", 0.2)
+    with odd_server(chat(pinging)) as server:
         for command in (("server", server.url), ("measure", "--url", server.url)):
             status, _, err = run_lab(*command, "--timeout", 1)
-            assert status == 1 and " s of at most 1 s (--timeout)" in err and "complete after 1 s (--timeout)" in err
+            assert status == 1 and " s of at most 1 s (--timeout)" in err and "complete answer after 1 s" in err
         assert server.n_asked[CHAT_PATH] == 2
     for wrong in ("0", "nan", "1e9"):
         status, _, err = run_lab("server", server.url, "--timeout", wrong)
@@ -213,12 +184,9 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (
-            b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n",
-            'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1 Debian-2"',
-        ),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", 'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1"'),
         (b"\x15\x03\x03\x00\x02\x02\x46", "uses TLS"),
-        (b"", "the connection ended without an answer"),
+        (b"", "closed the connection without an answer"),
     ],
 )
 def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:

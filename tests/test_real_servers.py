@@ -39,7 +39,6 @@ from lab.core.request import (
     ROLE,
     TEXT,
     USAGE,
-    Asked,
     Request,
     Slo,
 )
@@ -47,7 +46,7 @@ from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
 from lab.features.serve import formats, servers
-from lab.features.serve.access import access, all_headers, ask
+from lab.features.serve.access import Client, access, all_headers
 from lab.features.serve.formats import Ask, SendPlan
 from lab.features.serve.servers import Server, connect
 from lab.models import catalog
@@ -102,10 +101,6 @@ def reached(llama: RealServer, python: RealServer) -> Iterator[dict[tuple[str, s
 ALL = [(LLAMA, CHAT), (LLAMA, COMPLETIONS), (PYTHON, COMPLETIONS)]
 
 
-def asked(server: Server, n_prompt: int, n_gen: int) -> Asked:
-    return Asked(n_prompt=n_prompt, n_gen=n_gen, temperature=0.0, seed=1, ignore_eos=server.ignores_eos)
-
-
 def send(server: Server, ask: Ask) -> Request:
     (reply,) = server.client.run(SendPlan(asks=(ask,), api=server.endpoint.api))
     return server.counted(reply)
@@ -113,7 +108,7 @@ def send(server: Server, ask: Ask) -> Request:
 
 def ask_of(server: Server, n_prompt: int, n_gen: int, is_sent_once: bool = False) -> Ask:
     prompt = server.prompt(n_prompt, WORDS, seed=1, repeat=0)
-    return server.ask(prompt, asked(server, n_prompt, n_gen), is_sent_once)
+    return server.ask(prompt, n_prompt, n_gen, is_sent_once, seed=1)
 
 
 def as_it_is(ask: Ask, **fields: object) -> Ask:
@@ -152,10 +147,10 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(
 ) -> None:
     server, n = reached[which], 97
     prompt = server.prompt(n, WORDS, seed=1, repeat=0)
-    ask = as_it_is(server.ask(prompt, asked(server, n, 2)), stream=None, stream_options=None)
+    ask = as_it_is(server.ask(prompt, n, 2), stream=None, stream_options=None)
     path = "chat/completions" if which[1] == CHAT else "completions"
     request = urllib.request.Request(
-        f"{server.access.url}/{path}", ask.body.encode(), {"content-type": "application/json"}
+        f"{server.client.access.url}/{path}", ask.body.encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["usage"]["prompt_tokens"] == prompt.n_tokens == n
@@ -237,7 +232,7 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         ask = ask_of(server, 48, 200)
 
         def n_decoded() -> int:
-            with urllib.request.urlopen(f"{server.access.root}/slots") as answer:
+            with urllib.request.urlopen(f"{server.client.access.root}/slots") as answer:
                 slots = json.load(answer)
             return max((slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]), default=0)
 
@@ -338,9 +333,9 @@ def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
 
     server = servers.start_own(catalog.embedded_path(), catalog.DEFAULT, 1)
     try:
-        assert ask(access(server.url), f"{server.url}/models").status == 401
+        with Client(access(server.url)) as client:
+            assert client.ask(f"{server.url}/models").status == 401
         known = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])
-        assert ask(known, f"{server.url}/models").status == 200
         told = httpx2.get(f"{server.url}/models", headers=dict(all_headers(known)))
         assert told.status_code == 200 and "access-control-allow-origin" not in told.headers
     finally:

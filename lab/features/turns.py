@@ -17,7 +17,6 @@ import dataclasses
 import itertools
 import json
 import math
-import random
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, partial
@@ -495,17 +494,16 @@ def execute(
         ratio = n_counted / len(flat[:300]) if n_counted else TOKENS_PER_WORD
         pairs = [n for pair in zip(lever.messages, lever.answers, strict=True) for n in pair]
         lengths = [max(2, round(n / ratio)) if n else 0 for n in (lever.system, *pairs)]
-    nonces = [[f"{letter} " for letter in formats.fresh_nonce(random.Random()).split()] for _ in range(3)]
+    nonces = [[f"{letter} " for letter in formats.fresh_nonce().split()] for _ in range(3)]
     begin = 0 if lengths[0] else 1
     lengths[begin] += len(nonces[0])
     in_words = [max(1, n) for n in lengths[1:]]
     own = dataclasses.replace(lever, system=lengths[0], messages=tuple(in_words[::2]), answers=tuple(in_words[1::2]))
 
     accepted = tuple(option for option in server.endpoint.accepted if option != formats.NO_CACHE)
-    limits: dict[str, Any] = {"temperature": formats.temperature(accepted), "ignore_eos": server.ignores_eos}
 
     def send(parts: Sequence[Sequence[str]], n_gen: int, place: Turn) -> formats.Reply:
-        asked = Asked(n_prompt=None, n_gen=n_gen, turn=place, **limits)
+        asked = Asked(n_prompt=None, n_gen=n_gen, turn=place, **formats.limits(accepted))
         prompt = ["".join(part) for part in parts]
         return server.send(formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted))
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.features.serve.access import Client, access, ask
-from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Reply, SendPlan, as_dict, ask_for
+from lab.features.serve.access import Client, access
+from lab.features.serve.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Reply, SendPlan, ask_for
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 N_TOKENS, GAP_MS, N_ROUNDS = 200, 20.0, 2
@@ -24,11 +24,10 @@ def selftest(n_streams: int, n_tokens: int, gap_ms: float, n_rounds: int) -> tup
     asked = [Asked(n_prompt=None, n_gen=n_tokens, seed=seed) for seed in range(n_streams * n_rounds)]
     asks = tuple(ask_for(CHAT, "null", "a b c", one, options) for one in asked)
     with null_server(NullSettings(models={"null": Behaviour(usage=RUNNING, gap_ms=gap_ms)})) as server:
-        reached = access(server.url)
-        with Client(reached) as client:
+        with Client(access(server.url)) as client:
             replies = list(client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_streams)))
             start_ns = client.start_ns or 0
-        streams = as_dict(ask(reached, f"{reached.root}/null/sent").parsed)["streams"]
+        streams = server.sent()["streams"]
     sent_ns = {stream["seed"]: stream["sent_ns"] for stream in streams}
     errors_ns = [ns for reply in replies for ns in stamped_late(reply, sent_ns[reply.request.asked.seed], start_ns)]
     late_ns = [a - b for stream in streams for a, b in zip(stream["sent_ns"], stream["due_ns"], strict=True)]

@@ -19,7 +19,6 @@ from scipy import stats
 
 from lab.core.request_times import figures
 from lab.features.serve import load_figures, loads
-from lab.features.serve.access import access, ask
 from lab.features.serve.loads import make_plan
 from lab.features.serve.servers import Server, connect, prompt_text
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
@@ -44,9 +43,7 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
 
 def sent_ns(server: NullServer) -> list[int]:
     """When the null server sent each event with content, by the clock that all processes share."""
-    asked = access(server.url)
-    streams = (ask(asked, f"{asked.root}/null/sent").parsed or {})["streams"]
-    return [ns for stream in streams for ns in stream["sent_ns"]]
+    return [ns for stream in server.sent()["streams"] for ns in stream["sent_ns"]]
 
 
 def truth_of_closed_loops(seconds: float) -> None:

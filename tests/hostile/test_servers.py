@@ -14,7 +14,7 @@ import pytest
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked
 from lab.features.serve import formats
-from lab.features.serve.access import Client, access, ask
+from lab.features.serve.access import Client, access
 from lab.features.serve.formats import SendPlan
 from tests.odd_server import raw_server
 
@@ -79,6 +79,7 @@ def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
 def test_an_answer_ends_by_its_deadline(name: str) -> None:
     with raw_server([ANSWERS[name](), ()]) as url:
         began = time.monotonic()
-        reply = ask(access(url, timeout_s=1), url)
+        with Client(access(url, timeout_s=1)) as client:
+            reply = client.ask(url)
         assert reply.parsed is None and reply.error
         assert time.monotonic() - began < 8, reply.error

@@ -1,8 +1,8 @@
 """Access to a server: its address and credentials, the masking of secrets, single questions, and plans of requests.
 
 The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
-an Access contains none of them, and every string from a server passes `masked` or `hidden` before any other use.
-Plans are sent by a separate process (exchange.py); a Client is the parent's end:
+an Access contains none of them, and every string from a server is `hidden` before it is shown or kept.
+Plans and questions are sent by a separate process (exchange.py); a Client is the parent's end:
 
     with Client(access("http://127.0.0.1:8080/v1")) as client:
         for reply in client.run(plan):
@@ -17,38 +17,35 @@ import json
 import os
 import queue
 import re
-import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.client import responses
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from lab.core.lines import from_json, to_json
-from lab.core.request import CHAT, Request
+from lab.core.record import OK
+from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError, printable
-from lab.features.serve.formats import SEPARATOR, TIMEOUT_S, Reply, SendPlan, error_in
+from lab.features.serve.formats import TIMEOUT_S, Ask, Reply, SendPlan, error_in
 from lab.process.spawning import DIED, cause_of_death, listen, start, wait_for_end
 
 ANSWER_S = 30.0  # time limit for a request that generates nothing
 LONGEST_S = 86_400.0  # maximum of --timeout
-
-MOST_JSON_BYTES = 3_000_000
-"""Maximum bytes of an answer that is not streamed. Its JSON takes up to 60 times the memory."""
-
-MOST_HEAD_BYTES = 100_000  # of an answer's headers
+POLL_S = 0.1
+SEPARATOR = "\t"  # separates the number, the request and the text of a reply in its line
 
 PIECE = 8
 """Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
 characters."""
 
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
+_CHILD = "from lab.features.serve.exchange import serve; serve()"
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,12 @@ class Access:
         return f"{self.url}/{'chat/completions' if api == CHAT else 'completions'}"
 
 
-@dataclass(frozen=True)
-class JsonReply:
-    """A server's answer that is not streamed; `parsed` is None unless it is a JSON object.
-
-    `raw` is `parsed` with secrets: the lab only sends it back to the server, and never shows it.
-    """
+class JsonReply(NamedTuple):
+    """A server's answer that is not streamed. Its strings may contain secrets: show and keep them `hidden`."""
 
     status: int | None  # None: no answer
-    parsed: dict[str, Any] | None
-    error: str | None  # why `parsed` is None: the status, and the first words of the body
-    raw: dict[str, Any] | None = field(default=None, repr=False)
+    parsed: dict[str, Any] | None  # None: it is not a JSON object
+    error: str | None  # the status, the server's message, or the first words of the body; without secrets
 
 
 def access(
@@ -98,25 +90,21 @@ def access(
         host, port = (parts.hostname or "").encode("idna").decode(), parts.port
     except ValueError:  # UnicodeError is one too
         host, port = "", None
-    is_clean = printable(url) == url and not re.search(r"\s", url)
+    is_clean = printable(unquote(url)) == unquote(url) and not re.search(r"\s", url)
     if not host or not is_clean or parts.scheme not in ("http", "https") or not parts.path.isascii():
         raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
-    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
-    address = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    if not (user + password).isprintable():
-        raise LabError("The user or password in the address contains control characters.", "Write it without them.")
     pairs = []
     for header in headers:
         name, colon, value = (part.strip() for part in header.partition(":"))
-        if not colon or not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii():
+        is_name = name.replace("-", "").replace("_", "").isalnum()
+        if not (colon and is_name and (name + value).isascii() and value.isprintable()):
             raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
-        if not value.isprintable():
-            raise LabError(f"The value of the header {name} contains control characters.", "Write it without them.")
         pairs.append((name, value))
+    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    address = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     clean = urlunsplit((parts.scheme, address, path or "/v1", "", ""))
-    credentials = f"{user}:{password}" if user or password else None
-    asked = Access(clean, api_key_env, tuple(pairs), credentials, timeout_s)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    asked = Access(clean, api_key_env, tuple(pairs), f"{user}:{password}" if user or password else None, timeout_s)
     key(asked)
     return asked
 
@@ -145,49 +133,36 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
     return [*own, ("Authorization", f"Basic {base64.b64encode(basic.encode()).decode()}")] if basic else own
 
 
-def masked(text: str, asked: Access) -> str:
-    """`text` with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
+def hidden(text: str, asked: Access) -> str:
+    """`text`, printable, with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
 
-    Finds it in upper or lower case, plain, in JSON or URL encoding, or as a part of base64 text.
+    Finds it in upper or lower case, plain, in JSON or URL encoding; of basic credentials also user and password.
     """
-    values, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
-    for value in values:
+    sent, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
+    for value in sent:
         if value.lower().startswith("basic "):
             with suppress(ValueError):  # not base64
                 whole.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
-    whole += [part for one in whole for part in one.split(":", 1)]
-    words = [word for value in (*values, *whole) for word in re.split(r"[\s=;,]+", value)]
-    pattern = _pattern((*whole, *words, *(part for word in words for part in re.split(r"[:\"']+", word))))
-    if pattern is None:
-        return text
+    words = [word for one in whole for word in (one, *one.split(":", 1))]
+    words += [word for one in (*sent, *whole) for word in re.split(r"[\s=;,:\"']+", one)]
+    if (pattern := _pattern(tuple(words))) is None:
+        return printable(text)
     parts, end = list[str](), 0
     for found in pattern.finditer(text):
         if found.end(1) > end:
             parts += [text[end : found.start()], "***"] if found.start() > end or not parts else []
             end = found.end(1)
-    return "".join([*parts, text[end:]])
+    return printable("".join([*parts, text[end:]]))
 
 
 @lru_cache(maxsize=8)
 def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Matches, also overlapping, the strings that `masked` looks for; None without secrets."""
-    found = set[str]()
-    for secret in secrets:
-        if len(secret) < 4 or secret.lower() in _NO_SECRETS:
-            continue
-        data, forms = secret.encode(), [secret, json.dumps(secret)[1:-1], quote(secret, safe="")]
-        for n in range(3):  # bytes before it in the same group of three, which share letters of base64 with it
-            coded = base64.b64encode(bytes(n) + data).decode().rstrip("=")
-            inside = coded[(0, 2, 3)[n] : len(coded) if (n + len(data)) % 3 == 0 else -1]
-            forms += [inside, inside.translate(str.maketrans("+/", "-_"))] if len(inside) > 3 else []
-        found.update(form[i : i + PIECE] for form in forms for i in range(max(1, len(form) - PIECE + 1)))
+    """Matches, also overlapping, the strings that `hidden` looks for; None without secrets."""
+    real = {secret for secret in secrets if len(secret) >= 4 and secret.lower() not in _NO_SECRETS}
+    forms = {form for secret in real for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
+    found = {form[i : i + PIECE] for form in forms for i in range(max(1, len(form) - PIECE + 1))}
     longest_first = sorted(found, key=len, reverse=True)
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))", re.IGNORECASE) if longest_first else None
-
-
-def hidden(text: str, asked: Access) -> str:
-    """`masked`, and printable."""
-    return printable(masked(text, asked))
 
 
 def is_loopback(asked: Access) -> bool:
@@ -199,93 +174,26 @@ def is_loopback(asked: Access) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
-    """GET `url`, or POST `body` to it, and read a JSON object, within one deadline. A failure is in the reply."""
-    import h11
-
-    timeout_s, parts = min(timeout_s, asked.timeout_s), urlsplit(url)
-    has_tls, until = parts.scheme == "https", time.monotonic() + timeout_s
-    data = b"" if body is None else json.dumps(body).encode()
-    headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close"}
-    headers |= {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(data))}
-    headers |= {name.title(): value for name, value in all_headers(asked)}
-    http, begin, text, response = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES), b"", bytearray(), None
-    try:
-        method, target = "GET" if body is None else "POST", parts.path or "/"
-        head = h11.Request(method=method, target=target, headers=[*headers.items()])
-        sent = [http.send(part) or b"" for part in (head, h11.Data(data=data), h11.EndOfMessage())]
-        peer = socket.create_connection((parts.hostname, parts.port or (443 if has_tls else 80)), timeout_s)
-        if has_tls:  # a handshake ends within the socket's timeout
-            import httpx2
-
-            peer = httpx2.create_ssl_context().wrap_socket(peer, server_hostname=parts.hostname)
-        with peer:
-            peer.sendall(b"".join(sent))
-            while len(text) <= MOST_JSON_BYTES and not isinstance(event := http.next_event(), h11.EndOfMessage):
-                if event is h11.NEED_DATA:
-                    if (left_s := until - time.monotonic()) <= 0:
-                        raise TimeoutError
-                    peer.settimeout(left_s)
-                    received = peer.recv(65_536)
-                    begin = begin or received
-                    http.receive_data(received)
-                elif isinstance(event, h11.Response):
-                    response = event
-                elif isinstance(event, h11.Data):
-                    text += event.data
-    except TimeoutError:
-        return JsonReply(None, None, f"no {'complete answer' if response else 'answer'} within {timeout_s:g} s")
-    except (h11.ProtocolError, OSError) as problem:
-        error = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-        if isinstance(problem, ConnectionResetError) or (isinstance(problem, h11.RemoteProtocolError) and not begin):
-            error = "the connection ended without an answer"
-        elif begin.startswith(b"\x15\x03"):  # an alert
-            error = "the server uses TLS, but the address begins with http://"
-        elif begin and not begin.startswith(b"HTTP/"):
-            line = begin.decode("latin-1").splitlines()[0][:200]
-            error = f'the program there does not use HTTP: its answer begins with "{line.strip()}"'
-        return JsonReply(None, None, hidden(error, asked))
-    assert response  # an answer ends after it begins
-    if len(text) > MOST_JSON_BYTES:
-        return JsonReply(response.status_code, None, f"more than {MOST_JSON_BYTES:,} bytes arrived")
-    named = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-    return read_json(bytes(text), response.status_code, named, asked)
-
-
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
     """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
-
-    def masked_in(value: Any) -> Any:  # not in names of fields, which are never printed unmasked
-        if isinstance(value, dict):
-            return {name: masked_in(part) for name, part in value.items()}
-        if isinstance(value, list):
-            return [masked_in(part) for part in value]
-        return masked(value, asked) if isinstance(value, str) else value
-
     try:
-        raw = json.loads(text)
-        parsed = masked_in(raw) if isinstance(raw, dict) else None
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         parsed = None
-    if parsed is not None:
+    if isinstance(parsed, dict):
         words = error_in(parsed)
     else:
-        raw, kind = None, headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
+        kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
         plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
         begin = " ".join(plain.split())[:160]
-        words = f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
+        parsed, words = None, f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
     if status in (401, 403):  # servers quote the key
         words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
-    if status == 200:
-        return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None, raw)
-    named = {"location": "to", "retry-after": "Retry-After:"}
-    further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
-    error = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
-    return JsonReply(status, parsed, hidden(error, asked)[:300], raw)
-
-
-POLL_S = 0.1
-_CHILD = "from lab.features.serve.exchange import serve; serve()"
+    if status != 200:
+        named = {"location": "to", "retry-after": "Retry-After:"}
+        further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
+        words = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
+    return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None)
 
 
 class ClientDied(LabError):
@@ -296,11 +204,10 @@ class Client:
     """The parent's end. Use it in a `with` block: leaving it ends the process and every request in flight."""
 
     def __init__(self, access: Access) -> None:
-        self._access = access
+        self.access = access
         self.start_ns: int | None = None  # of the last plan that ended, by the system-wide clock
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
-        self._stderr_path = Path(self._folder.name) / "stderr"
-        self._n_plans = 0
+        self._stderr_path, self._path = (Path(self._folder.name) / name for name in ("stderr", "plan"))
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._stderr_path.open("wb") as stderr:
@@ -316,22 +223,31 @@ class Client:
             watch()
             yield from replies
 
+    def ask(self, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
+        """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
+        nothing, text = Asked(n_prompt=None, n_gen=0), "" if body is None else json.dumps(body)
+        question = Ask(asked=nothing, body=text, path=urlsplit(url).path or "/")
+        (reply,) = self.run(SendPlan(asks=(question,), api=CHAT, timeout_s=min(timeout_s, self.access.timeout_s)))
+        one = reply.request
+        if one.status != OK or one.http_status is None:
+            return JsonReply(None, None, one.error)
+        return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(error=one.error)
+
     def batches(self, plan: SendPlan, poll_s: float) -> Iterator[Iterator[Reply]]:
         """Send the requests of a plan, and every `poll_s` yield the replies since the last time.
 
         Raises ClientDied if the process ends early. Closing this iterator early kills the process with all requests in
         flight; `given_up` returns the remaining replies.
         """
-        path = Path(self._folder.name) / f"plan-{self._n_plans}"
-        self._n_plans += 1
-        path.touch()
-        request = {"access": self._access, "plan": plan, "path": str(path)}
+        self._path.unlink(missing_ok=True)
+        self._path.touch()
+        request = {"access": self.access, "plan": plan, "path": str(self._path)}
         with suppress(OSError):  # the process has ended; the listener reports it
             stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
             stdin.write(to_json(request).encode() + b"\n")
             stdin.flush()
         answer = None
-        with path.open("rb") as file:
+        with self._path.open("rb") as file:
             try:
                 while answer is None:
                     with suppress(queue.Empty):
@@ -340,12 +256,12 @@ class Client:
             finally:
                 if answer is None:
                     self._process.kill()
-        path.unlink()
+        self._path.unlink()
         if answer is DIED:
             self._replies.put(DIED)  # for the next plan
             lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             cause = cause_of_death("The client's process", self._process.wait(), lines)
-            raise ClientDied(hidden(cause, self._access), "The finished requests are kept. Try again.")
+            raise ClientDied(hidden(cause, self.access), "The finished requests are kept. Try again.")
         parsed = json.loads(answer)
         if "error" in parsed:
             raise LabError(parsed["error"], parsed["hint"])
@@ -360,11 +276,11 @@ class Client:
                 file.seek(begun)
                 return
             number, request, text = line.decode().split(SEPARATOR)
-            yield Reply(int(number), from_json(Request, request), masked(json.loads(text), self._access))
+            yield Reply(int(number), from_json(Request, request), json.loads(text))
 
     def given_up(self) -> Iterator[Reply]:
         """All finished requests of the last plan, if it was abandoned; otherwise nothing."""
-        with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
             yield from self._read(file)
 
     def __enter__(self) -> Client:

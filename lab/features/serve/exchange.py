@@ -15,13 +15,14 @@ import dataclasses
 import gc
 import json
 import random
-import re
 import selectors
+import ssl
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -32,19 +33,8 @@ from lab.core import request as kinds
 from lab.core.lines import converted, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
-from lab.features.serve.access import MOST_HEAD_BYTES, Access, all_headers, hidden, read_json
-from lab.features.serve.formats import (
-    LINES_PER_TOKEN,
-    MOST_ANSWER_BYTES,
-    MOST_LINE_BYTES,
-    PIECE_BYTES,
-    SEPARATOR,
-    SPARE_LINES,
-    Ask,
-    SendPlan,
-    fresh_nonce,
-    read_stream,
-)
+from lab.features.serve.access import SEPARATOR, Access, all_headers, hidden, read_json
+from lab.features.serve.formats import Ask, SendPlan, fresh_nonce, read_stream
 from lab.process import spawning
 
 CONNECT_S = 10.0
@@ -63,12 +53,13 @@ LOOK_S, MOST_HELD = 0.5, 1 << 21
 READ_AFTER_S = 0.005
 """Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
 
-MOST_ERROR_BYTES = 64_000  # maximum bytes read of an error answer
-MOST_EVENTS, SPARE_EVENTS = 8, 100
-"""An answer may have MOST_EVENTS events for each requested token, and SPARE_EVENTS more."""
+MOST_HEAD_BYTES, MOST_LINE_BYTES, MOST_JSON_BYTES, MOST_ANSWER_BYTES = 100_000, 1_000_000, 3_000_000, 64_000_000
+"""Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the memory), of an answer
+that is not a stream (60 times), and of all answers in flight, with PIECE_BYTES for each arrival."""
 
-_PINGS = re.compile(rb"(?::[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
-"""Bytes that only keep a connection open: comments, pings, and events without data."""
+PIECE_BYTES = 300
+LINES_PER_TOKEN, SPARE_LINES = 20, 2_000
+"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
 
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
 
@@ -82,6 +73,14 @@ class Arrivals(selectors.SelectSelector):
         ready = super().select(timeout)
         self.ns = time.perf_counter_ns()
         return ready
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """The system's certificates; reading them is slow."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 class Failure(Exception):
@@ -112,16 +111,14 @@ class Sending:
     """A running plan: where its requests go, and what they share."""
 
     def __init__(self, access: Access, plan: SendPlan, file: IO[bytes], arrivals: Arrivals) -> None:
-        import httpx2
-
-        url = urlsplit(access.interface(plan.api))
-        tls = url.scheme == "https"
-        fixed = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Content-Type": "application/json"}
-        given = {name.title(): value for name, value in all_headers(access)}
-        self.headers = [("Host", url.netloc), *(fixed | {"User-Agent": "mini-lab"} | given).items()]
         self.access, self.plan, self.file, self.arrivals = access, plan, file, arrivals
-        self.path, self.host, self.port = url.path, url.hostname or "", url.port or (443 if tls else 80)
-        self.certificates = httpx2.create_ssl_context() if tls else None  # slow: reads the system's certificates
+        url = urlsplit(access.interface(plan.api))
+        has_tls = url.scheme == "https"
+        fixed = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "mini-lab"}
+        given = {name.title(): value for name, value in all_headers(access)}
+        self.headers = [("Host", url.netloc), *(fixed | given).items()]
+        self.path, self.host, self.port = url.path, url.hostname or "", url.port or (443 if has_tls else 80)
+        self.certificates = certificates() if has_tls else None
         self.start_ns = 0
         self.n_kept = 0  # bytes in memory of the answers in flight
         self.hangs_up = False  # whether the server closed a connection after an answer without announcing it
@@ -130,13 +127,13 @@ class Sending:
         self.n_wanted = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
         self.n_lost = 0  # requests in a row
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while n_wanted is 0; after the plan's `most_lost`
-        self.rng, self._lock = random.Random(), asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def run(self) -> int:
         """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
         times_ns, n = self.plan.times_ns, min(self.plan.n_at_once, self.plan.n_all)
         connections = [Connection(self) for _ in range(n)]
-        n_first = len(connections) if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
+        n_first = n if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
         await asyncio.gather(*(connection.warm() for connection in connections[:n_first]))
         self.free, self.start_ns = connections[::-1], time.perf_counter_ns()
         async with asyncio.TaskGroup() as group:
@@ -163,7 +160,7 @@ class Sending:
         """
         plan, sent = self.plan, list[asyncio.Task[Request]]()
         if plan.spread_s:
-            await asyncio.sleep(self.rng.uniform(0, plan.spread_s))
+            await asyncio.sleep(random.uniform(0, plan.spread_s))
         for number in self.numbers:
             scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
             due_ns = time.perf_counter_ns() - self.start_ns if scheduled_ns is None else scheduled_ns
@@ -191,16 +188,69 @@ class Sending:
     async def _send(
         self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None
     ) -> Request:
-        """Send request `number`, and write the result to the file. `over` is set when the connection is free."""
+        """Send a request at its planned time, and write it to the file when its answer has ended.
+
+        `over` is set when the connection is free. A server that closes the connection after each answer (llama-server
+        does, without announcing it) may miss a request sent at that moment. That request is repeated over a new
+        connection, and later ones use new connections too.
+        """
         ask = self.plan.ask(number)
         if ask.nonce is not None:
-            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
-        request, text = await exchange(connection, ask, over, scheduled_ns)
+            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(), 1))
+        for _ in range(2):
+            own, was_connected = Exchange(ask, connection, over), connection.is_ready
+            is_used_again = was_connected and connection.was_used and not self.hangs_up
+            try:
+                await own.send(None if scheduled_ns is None else self.start_ns + scheduled_ns)
+            except Failure as failure:
+                own.problem = failure
+            age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
+            is_lost = own.problem is not None and own.problem.failure == kinds.LOST
+            if not (is_used_again and is_lost and own.first_ns is None and age_s <= HUNG_UP_S):
+                break
+            self.hangs_up = True
+        problem, sent_ns, read = own.problem, own.sent_ns, dict[str, Any](events=Events())
+        if own.is_stream:
+            await asyncio.sleep(READ_AFTER_S)
+            for part in read_stream(own.pieces, sent_ns or 0):
+                await self.turn()
+                read = part or read
+        elif problem is None:
+            read |= own.refused()
+        self.n_kept -= own.n_kept
+        text, kind, error = (read.pop(name, None) for name in ("text", "failure", "error"))
+        if kind and (problem is None or (is_lost and kind == kinds.ERROR_INSIDE)):
+            problem = Failure(kind, error or "")
+        elif own.is_stream and not kind and is_lost:
+            problem = None  # the answer was complete
+        if problem:
+            error = hidden(problem.error[:3000], self.access)[:300]
+        if read.get("finish_reason"):
+            read["finish_reason"] = hidden(read["finish_reason"], self.access)
+
+        def since_sent(ns: int | None) -> int | None:
+            return None if sent_ns is None or ns is None else ns - sent_ns
+
+        request = Request(
+            asked=ask.asked,
+            started_at=own.started_at,
+            scheduled_ns=scheduled_ns,
+            sent_ns=None if sent_ns is None else sent_ns - self.start_ns,
+            was_connected=was_connected,
+            headers_ns=since_sent(own.first_ns),
+            ended_ns=since_sent(own.last_ns),
+            failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
+            status=FAILED if problem else OK,
+            failure=problem.failure if problem else None,
+            error=error,
+            http_status=own.http_status,
+            **read,
+        )
         self.n_lost = self.n_lost + 1 if request.failure in (kinds.REFUSED, kinds.LOST) else 0
         if self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost:
             self.gone.set()
         self._count(-is_wanted)
-        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
+        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text or ""))).encode() + b"\n")
         self.file.flush()
         over.set()
         return request
@@ -233,7 +283,9 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             raise Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
         except OSError as problem:  # also for certificates
-            raise Failure(kinds.REFUSED, f"no connection: {problem.strerror or problem}") from None
+            is_refused = isinstance(problem, ConnectionRefusedError)
+            error = "Connection refused" if is_refused else problem.strerror or str(problem)
+            raise Failure(kinds.REFUSED, error) from None
 
     async def warm(self) -> None:
         """Open the connection ahead of time. If that fails, the request itself will fail and report it."""
@@ -273,11 +325,10 @@ class Exchange:
     connection: Connection
     over: asyncio.Event
     http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT, MOST_HEAD_BYTES))
-    started_at: str = ""
+    started_at: str = ""  # such as 2026-01-31T12:00:00.123456Z
     sent_ns: int | None = None  # when the request was written
     first_ns: int | None = None  # when the first byte of the answer arrived
     last_ns: int | None = None  # when the last byte arrived
-    moved_ns: int | None = None  # when something other than a ping last arrived
     http_status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     is_stream: bool = False
@@ -285,12 +336,12 @@ class Exchange:
     n_kept: int = 0  # as in Sending, of this answer
     n_line: int = 0  # bytes since the last end of a line
     n_lines: int = 0
-    n_events: int = 0
     problem: Failure | None = None
     lost: Exception | None = None  # why the connection ended
     waiting: deque[tuple[int, bytes]] = field(default_factory=deque)  # what has arrived and is not parsed
     n_waiting: int = 0  # its bytes
     is_chunked: bool = False
+    begin: bytes = b""  # of what arrived
     tail: bytes = b""
     is_over: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -332,8 +383,14 @@ class Exchange:
                     raise Failure(kinds.LOST, str(self.lost))
                 self._read(ns, data)
             except h11.RemoteProtocolError as problem:
-                is_none = not data and self.http_status is None
-                words = "the server closed the connection without an answer" if is_none else str(problem)
+                words = str(problem)
+                if not self.begin:
+                    words = "the server closed the connection without an answer"
+                elif self.begin.startswith(b"\x15\x03"):  # an alert
+                    words = "the server uses TLS, but the address begins with http://"
+                elif not self.begin.startswith(b"HTTP/"):
+                    line = self.begin.decode("latin-1").splitlines()[0].strip()
+                    words = f'the program there does not use HTTP: its answer begins with "{line}"'
                 self.end(Failure(kinds.LOST, words))
             except Failure as problem:
                 self.end(problem)
@@ -341,6 +398,7 @@ class Exchange:
 
     def _read(self, ns: int, data: bytes) -> None:
         """Read bytes that arrived at `ns`. Raises Failure for more than an answer may have."""
+        self.begin = self.begin or data[:200]
         self.http.receive_data(data)
         while (event := self.http.next_event()) is not h11.NEED_DATA:
             if isinstance(event, h11.Data):
@@ -351,15 +409,11 @@ class Exchange:
                 kind = self.headers.get("content-type", "").lower()
                 is_other = self.headers.get("content-encoding", "identity") != "identity"
                 is_other = is_other or "json" in kind or "html" in kind  # some call streams text
-                self.is_stream = self.http_status == 200 and not is_other
+                self.is_stream = self.http_status == 200 and not is_other and self.ask.path is None
             elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
                 return self.end()
 
     def _keep(self, ns: int, data: bytes) -> None:
-        is_ping = _PINGS.fullmatch(data) is not None
-        self.n_events += 0 if is_ping else data.count(b"data:")
-        if not is_ping or not self.n_events:  # during prefill a server may send pings for any time
-            self.moved_ns = ns
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
@@ -369,26 +423,24 @@ class Exchange:
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         n_gen = self.ask.asked.n_gen
         if not self.is_stream:
-            if self.n_kept > MOST_ERROR_BYTES:
-                self.end()
+            if self.n_kept > MOST_JSON_BYTES:
+                raise Failure(kinds.TOO_LARGE, f"more than {MOST_JSON_BYTES:,} bytes arrived")
         elif self.n_line > MOST_LINE_BYTES:
             raise Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
-        elif self.n_lines > LINES_PER_TOKEN * n_gen + SPARE_LINES:
-            raise Failure(kinds.TOO_LARGE, f"more than {self.n_lines:,} lines arrived")
-        elif self.n_events > (most := MOST_EVENTS * n_gen + SPARE_EVENTS):
-            error = f"{most:,} events arrived for at most {n_gen:,} requested tokens: the server ignores that limit"
-            raise Failure(kinds.TOO_LARGE, f"more than {error}")
+        elif self.n_lines > (most := LINES_PER_TOKEN * n_gen + SPARE_LINES):
+            words = f"more than {most:,} lines arrived for at most {n_gen:,} requested tokens"
+            raise Failure(kinds.TOO_LARGE, f"{words}: the server ignores that limit")
 
     async def send(self, due_ns: int | None) -> None:
         """Send the request at its planned time, and wait until its answer has ended. Raises Failure to connect."""
         connection, to, plan = self.connection, self.connection.to, self.connection.to.plan
-        self.started_at = utc_now()
+        self.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         await connection.connect()
         connection.answer, connection.was_used = self, True
         body = self.ask.body.encode()
         try:
             headers = [*to.headers, ("Content-Length", str(len(body)))]
-            head = h11.Request(method="POST", target=to.path, headers=headers)
+            head = h11.Request(method="POST" if body else "GET", target=self.ask.path or to.path, headers=headers)
             parts = [self.http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage())]
         except h11.LocalProtocolError:  # its message may hold a header
             return self.end(Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP"))
@@ -396,7 +448,7 @@ class Exchange:
             await asyncio.sleep(left_ns / 1e9)
         sent_ns = parsed_ns = self.sent_ns = time.perf_counter_ns()
         connection.transport.write(b"".join(parts))
-        self.started_at = utc_now()
+        self.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         while True:
             now = time.perf_counter_ns()
             left_s = plan.timeout_s - (now - sent_ns) / 1e9
@@ -410,86 +462,23 @@ class Exchange:
             if self.is_over:
                 return
             if left_s <= 0:
-                return self.end(
-                    Failure(kinds.TIMEOUT, f"the answer was not complete after {plan.timeout_s:g} s (--timeout)")
-                )
-            if self.moved_ns is not None and (now - self.moved_ns) / 1e9 > plan.stall_s:
-                return self.end(Failure(kinds.STALLED, f"only pings arrived for {plan.stall_s:g} s"))
+                error = f"no {'complete ' * bool(self.begin)}answer after {plan.timeout_s:g} s (--timeout)"
+                return self.end(Failure(kinds.TIMEOUT, error))
+            if self.pieces and now - self.pieces[-1][0] > plan.stall_s * 1e9:
+                return self.end(Failure(kinds.STALLED, f"no byte arrived for {plan.stall_s:g} s"))
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s)):
                     await self.news.wait()
 
-    def refused(self) -> Failure:
-        """Why an answer is not a stream."""
-        status = self.http_status or 0
-        answered = read_json(b"".join(data for _, data in self.pieces), status, self.headers, self.connection.to.access)
+    def refused(self) -> dict[str, Any]:
+        """Of an answer that is not a stream: its class of failure and error, or of a question its text and error."""
+        status, data = self.http_status or 0, b"".join(data for _, data in self.pieces)
+        answered = read_json(data, status, self.headers, self.connection.to.access)
+        if self.ask.path:
+            return {"text": data.decode(errors="replace"), "error": answered.error}
         if status == 200 and (answered.parsed is None or answered.error is None):
-            return Failure(kinds.NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
+            error = f"the answer is {answered.error or 'JSON'} instead of a stream"
+            return {"failure": kinds.NO_STREAM, "error": error}
         failures = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
         failure = failures.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
-        return Failure(failure, answered.error or "")
-
-
-async def exchange(
-    connection: Connection, ask: Ask, over: asyncio.Event, scheduled_ns: int | None
-) -> tuple[Request, str]:
-    """Send a request at its planned time, and read its answer. Returns it with its text; failures are in the request.
-
-    A server that closes the connection after each answer (llama-server does, without announcing it) may miss a request
-    sent at that moment. That request is repeated over a new connection, and later ones use new connections too.
-    """
-    to, start_ns = connection.to, connection.to.start_ns
-    for _ in range(2):
-        own, was_connected = Exchange(ask, connection, over), connection.is_ready
-        is_used_again = was_connected and connection.was_used and not to.hangs_up
-        try:
-            await own.send(None if scheduled_ns is None else start_ns + scheduled_ns)
-        except Failure as failure:
-            own.problem = failure
-        age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
-        is_lost = own.problem is not None and own.problem.failure == kinds.LOST
-        if not (is_used_again and is_lost and own.first_ns is None and age_s <= HUNG_UP_S):
-            break
-        to.hangs_up = True
-    stream, problem, sent_ns = None, own.problem, own.sent_ns
-    if own.is_stream:
-        await asyncio.sleep(READ_AFTER_S)
-        for part in read_stream(own.pieces, sent_ns or 0):
-            await to.turn()
-            stream = part
-    elif problem is None:
-        problem = own.refused()
-    to.n_kept -= own.n_kept
-    if stream and stream.failure is None:
-        problem = None if is_lost else problem  # the answer was complete
-    elif stream and stream.failure and (problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE)):
-        problem = Failure(stream.failure, stream.error or "")
-
-    def since_sent(ns: int | None) -> int | None:
-        return None if sent_ns is None or ns is None else ns - sent_ns
-
-    read: dict[str, Any] = {"events": Events()}
-    if stream:
-        read = {name: getattr(stream, name) for name in ("events", "tokens_by", "usage", "timings")}
-        read["finish_reason"] = hidden(stream.finish_reason, to.access) if stream.finish_reason else None
-    request = Request(
-        asked=ask.asked,
-        started_at=own.started_at,
-        scheduled_ns=scheduled_ns,
-        sent_ns=None if sent_ns is None else sent_ns - start_ns,
-        was_connected=was_connected,
-        headers_ns=since_sent(own.first_ns),
-        ended_ns=since_sent(own.last_ns),
-        failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
-        status=FAILED if problem else OK,
-        failure=problem.failure if problem else None,
-        error=hidden(problem.error[:3000], to.access)[:300] if problem else None,
-        http_status=own.http_status,
-        **read,
-    )
-    return request, stream.text if stream else ""
-
-
-def utc_now() -> str:
-    """Such as 2026-01-31T12:00:00.123456Z."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {"failure": failure, "error": answered.error}

@@ -22,31 +22,37 @@ from lab.core.request import CHAT, Asked, Events, Request, ServerTimings, Usage
 
 MOST_AT_ONCE = 900  # maximum requests in flight: select() supports at most 1,024 files
 TIMEOUT_S, STALL_S = 600.0, 60.0
-MOST_LINE_BYTES, MOST_ANSWER_BYTES = 1_000_000, 64_000_000
-"""Maximum bytes of a line of a stream (its JSON takes up to 30 times the memory), and of all answers in flight."""
+MOST_REASON = 100  # letters of a finish reason that are kept
 
-LINES_PER_TOKEN, SPARE_LINES = 20, 20_000
-"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
+INCLUDE_USAGE = "stream_options.include_usage"
+CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
+IGNORE_EOS = "ignore_eos"
+TOKEN_IDS = "return_token_ids"
+TIMINGS = "timings_per_token"
+NO_CACHE = "cache_prompt"
+MAX_COMPLETION = "max_completion_tokens"
+OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE)
+"""Options that only some servers have."""
 
-PIECE_BYTES = 300  # what the parts of an answer that arrived together take in memory, besides their bytes
-SEPARATOR = "\t"  # separates the number, the request and the text of a reply in its line
+OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
+"""The options of OpenAI's server, which rejects a request with any other."""
 
-
-def fresh_nonce(rng: random.Random) -> str:
-    """Eight random letters; in nearly all vocabularies each is one token."""
-    return " ".join(rng.choice(string.ascii_letters) for _ in range(8))
+_COUNTS = {"token ids": False, "usage": True, "timings": True}
+"""The sources of an event's token count, the best first, and whether each is a running total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """One request to send, with the JSON text of its body.
 
-    If `nonce`, the beginning of the prompt, is given, each sending gets another one, so that no cache contains it.
+    If `nonce`, the beginning of the prompt, is given, each sending gets another one, so that no cache contains it. With
+    `path` it is a question there, without a body a GET, whose whole answer is the reply's text.
     """
 
     asked: Asked
     body: str
     nonce: str | None = None
+    path: str | None = None
 
     def of_length(self, n_gen: int) -> Ask:
         """The same request for an answer of another length."""
@@ -72,7 +78,7 @@ class SendPlan:
     n_requests: int | None = None
     times_ns: tuple[int, ...] | None = None
     timeout_s: float = TIMEOUT_S  # for a whole request
-    stall_s: float = STALL_S  # without a byte after the first one, or with only pings after the first event
+    stall_s: float = STALL_S  # without a byte after the first one
     stop_s: float | None = None
     spread_s: float = 0.0  # without times: each user begins at a random time within it
     order: tuple[tuple[int, int], ...] = ()
@@ -102,23 +108,17 @@ class Reply:
     text: str
 
 
-INCLUDE_USAGE = "stream_options.include_usage"
-CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
-IGNORE_EOS = "ignore_eos"
-TOKEN_IDS = "return_token_ids"
-TIMINGS = "timings_per_token"
-NO_CACHE = "cache_prompt"
-MAX_COMPLETION = "max_completion_tokens"
-OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE)
-"""Options that only some servers have."""
-
-OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
-"""The options of OpenAI's server, which rejects a request with any other."""
+def fresh_nonce() -> str:
+    """Eight random letters; in nearly all vocabularies each is one token."""
+    return " ".join(random.choice(string.ascii_letters) for _ in range(8))
 
 
-def temperature(options: tuple[str, ...]) -> float | None:
-    """0, or None if the server's models may reject a temperature (OpenAI's reasoning models)."""
-    return None if MAX_COMPLETION in options else 0.0
+def limits(options: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of Asked. OpenAI's reasoning models reject a temperature."""
+    return {
+        "temperature": None if MAX_COMPLETION in options else 0.0,
+        "ignore_eos": True if IGNORE_EOS in options else None,
+    }
 
 
 def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
@@ -163,11 +163,9 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 
     Servers write {"error": {"message": ...}}, {"error": ...}, {"object": "error", "message": ...} or {"detail": ...}.
     """
-    error = parsed.get("error")
-    if error is None and parsed.get("object") == "error":
-        error = parsed
-    if error is None and "detail" in parsed and "choices" not in parsed:
-        error = parsed["detail"]
+    error = parsed.get("error") or (parsed if parsed.get("object") == "error" else None)
+    if error is None and "choices" not in parsed:
+        error = parsed.get("detail")
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error
@@ -177,10 +175,10 @@ def error_in(parsed: dict[str, Any]) -> str | None:
         return "an error without a message"
 
 
-def usage_of(usage: dict[str, Any], timings: dict[str, Any] | None = None) -> Usage | None:
+def usage_of(usage: dict[str, Any], timings: dict[str, Any]) -> Usage | None:
     """The token counts of an answer, from the fields of different servers."""
     prompt = as_dict(usage.get("prompt_tokens_details"))
-    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), (timings or {}).get("cache_n")
+    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), timings.get("cache_n")
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -199,10 +197,6 @@ def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
     return ServerTimings(**known) if timings else None
 
 
-def first(value: Any) -> dict[str, Any]:
-    return as_dict(value[0]) if isinstance(value, list) and value else {}
-
-
 def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -215,44 +209,10 @@ def n_items(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def as_text(value: Any) -> str:
-    """Content: text, or a list of parts with text."""
-    parts = [as_dict(part).get("text") for part in value] if isinstance(value, list) else [value]
-    return "".join(part for part in parts if isinstance(part, str))
+def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -> Iterator[dict[str, Any] | None]:
+    """Parse the body of an answer: pieces of bytes, each with its time. Stamps are relative to `sent_ns`.
 
-
-def reasoning_of(message: dict[str, Any]) -> str:
-    """The reasoning in a message, or in the delta of a stream."""
-    return "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
-
-
-Piece = tuple[int, bytes | bytearray]  # when bytes of an answer's body arrived, and the bytes
-
-_COUNTS = {"token ids": False, "usage": True, "timings": True}
-"""The sources of an event's token count, the best first, and whether each is a running total."""
-
-_FIELDS = ("event", "data", "id", "retry")
-MOST_REASON = 100  # letters of a finish reason that are kept
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stream:
-    """The contents of a stream."""
-
-    events: Events
-    text: str
-    tokens_by: str | None
-    usage: Usage | None
-    timings: ServerTimings | None
-    finish_reason: str | None
-    failure: str | None  # the first one
-    error: str | None
-
-
-def read_stream(pieces: Sequence[Piece], sent_ns: int) -> Iterator[Stream | None]:
-    """Parse the body of an answer, with stamps relative to `sent_ns`.
-
-    Yields None after each event, so that other tasks can run; last comes the stream.
+    Yields None after each event, so that other tasks can run; last come the fields of a Request, and the `text`.
     """
     arrive_ns, sizes, names = list[int](), list[int](), list[str]()
     counts: list[dict[str, int | None]] = []
@@ -276,7 +236,8 @@ def read_stream(pieces: Sequence[Piece], sent_ns: int) -> Iterator[Stream | None
             elif (message := error_in(chunk)) is not None or name == "error":
                 failures.append((kinds.ERROR_INSIDE, message or data))
             else:
-                choice, own_usage = first(chunk.get("choices")), as_dict(chunk.get("usage"))
+                choices, own_usage = chunk.get("choices"), as_dict(chunk.get("usage"))
+                choice = as_dict(choices[0]) if isinstance(choices, list) and choices else {}
                 if as_count(own_usage.get("prompt_tokens")) or as_count(own_usage.get("completion_tokens")):
                     usage = own_usage  # Ollama sends zeros in each chunk of a completion
                 timings = as_dict(chunk.get("timings")) or timings
@@ -297,16 +258,16 @@ def read_stream(pieces: Sequence[Piece], sent_ns: int) -> Iterator[Stream | None
     used = usage_of(usage, timings)
     n_tokens, tokens_by = _tokens(names, counts, used.completion_tokens if used else None)
     failure, error = failures[0] if failures else (None, None)
-    yield Stream(
-        events=Events(tuple(arrive_ns), tuple(sizes), tuple(names), n_tokens),
-        text="".join(texts),
-        tokens_by=tokens_by,
-        usage=used,
-        timings=timings_of(timings),
-        finish_reason=reason,
-        failure=failure,
-        error=error,
-    )
+    yield {
+        "events": Events(tuple(arrive_ns), tuple(sizes), tuple(names), n_tokens),
+        "text": "".join(texts),
+        "tokens_by": tokens_by,
+        "usage": used,
+        "timings": timings_of(timings),
+        "finish_reason": reason,
+        "failure": failure,
+        "error": error,
+    }
 
 
 def _chunk(
@@ -318,12 +279,16 @@ def _chunk(
         "usage": as_count(usage.get("completion_tokens")),
         "timings": as_count(timings.get("predicted_n")),
     }
-    delta = as_dict(choice.get("delta"))
-    text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
-    reasoning, goes_on = reasoning_of(delta), choice.get("finish_reason") is None
+    delta, goes_on = as_dict(choice.get("delta")), choice.get("finish_reason") is None
+
+    def joined(*values: Any) -> str:
+        return "".join(value for value in values if isinstance(value, str))
+
+    text = joined(choice.get("text"), delta.get("content"), delta.get("refusal"))
+    reasoning = joined(delta.get("reasoning_content"), delta.get("reasoning"), delta.get("thinking"))
     ways = (
         (kinds.TEXT, text),
-        (kinds.TOOL, delta.get("tool_calls") or delta.get("function_call")),
+        (kinds.TOOL, delta.get("tool_calls")),
         (kinds.REASONING, reasoning),
         (kinds.TEXT, goes_on and counts["token ids"]),
         (kinds.ROLE, goes_on and delta.get("role")),
@@ -349,46 +314,40 @@ def _tokens(
     return None, None
 
 
-def _events(pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str, str]]:
+def _events(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, int, str, str]]:
     """When each event was complete, its bytes on the wire, its name, and its data; a comment has none.
 
     Where the answer ends within a line, the last one is named HALF_LINE and says so.
     """
-    name, n_bytes, is_begun = "", 0, False
-    data: list[str] = []
-    for ns, line, n in _lines(pieces):
-        n_bytes += n
-        if n and not line.endswith(b"\n") and line.strip() not in (b"data: [DONE]", b""):
-            yield ns, n, kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes"
+    name, data, n_bytes, is_begun = "", list[str](), 0, False
+    for ns, line in _lines(pieces):
+        n_bytes += len(line)
+        if line and not line.endswith(b"\n") and line.strip() not in (b"data: [DONE]", b""):
+            yield ns, len(line), kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes"
             return
         text = line.decode(errors="replace").rstrip("\r\n")
-        field_name, _, value = text.partition(":")
+        field, _, value = text.partition(":")
         value = value.removeprefix(" ")
         if text.startswith(":"):
             yield ns, n_bytes, "", ""
             n_bytes = 0
-        elif not text and is_begun:
+        elif text:
+            is_begun, name = True, value if field == "event" else name
+            data += [value] if field == "data" else []
+        elif is_begun:
             yield ns, n_bytes, name, "\n".join(data)
             name, data, n_bytes, is_begun = "", [], 0, False
-        else:
-            is_begun = is_begun or field_name in _FIELDS
-            name = value if field_name == "event" else name
-            data += [value] if field_name == "data" else []
 
 
-def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
-    """When each line was complete, the line with its end, and its bytes on the wire.
-
-    Adds an empty line of 0 bytes at the end, because some servers omit the last one.
-    """
+def _lines(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, bytes]]:
+    """When each line was complete, and the line with its end; last an empty one, which some servers omit."""
     begun, ns = bytearray(), 0
     for ns, data in pieces:
         *ends, rest = data.split(b"\n")
-        for part in ends:
-            begun += part + b"\n"
-            yield ns, bytes(begun), len(begun)
+        for end in ends:
+            yield ns, bytes(begun) + end + b"\n"
             begun.clear()
         begun += rest
     if begun:
-        yield ns, bytes(begun), len(begun)
-    yield ns, b"", 0
+        yield ns, bytes(begun)
+    yield ns, b""

@@ -364,7 +364,7 @@ def execute(
         for i, n in enumerate(lengths):
             report(f"sizing prompts, {i + 1} of {len(lengths)}")
             prompt = server.prompt(n, text, plan.seed, i)
-            asks.append(server.ask(prompt, server.asked(prompt, n, longest)))
+            asks.append(server.ask(prompt, n, longest))
         if too_long := server.too_long(max(lengths), longest):
             note(str(too_long).replace("\n", " "))
         for i, window in enumerate(plan.windows):

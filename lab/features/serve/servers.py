@@ -2,7 +2,7 @@
 
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
-    ask = server.ask(prompt, server.asked(prompt, n_prompt=1000, n_gen=64))
+    ask = server.ask(prompt, n_prompt=1000, n_gen=64)
     results.save(path, server.record(session, server.counted(server.send(ask))))
 
 First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import re
 import secrets
 import subprocess
@@ -36,7 +35,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from lab.core import request as kinds
 from lab.core import request_times as times
@@ -58,10 +57,9 @@ from lab.core.request import (
     Usage,
     short_name,
 )
-from lab.errors import LabError, printable
-from lab.features.serve import access as reaching
+from lab.errors import LabError
 from lab.features.serve import formats
-from lab.features.serve.access import ANSWER_S, Access, Client, hidden
+from lab.features.serve.access import ANSWER_S, Access, Client, access, hidden
 from lab.features.serve.formats import (
     TIMEOUT_S,
     Ask,
@@ -86,6 +84,14 @@ FILLERS = (" a", " the", " x", " 1", ".")
 
 NEAR = 50  # if counting costs a prefill, the last n/50 tokens of a prompt may be fillers
 
+MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
+SHORT, N_SHORT = "Say yes.", 4
+LONG, N_LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12, 48
+
+SAY_S = 5.0  # interval of the progress messages while waiting for an answer
+_LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
+"""Options that a request is tried with, until the server accepts it."""
+
 
 @dataclass(frozen=True)
 class Counter:
@@ -94,169 +100,21 @@ class Counter:
     by: str  # tokenize, usage
     count: Callable[[str], int | None]
 
-    def tokens(self, text: str) -> int:
-        """The tokens of a prompt. LabError if the server stops counting."""
-        n_tokens = self.count(text)
-        if n_tokens is None:
-            raise LabError(
-                f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
-                "Check that it still runs (its log may say why), then try again.",
-            )
-        return n_tokens
 
-    def least(self) -> int:
-        """Tokens of the shortest prompt: a nonce, and what the server adds."""
-        return self.tokens(fresh_nonce(random.Random()))
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with the server's token count; its text begins with `nonce`."""
+class Prompt(NamedTuple):
+    """A prompt with the server's token count; its text begins with a nonce."""
 
     text: str
     n_tokens: int
     counted_by: str
-    nonce: str
 
-    def renewed(self, rng: random.Random) -> Prompt:
+    @property
+    def nonce(self) -> str:
+        return self.text[: len(fresh_nonce())]
+
+    def renewed(self) -> Prompt:
         """The same prompt with another nonce."""
-        nonce = fresh_nonce(rng)
-        return dataclasses.replace(self, text=nonce + self.text.removeprefix(self.nonce), nonce=nonce)
-
-
-def counter_of(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
-    """The first way of counting that works on this server, tried on one word."""
-
-    def by_usage(text: str) -> int | None:
-        asked = Asked(n_prompt=None, n_gen=1, temperature=formats.temperature(endpoint.accepted))
-        fields = formats.body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
-        usage = usage_of(as_dict(posted(access, access.interface(endpoint.api), fields, access.timeout_s).get("usage")))
-        return usage.prompt_tokens if usage else None
-
-    ways = [Counter(TOKENIZE, count) for count in tokenizers(access, endpoint.api, model)]
-    return next((way for way in (*ways, Counter(USAGE, by_usage)) if way.count("word") is not None), None)
-
-
-def tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
-    """The ways in which servers count the tokens of a prompt, or of another text."""
-
-    def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
-        if api == CHAT:
-            chat = reaching.ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
-            applied = as_dict(chat.raw).get("prompt")  # unmasked, and only sent to the server
-            if chat.status != 200 or not isinstance(applied, str):
-                return None
-            text = applied
-        fields = {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
-        return n_items(posted(access, f"{access.root}/tokenize", fields).get("tokens"))
-
-    def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
-        fields = {"model": model, **prompt_fields(api, text)}
-        return as_count(posted(access, f"{access.root}/tokenize", fields).get("count"))
-
-    def llama_cpp_server(text: str) -> int | None:
-        fields = {"model": model, "input": text}
-        return as_count(posted(access, f"{access.root}/extras/tokenize/count", fields).get("count"))
-
-    yield from (llama_server, vllm)
-    if api != CHAT:  # which the last one does not support
-        yield llama_cpp_server
-
-
-def posted(access: Access, url: str, fields: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-    """The JSON object that a POST returns; empty after a failure."""
-    answer = reaching.ask(access, url, fields, timeout_s)
-    return as_dict(answer.parsed) if answer.status == 200 else {}
-
-
-def impossible(n: int, n_least: int) -> LabError:
-    """The error for a prompt shorter than the shortest possible one."""
-    return LabError(
-        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
-        "Its first letters and the chat template need that many (--api completions has no template).",
-    )
-
-
-def make_prompt(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) -> Prompt:
-    """A prompt of n tokens: a nonce, then words of `source` from word `start` on.
-
-    LabError if n is less than the shortest prompt, or the server stops counting. If no text of exactly n tokens is
-    found within MOST_COUNTS, the prompt is the longest one below n (see `n_tokens`).
-    """
-    words = source.split()
-    words = words[start % len(words) :] + words[: start % len(words)]
-    head = fresh_nonce(rng)
-    counts: dict[str, int] = {}
-
-    def count(text: str) -> int:
-        if text not in counts:
-            counts[text] = how.tokens(text)
-        return counts[text]
-
-    def first_words(k: int) -> str:
-        n_whole, rest = divmod(k, len(words))
-        return " ".join([head, *words * n_whole, *words[:rest]])
-
-    n_least = count(head)
-    if n_least > n:
-        raise impossible(n, n_least)
-    n_enough = n - n // NEAR if how.by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
-    aim, low, n_low = (n + n_enough) / 2, 0, n_least
-    high, n_high = 0, 0  # 0: no upper bound yet
-    for turn in range(MOST_COUNTS - 10):  # linear interpolation, and every fourth time bisection
-        if n_low >= n_enough or high - low == 1:
-            break
-        if high:
-            share = 0.5 if turn % 4 == 3 else (aim - n_low) / (n_high - n_low)
-            guess = min(high - 1, low + max(1, round(share * (high - low))))
-        else:
-            per_word = (n_low - n_least) / low if low else 1.5
-            guess = low + max(1, round((aim - n_low) / max(0.2, per_word)))
-        n_guess = count(first_words(guess))
-        if n_guess <= n:
-            low, n_low = guess, n_guess
-        else:
-            high, n_high = guess, n_guess
-    text, fillers = first_words(low), list(FILLERS)
-    while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
-        missing = n - counts[text]
-        longer = text + fillers[0] * missing
-        if count(longer) > n and missing > 1:
-            longer = text + fillers[0]
-        if counts[text] < count(longer) <= n:
-            text = longer
-        else:
-            fillers.pop(0)
-    prompt = Prompt(text, counts[text], how.by, head)
-    return prompt.renewed(rng) if how.by == USAGE else prompt  # the server has seen this one
-
-
-def needs_count(request: Request) -> bool:
-    """Whether a request succeeded, and nobody counted the tokens of its answer."""
-    return request.status == OK and times.n_generated(request) is None
-
-
-def with_count(access: Access, model: str, reply: Reply) -> Request:
-    """The request with a token count by the server's tokenizer, if it had none and the server can count."""
-    request = reply.request
-    if not needs_count(request):
-        return request
-    n = first_known(count(reply.text) for count in tokenizers(access, COMPLETIONS, model, is_prompt=False))
-    if n is None:
-        return request
-    if request.finish_reason == "length" and n >= times.JOINED * request.asked.n_gen:
-        n = request.asked.n_gen
-    return dataclasses.replace(request, usage=Usage(completion_tokens=n, counted_by=TOKENIZE))
-
-
-MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
-N_SHORT, N_LONG = 4, 48
-SHORT = "Say yes."
-LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
-
-SAY_S = 5.0  # interval of the progress messages while waiting for an answer
-_LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
-"""Options that a request is tried with, until the server accepts it."""
+        return self._replace(text=fresh_nonce() + self.text.removeprefix(self.nonce))
 
 
 class Reaching(TypedDict, total=False):
@@ -273,6 +131,19 @@ def reaching_of(options: Mapping[str, Any]) -> Reaching:
     return cast(Reaching, {name: options[name] for name in Reaching.__annotations__ if name in options})
 
 
+def needs_count(request: Request) -> bool:
+    """Whether a request succeeded, and nobody counted the tokens of its answer."""
+    return request.status == OK and times.n_generated(request) is None
+
+
+def impossible(n: int, n_least: int) -> LabError:
+    """The error for a prompt shorter than the shortest possible one."""
+    return LabError(
+        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
+        "Its first letters and the chat template need that many (--api completions has no template).",
+    )
+
+
 @dataclass(frozen=True)
 class Server:
     """An examined server with one of its models, and the client for it."""
@@ -282,24 +153,70 @@ class Server:
     model: str  # the same, masked
     models: tuple[str, ...]  # all that it lists
     counter: Counter | None  # None: the tokens of a prompt cannot be counted
-    access: Access
     client: Client
     machine: Machine  # of the client
 
-    def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
-        """A prompt of n tokens, cut from `text` at a place given by the seed and the repeat."""
-        return make_prompt(n, self.how_to_count, text, random.Random(), offset(seed, repeat, len(text.split())))
-
-    @property
-    def how_to_count(self) -> Counter:
-        """The server's way to count the tokens of a prompt. LabError if it cannot."""
+    def count(self, text: str) -> int:
+        """The tokens of a prompt. LabError if the server cannot count them, or no longer does."""
         if self.counter is None:
             raise LabError(
                 f"The server at {self.endpoint.url} cannot count the tokens of prompts: it has no tokenizer endpoint, "
                 "and no token counts in its answers.",
                 "Turn one of them on, or measure another server.",
             )
-        return self.counter
+        if (n_tokens := self.counter.count(text)) is None:
+            raise LabError(
+                f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
+                "Check that it still runs (its log may say why), then try again.",
+            )
+        return n_tokens
+
+    def n_least(self) -> int:
+        """Tokens of the shortest prompt: a nonce, and what the server adds."""
+        return self.count(fresh_nonce())
+
+    def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
+        """A prompt of n tokens: a nonce, then words of `text` from a place given by the seed and the repeat.
+
+        LabError if n is less than the shortest prompt, or the server does not count. If no text of exactly n tokens is
+        found within MOST_COUNTS, the prompt is the longest one below n (see `n_tokens`).
+        """
+        words, head, counts = text.split(), fresh_nonce(), dict[str, int]()
+        start = offset(seed, repeat, len(words))
+        words = words[start:] + words[:start]
+
+        def count(text: str) -> int:
+            if text not in counts:
+                counts[text] = self.count(text)
+            return counts[text]
+
+        def first_words(k: int) -> str:
+            n_whole, rest = divmod(k, len(words))
+            return " ".join([head, *words * n_whole, *words[:rest]])
+
+        if (n_least := count(head)) > n:
+            raise impossible(n, n_least)
+        by = self.counter.by if self.counter else ""
+        n_enough = n - n // NEAR if by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
+        per_word, low, n_low, high = 1.5, 0, n_least, 10 * n  # `high` words are too many
+        while n_low < n_enough and high - low > 1 and len(counts) < MOST_COUNTS - 10:
+            guess = low + max(1, round(((n + n_enough) / 2 - n_low) / per_word))
+            guess = guess if guess < high else (low + high) // 2
+            n_guess = count(first_words(guess))
+            per_word = max(0.2, (n_guess - n_least) / guess)
+            low, n_low, high = (guess, n_guess, high) if n_guess <= n else (low, n_low, guess)
+        made, fillers = first_words(low), list(FILLERS)
+        while fillers and counts[made] < n and len(counts) < MOST_COUNTS:
+            missing = n - counts[made]
+            longer = made + fillers[0] * missing
+            if count(longer) > n and missing > 1:
+                longer = made + fillers[0]
+            if counts[made] < count(longer) <= n:
+                made = longer
+            else:
+                fillers.pop(0)
+        prompt = Prompt(made, counts[made], by)
+        return prompt.renewed() if by == USAGE else prompt  # the server has seen this one
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
         """Why a request of this length does not fit into the server's context; None if it fits or may fit."""
@@ -312,36 +229,33 @@ class Server:
             "Use fewer tokens, or start the server with a longer context.",
         )
 
-    def asked(self, prompt: Prompt, n_prompt: int, n_gen: int, **more: Any) -> Asked:
-        """The record's description of a request with this prompt. `more`: other fields, such as the seed."""
-        return Asked(
-            n_prompt=n_prompt,
-            n_prompt_counted=prompt.n_tokens,
-            counted_by=prompt.counted_by,
-            n_gen=n_gen,
-            temperature=formats.temperature(self.endpoint.accepted),
-            ignore_eos=self.ignores_eos,
-            **more,
-        )
+    def ask(self, prompt: Prompt, n_prompt: int, n_gen: int, is_sent_once: bool = False, **more: Any) -> Ask:
+        """The request for a prompt. Unless it is sent only once, each sending gets another nonce.
 
-    def ask(self, prompt: Prompt, asked: Asked, is_sent_once: bool = False) -> Ask:
-        """The request for a prompt. Unless it is sent only once, each sending gets another nonce."""
-        nonce = None if is_sent_once else prompt.nonce
-        return formats.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
-
-    @property
-    def ignores_eos(self) -> bool | None:
-        """True if the server supports ignore_eos, otherwise None."""
-        return True if formats.IGNORE_EOS in self.endpoint.accepted else None
+        `more`: other fields of Asked, such as the seed.
+        """
+        accepted, nonce = self.endpoint.accepted, None if is_sent_once else prompt.nonce
+        counted: dict[str, Any] = {"n_prompt_counted": prompt.n_tokens, "counted_by": prompt.counted_by}
+        asked = Asked(n_prompt=n_prompt, n_gen=n_gen, **counted, **formats.limits(accepted), **more)
+        return formats.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, accepted, nonce)
 
     def send(self, ask: Ask, watch: Callable[[], None] = lambda: None) -> Reply:
         """Send one request, and wait for its answer; calls `watch` meanwhile."""
-        (reply,) = self.client.run(SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.access.timeout_s), watch)
+        plan = SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.client.access.timeout_s)
+        (reply,) = self.client.run(plan, watch)
         return reply
 
     def counted(self, reply: Reply) -> Request:
-        """The request with a token count, if the stream had none."""
-        return with_count(self.access, self.own_name, reply)
+        """The request with a token count by the server's tokenizer, if its stream had none."""
+        request = reply.request
+        if not needs_count(request):
+            return request
+        ways = tokenizers(self.client, COMPLETIONS, self.own_name, is_prompt=False)
+        if (n := first_known(count(reply.text) for count in ways)) is None:
+            return request
+        if request.finish_reason == "length" and n >= times.JOINED * request.asked.n_gen:
+            n = request.asked.n_gen
+        return dataclasses.replace(request, usage=Usage(completion_tokens=n, counted_by=TOKENIZE))
 
     def record(self, session: str, request: Request) -> RequestRecord:
         """A request as a line of a results file."""
@@ -367,36 +281,28 @@ def connect(
     waits for the first answers. LabError if the server cannot be reached, the choice of the model is unclear, or it
     does not stream.
     """
-    asked = reaching.access(url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S))
+    asked = access(url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S))
     with Client(asked) as client:
-        yield examine(asked, client, model, how.get("api"), say)
+        yield _examine(client, model, how.get("api"), say)
 
 
-def examine(
-    access: Access,
-    client: Client,
-    model: str | None = None,
-    api: str | None = None,
-    say: Callable[[str], object] = lambda words: None,
-) -> Server:
-    """The server with a model (None: its only one), through chat or completions (None: either). As `connect`."""
-    listed = reaching.ask(access, f"{access.url}/models")
+def _examine(client: Client, model: str | None, api: str | None, say: Callable[[str], object]) -> Server:
+    asked = client.access
+    listed = client.ask(f"{asked.url}/models")
     if listed.status is None:
-        raise LabError(f"No server answers at {access.url}: {listed.error}.", _hint(access, None))
-    has_list = isinstance(as_dict(listed.parsed).get("data"), list)
-    if listed.status in (401, 403) or (model is None and not has_list):
+        raise LabError(f"No server answers at {asked.url}: {listed.error}.", _hint(asked, None))
+    entries = as_dict(listed.parsed).get("data")
+    if listed.status in (401, 403) or (model is None and not isinstance(entries, list)):
         answered = listed.error or "200, JSON without `data`"
-        raise LabError(f"{access.url}/models lists no models. Its answer: {answered}", _hint(access, listed.status))
-    entries = as_dict(listed.raw).get("data") if has_list else []
-    by_name = {str(as_dict(entry).get("id", "")): as_dict(entry) for entry in entries or []}
+        raise LabError(f"{asked.url}/models lists no models. Its answer: {answered}", _hint(asked, listed.status))
+    by_name = {str(as_dict(one).get("id", "")): as_dict(one) for one in (entries if isinstance(entries, list) else [])}
     own_names = tuple(name for name in by_name if len(name) in range(1, 500))
-    models = tuple(hidden(name, access) for name in own_names)
-    shown = choose_model(models, None if model is None else hidden(model, access))
+    models = tuple(hidden(name, asked) for name in own_names)
+    shown = choose_model(models, None if model is None else hidden(model, asked))
     chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
-    program, version, settings = describe(access, by_name.get(chosen, {}))
+    program, version, settings = _describe(client, by_name.get(chosen, {}))
 
-    def send(api: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None = None) -> Request:
-        asked = Asked(n_prompt=None, n_gen=n_gen, temperature=formats.temperature(accepted), ignore_eos=ignore_eos)
+    def send(api: str, prompt: str, n_gen: int, accepted: tuple[str, ...]) -> Request:
         began = said = time.monotonic()
 
         def watch() -> None:
@@ -405,16 +311,16 @@ def examine(
                 said = now
                 say(
                     f"waiting for a first answer of {n_gen} tokens through {api}: {now - began:.0f} s of at most "
-                    f"{access.timeout_s:g} s (--timeout)"
+                    f"{asked.timeout_s:g} s (--timeout)"
                 )
 
-        plan = (formats.ask_for(api, chosen, prompt, asked, accepted),)
-        (reply,) = client.run(SendPlan(asks=plan, api=api, timeout_s=access.timeout_s), watch)
+        wanted = Asked(n_prompt=None, n_gen=n_gen, **formats.limits(accepted))
+        plan = (formats.ask_for(api, chosen, prompt, wanted, accepted),)
+        (reply,) = client.run(SendPlan(asks=plan, api=api, timeout_s=asked.timeout_s), watch)
         return reply.request
 
-    used, accepted, first = _first_answer(access, send, shown, (api,) if api else (CHAT, COMPLETIONS))
-    takes_ignore_eos = formats.IGNORE_EOS in accepted
-    long = send(used, LONG, N_LONG, accepted, takes_ignore_eos or None)
+    used, accepted, first = _first_answer(asked, send, shown, (api,) if api else (CHAT, COMPLETIONS))
+    long = send(used, LONG, N_LONG, accepted)
     has_no_effect = {
         formats.INCLUDE_USAGE: times.n_generated(first) is None,
         formats.CONTINUOUS_USAGE: first.tokens_by != "usage",
@@ -423,11 +329,52 @@ def examine(
         formats.IGNORE_EOS: long.finish_reason != "length",
     }
     working = tuple(option for option in accepted if not has_no_effect.get(option))
-    endpoint = Endpoint(url=access.url, api=used, server=program, version=version, accepted=working, settings=settings)
-    counter = counter_of(access, endpoint, chosen)
-    capabilities = tuple(_capabilities(first, long, working, counter, settings))
-    endpoint = dataclasses.replace(endpoint, capabilities=capabilities)
-    return Server(endpoint, chosen, shown, models, counter, access, client, machine.describe())
+
+    def by_usage(text: str) -> int | None:
+        wanted = Asked(n_prompt=None, n_gen=1, **formats.limits(working))
+        fields = formats.body(used, chosen, text, wanted, working, is_streamed=False)
+        answer = client.ask(asked.interface(used), fields, asked.timeout_s)
+        usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")), {})
+        return usage.prompt_tokens if usage and answer.status == 200 else None
+
+    ways = [*(Counter(TOKENIZE, count) for count in tokenizers(client, used, chosen)), Counter(USAGE, by_usage)]
+    counter = next((way for way in ways if way.count("word") is not None), None)
+    endpoint = Endpoint(
+        url=asked.url,
+        api=used,
+        server=program,
+        version=version,
+        capabilities=tuple(_capabilities(first, long, working, counter, settings)),
+        accepted=working,
+        settings=settings,
+    )
+    return Server(endpoint, chosen, shown, models, counter, client, machine.describe())
+
+
+def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
+    """The ways in which servers count the tokens of a prompt, or of another text."""
+    root = client.access.root
+
+    def posted(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        answer = client.ask(root + path, fields, ANSWER_S)
+        return as_dict(answer.parsed) if answer.status == 200 else {}
+
+    def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
+        applied = posted("/apply-template", prompt_fields(api, text)).get("prompt") if api == CHAT else text
+        if not isinstance(applied, str):
+            return None
+        fields = {"content": applied, "add_special": is_prompt, "parse_special": is_prompt}
+        return n_items(posted("/tokenize", fields).get("tokens"))
+
+    def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
+        return as_count(posted("/tokenize", {"model": model, **prompt_fields(api, text)}).get("count"))
+
+    def llama_cpp_server(text: str) -> int | None:
+        return as_count(posted("/extras/tokenize/count", {"model": model, "input": text}).get("count"))
+
+    yield from (llama_server, vllm)
+    if api != CHAT:  # which the last one does not support
+        yield llama_cpp_server
 
 
 def _hint(access: Access, status: int | None) -> str:
@@ -461,22 +408,22 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     return models[0]
 
 
-def describe(access: Access, entry: dict[str, Any]) -> tuple[str | None, str | None, ServerSettings | None]:
+def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | None, ServerSettings | None]:
     """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
 
     def get(path: str) -> dict[str, Any]:
-        answer = reaching.ask(access, access.root + path)
+        answer = client.ask(client.access.root + path)
         return as_dict(answer.parsed) if answer.status == 200 else {}
 
     def text(value: Any) -> str | None:
-        return printable(value)[:200] if isinstance(value, str) and value else None
+        return hidden(value, client.access)[:200] if isinstance(value, str) and value else None
 
     if "default_generation_settings" in (props := get("/props")):
         path = text(props.get("model_path"))
         settings = ServerSettings(
             n_slots=as_count(props.get("total_slots")),
             n_ctx=as_count(as_dict(props["default_generation_settings"]).get("n_ctx")),
-            model_file=path and path.replace("\\", "/").rsplit("/", 1)[-1],
+            model_file=path and re.split(r"[/\\]", path)[-1],
             quantization=text(props.get("model_ftype")),
             build=text(props.get("build_info")),
         )
@@ -513,33 +460,27 @@ def _first_answer(
             problem = request
         if request.failure in (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE):
             break
-    cause = f"{problem.failure}: {problem.error}" if problem else "no request was sent"
+    assert problem
     hint = "Try again (some servers load a model on its first request), or read the server's log."
-    if problem and (problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400):
+    if problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400:
         hint = _hint(access, problem.http_status)
-    elif problem and problem.failure == kinds.NO_STREAM:
+    elif problem.failure == kinds.NO_STREAM:
         hint = "Check that the address is the server's own: a proxy or a login page may answer instead."
+    cause = f"{problem.failure}: {problem.error}"
     raise LabError(f"The server at {access.url} does not stream an answer of {shown} ({cause}).", hint)
 
 
 def _capabilities(
-    first: Request,
-    long: Request,
-    working: tuple[str, ...],
-    counter: Counter | None,
-    settings: ServerSettings | None,
+    first: Request, long: Request, working: tuple[str, ...], counter: Counter | None, settings: ServerSettings | None
 ) -> Iterator[Capability]:
     """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
-    requests = [request for request in (first, long) if request.status == OK]
-    n_events, usage, by = len(times.generated(first)), times.n_generated(first), first.tokens_by
+    usage, by = times.n_generated(first), first.tokens_by
+    n_events, answer = len(times.generated(first)), UNKNOWN
     how = f"an answer of {N_SHORT} tokens came as {n_events} events"
     if times.came_at_once(long):
-        how = f"{len(times.generated(long))} events with content arrived at once: the answer was buffered until its end"
-        yield Capability("streaming", NO, how)
-    else:
-        yield Capability("streaming", YES if n_events > 1 else UNKNOWN, how)
-    cached = [one.usage.cached_tokens for one in requests if one.usage and one.usage.cached_tokens is not None]
-    is_tokenizer = counter is not None and counter.by == TOKENIZE
+        n_events, answer = len(times.generated(long)), NO
+        how = f"{n_events} events with content arrived at once: the answer was buffered until its end"
+    yield Capability("streaming", YES if answer != NO and n_events > 1 else answer, how)
     no_tokenizer = "no /tokenize and no usage: the tokens of prompts cannot be counted"
     if counter:
         no_tokenizer = "no /tokenize; the usage of small requests counts the tokens of prompts"
@@ -554,8 +495,18 @@ def _capabilities(
             f"an answer had all {N_LONG} tokens with it",
             "the server rejects requests with it, or an answer ended early despite it",
         ),
-        ("cached tokens", bool(cached), "answers count them", "answers do not count them"),
-        ("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", no_tokenizer),
+        (
+            "cached tokens",
+            any(one.usage and one.usage.cached_tokens is not None for one in (first, long)),
+            "answers count them",
+            "answers do not count them",
+        ),
+        (
+            "tokenize",
+            counter is not None and counter.by == TOKENIZE,
+            "the server's tokenizer counts the tokens of prompts",
+            no_tokenizer,
+        ),
         (
             "settings",
             n_slots is not None,
@@ -596,6 +547,7 @@ app.CORSMiddleware = SameOrigin
 sys.argv += ["--api_key", os.environ["{KEY_ENV}"]]
 server.main()
 """
+_FLAGS = "--host 127.0.0.1 --port 0 --n_gpu_layers 0 --flash_attn True --interrupt_requests False --verbose False"
 
 
 @dataclass(frozen=True)
@@ -620,44 +572,31 @@ class OwnServer:
         self.log.cleanup()
 
 
-def start_own(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: int = 0) -> OwnServer:
+def start_own(model: Path, alias: str, n_threads: int | None = None) -> OwnServer:
     """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise LabError(
             f"The server needs packages that are not installed: {', '.join(missing)}.",
             "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
         )
     n_threads = n_threads or machine.default_threads()
-    options = {
-        "model": model,
-        "model_alias": alias,
-        "host": "127.0.0.1",
-        "port": 0,
-        "n_ctx": N_CTX,
-        "n_threads": n_threads,
-        "n_threads_batch": n_threads,
-        "n_gpu_layers": n_gpu_layers,
-        "flash_attn": True,
-        "interrupt_requests": False,
-        "verbose": False,
-    }
+    options = {"model": model, "model_alias": alias, "n_ctx": N_CTX}
+    options |= {"n_threads": n_threads, "n_threads_batch": n_threads}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     key = os.environ[KEY_ENV] = secrets.token_urlsafe(32)
     folder = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
     log = Path(folder.name) / "log"
     with log.open("wb") as file:
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + START_S
+        process = spawning.start(_CHILD, *words, *_FLAGS.split(), stdout=file, stderr=subprocess.STDOUT)
+    own, deadline = OwnServer("", n_threads, process, folder), time.monotonic() + START_S
     try:
         while process.poll() is None and time.monotonic() < deadline:
             if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
-                return OwnServer(f"{address[1]}/v1", n_threads, process, folder)
+                return dataclasses.replace(own, url=f"{address[1]}/v1")
             time.sleep(LOOK_S)
         printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0]  # of its threads
         lines = printed.replace(key, "***").splitlines()
         raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
     except BaseException:
-        process.kill()
-        spawning.wait_for_end(process)
+        own.end()
         raise

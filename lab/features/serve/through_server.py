@@ -8,7 +8,6 @@ continue; the session ends if the server is gone.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,40 +18,59 @@ from warnings import warn
 
 from rich.console import Console
 
-from lab.core import payloads
 from lab.core import request_times as times
 from lab.core.lists import grouped, plural
 from lab.core.record import OK
-from lab.core.request import (
-    LOST,
-    REASONING,
-    REFUSED,
-    Endpoint,
-    Request,
-    RequestRecord,
-    short_name,
-)
+from lab.core.request import LOST, REASONING, REFUSED, Endpoint, Request, RequestRecord, short_name
 from lab.core.request_times import Figures, figures
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.measure import plot_runs, text_results
-from lab.features.serve import servers
 from lab.features.serve.load_figures import held_back, server_options, span
-from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, prompt_text
+from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, impossible, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
 from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
-from lab.show import table, wording
+from lab.show import table
 from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, print_section, tabled
+from lab.show.wording import digits, seconds
+from lab.show.wording import times as n_times
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
 GONE = (REFUSED, LOST)  # failures that mean, several times in a row, that the server is gone
+DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
+WARMUP_GEN = 16  # maximum number of tokens that a warm-up generates
+MAX_GONE = 3  # failures in a row to reach the server, which end the session
+PAUSE_S = 1.0  # after a failure
+
+SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
+
+OF_SERVER: Columns = (
+    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+    ("prompt\ns", lambda row: digits(row["server_prompt_s"])),
+    ("decode\ns", lambda row: digits(row["server_decode_s"])),
+    ("TTFT minus\nprompt ms", lambda row: digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+)
+"""The server's own times, and TTFT without them."""
+
+MEANINGS = (
+    "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
+    "visible). TPOT: time per token after the first. E2E: whole request."
+)
+OF_REQUESTS = (
+    f"{MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, ranges."
+)
+CAPTIONS = {
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
+    "line shows growth in proportion to the length.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
+    "event, between events. The line is their running median, or mean.",
+}
 
 
 def gone(server: Server, path: Path, lost: Sequence[Request], during: str = "") -> LabError:
@@ -71,12 +89,6 @@ def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None
         warn(sentence, stacklevel=3)
 
 
-DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
-WARMUP_GEN = 16  # maximum number of tokens that a warm-up generates
-MAX_GONE = 3  # failures in a row to reach the server, which end the session
-PAUSE_S = 1.0  # after a failure
-
-
 @dataclass(frozen=True)
 class ServerPlan:
     """What to measure on any server."""
@@ -92,24 +104,6 @@ class ServerPlan:
         most = max(case.n_prompt + case.n_gen for case in self.cases)
         n = len(self.cases) * (self.n_repeat + 1)
         return f"{n:,} requests for up to {most:,} tokens each, and small ones to examine it"
-
-
-def measure(
-    url: str,
-    plan: ServerPlan,
-    model: str | None,
-    out: str | Path,
-    watch: ShowStatus | None,
-    **how: Unpack[Reaching],
-) -> list[RequestRecord]:
-    """What `lab.measure` does with `url`."""
-    with progress.in_notebook() as watching:
-        show = watch or watching
-        with connect(url, model, lambda words: show(Status(words)), **how) as server:
-            check(plan, server)
-            records = list(execute(plan, server, server.new_file(Path(out)), show))
-    warn_of_failures((), [record.request.error for record in records if not record.request.asked.warmup])
-    return records
 
 
 def make_plan(
@@ -130,12 +124,25 @@ def make_plan(
 
 def check(plan: ServerPlan, server: Server) -> None:
     """LabError if the server cannot count the tokens of a prompt, or a length is not possible on it."""
-    n_least = server.how_to_count.least()
+    n_least = server.n_least()
     for case in plan.cases:
         if case.n_prompt < n_least:
-            raise servers.impossible(case.n_prompt, n_least)
+            raise impossible(case.n_prompt, n_least)
         if problem := server.too_long(case.n_prompt, case.n_gen):
             raise problem
+
+
+def measure(
+    url: str, plan: ServerPlan, model: str | None, out: str | Path, watch: ShowStatus | None, **how: Unpack[Reaching]
+) -> list[RequestRecord]:
+    """What `lab.measure` does with `url`."""
+    with progress.in_notebook() as watching:
+        show = watch or watching
+        with connect(url, model, lambda words: show(Status(words)), **how) as server:
+            check(plan, server)
+            records = list(execute(plan, server, server.new_file(Path(out)), show))
+    warn_of_failures((), [record.request.error for record in records if not record.request.asked.warmup])
+    return records
 
 
 def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
@@ -154,12 +161,11 @@ def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> 
             is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
             known = prompts.get(n := case.n_prompt)
-            prompt = known.renewed(random.Random()) if known else server.prompt(n, plan.text, plan.seed, repeat)
+            prompt = known.renewed() if known else server.prompt(n, plan.text, plan.seed, repeat)
             if prompt.counted_by == USAGE:
                 prompts[n] = prompt
             n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
-            asked = server.asked(prompt, n, n_gen, seed=plan.seed, repeat=repeat, warmup=is_warmup)
-            ask = server.ask(prompt, asked, is_sent_once=True)
+            ask = server.ask(prompt, n, n_gen, True, seed=plan.seed, repeat=repeat, warmup=is_warmup)
             reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
             request = reply.request if is_warmup else server.counted(reply)
             own = figures(request)
@@ -175,14 +181,32 @@ def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> 
                 time.sleep(PAUSE_S)
 
 
-def capabilities(endpoint: Endpoint, title: str = "") -> Section:
-    """What the server can do, and what showed that."""
-    columns: Columns = (
-        ("what it can do", lambda one: one.name),
-        ("answer", lambda one: one.answer),
-        ("as seen in", lambda one: one.how),
-    )
-    return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
+def length(n_prompt: float | None) -> str:
+    """A prompt's length; "?" if nobody counted it."""
+    return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
+
+
+def _name(one: Figures) -> str:
+    n = table.n_prompt(one)
+    name = "a prompt of unknown length" if n is None else f"{n:,} prompt tokens"
+    return f"{name}, repeat {one.asked.repeat + 1}"
+
+
+def finished(record: RequestRecord) -> str:
+    """A line on a request that has ended."""
+    one = figures(record.request)
+    if one.status != OK:
+        what = one.failure or one.status
+    elif one.came_at_once:
+        what = f"E2E {digits((one.e2e_ns or 0) / 1e9)} s; the answer arrived in one piece, so TTFT is unknown"
+    elif one.ttft_ns is None:
+        what = "no token arrived"
+    else:
+        ends = dict.fromkeys(one.tpot_bounds_ns or ())  # one, if it is known exactly
+        what = f"TTFT {digits(one.ttft_ns / 1e9)} s"
+        what += f", TPOT {' to '.join(digits(ns / 1e6) for ns in ends)} ms" if ends else ""
+        what += " (warm)" if one.is_warm else " (short)" if one.is_short else ""
+    return f"{_name(one)}: {what}"
 
 
 def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
@@ -193,146 +217,25 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
     print_section(capabilities(endpoint), out)
 
 
-def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
-    """Warnings on requests of one setup that went well."""
-    requests = [record.request for record in chosen]
-    ones = [figures(request) for request in requests]
-    n, words = len(ones), list[str]()
-    if cached := [one.n_cached or 0 for one in ones if one.is_warm]:
-        words.append(
-            f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache. They are warm and "
-            "have separate rows."
-        )
-    elif any(one.is_warm is None for one in ones):
-        words.append(
-            "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
-            "cache could not help."
-        )
-    if short := [one for one in ones if one.is_short]:
-        reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
-        words.append(
-            f"{len(short)} of {n} answers were shorter than requested ({span([one.n_generated or 0 for one in short])} "
-            f"tokens; finish reason: {reasons}). They have separate rows."
-        )
-    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
-    if other := sorted((asked, found) for asked, found in pairs if None not in (asked, found) and asked != found):
-        named = ", ".join(f"{found:,} instead of {asked:,}" for asked, found in other[:4])
-        words.append(f"The server counted other prompt lengths than requested: {named}.")
-    if n_uncounted := sum(one.n_generated is None for one in ones):
-        words.append(f"{n_uncounted} of {n} answers have no token count, so their TPOT is unknown.")
-    elif any(request.usage and request.usage.counted_by == TOKENIZE for request in requests):
-        words.append("The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.")
-    if n_bounds := sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones):
-        words.append(
-            f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: TPOT lies between the "
-            "two figures."
-        )
-    if any(times.itl_ns(request) is None and not one.came_at_once for request, one in zip(requests, ones, strict=True)):
-        words.append(
-            "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
-            "latency), not between tokens (ITL)."
-        )
-    if n_reasoned := sum(REASONING in request.events.kind for request in requests):
-        words.append(f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens.")
-    return [*held_back(ones), *words]
-
-
-SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
-
-OF_SERVER: Columns = (
-    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
-    ("prompt\ns", lambda row: wording.digits(row["server_prompt_s"])),
-    ("decode\ns", lambda row: wording.digits(row["server_decode_s"])),
-    ("TTFT minus\nprompt ms", lambda row: wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
-)
-"""The server's own times, and TTFT without them."""
-
-MEANINGS = (
-    "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
-    "visible). TPOT: time per token after the first. E2E: whole request."
-)
-
-
-def finished(record: RequestRecord) -> str:
-    """A line on a request that has ended."""
-    one = figures(record.request)
-    if one.status != OK:
-        what = one.failure or one.status
-    elif one.came_at_once:
-        seconds = wording.digits((one.e2e_ns or 0) / 1e9)
-        what = f"E2E {seconds} s; the answer arrived in one piece, so TTFT is unknown"
-    elif one.ttft_ns is None:
-        what = "no token arrived"
-    else:
-        ends = dict.fromkeys(one.tpot_bounds_ns or ())  # one, if it is known exactly
-        tpot = f", TPOT {' to '.join(wording.digits(ns / 1e6) for ns in ends)} ms" if ends else ""
-        marks = [word for word, is_so in (("warm", one.is_warm), ("short", one.is_short)) if is_so]
-        what = f"TTFT {wording.digits(one.ttft_ns / 1e9)} s{tpot}" + (f" ({', '.join(marks)})" if marks else "")
-    return f"{_name(one)}, repeat {one.asked.repeat + 1}: {what}"
-
-
-def sections(records: Sequence[RequestRecord]) -> list[Section]:
-    """A section for each setup and number of generated tokens: medians, then the server's own times."""
-    rows = table.summary(table.runs(table.alone(records)))
-    return [
-        _section(label, part)
-        for label, of_setup in (table.setups(rows) if len(rows) else [])
-        for _, part in of_setup.groupby("n_gen")
-    ]
-
-
-def _section(label: str, rows: pd.DataFrame) -> Section:
-    known = rows.first_output_s.notna()  # of an answer that was all reasoning it is not
-    has_reasoning = bool((rows.first_output_s[known] != rows.ttft_s[known]).any() or not known.all())
-    timed = rows[rows.server_prompt_s.notna() | rows.server_decode_s.notna()].to_dict("records")
-    of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))] if timed else []
-    columns: Columns = [
-        ("prompt\ntokens", lambda row: length(row["n_prompt"])),
-        *([("n", lambda row: f"{row['repeats']}")] if rows.repeats.nunique() > 1 else []),
-        ("answer\ntokens", _answer),
-        *(
-            (text_results.HEADINGS[name], partial(_figure, name=name))
-            for name in SHOWN
-            if name != "first_output_s" or has_reasoning
-        ),
-        ("note", lambda row: ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)),
-    ]
-    return Section(
-        label,
-        f"{plural(int(rows.n_gen.iloc[0]), 'token')} requested; {text_results.below(rows, 'request')}",
-        **tabled(columns, rows.to_dict("records")),
-        answer=_time("", rows),
-        notes=[MEANINGS],
-        sentences=_findings(rows),
-        parts=of_server,
+def capabilities(endpoint: Endpoint, title: str = "") -> Section:
+    """What the server can do, and what showed that."""
+    columns: Columns = (
+        ("what it can do", lambda one: one.name),
+        ("answer", lambda one: one.answer),
+        ("as seen in", lambda one: one.how),
     )
-
-
-def _findings(rows: pd.DataFrame) -> list[str]:
-    """A sentence on a summary of one setup and one n_gen: how TTFT grows with the prompt."""
-    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
-    rows = rows.sort_values("n_prompt")
-    if rows.n_prompt.nunique() < 2:
-        return []
-    short, long = rows.iloc[0], rows.iloc[-1]
-    ratio = long.ttft_s / short.ttft_s
-    return [
-        f"TTFT of {long.n_prompt:,} prompt tokens was "
-        f"{'about the same as' if 0.95 < ratio < 1.05 else wording.times(ratio)} that of {short.n_prompt:,} "
-        f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
-    ]
+    return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
     """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
-    own = [record.request for record in table.alone(records)]
+    own, lines = [record.request for record in table.alone(records)], []
     failed = [request for request in own if request.status != OK]
     by_class = grouped(failed, lambda request: (request.asked.warmup, request.failure or request.status))
-    lines = []
     for (is_warmup, name), (first, *others) in by_class.items():
         n = sum(request.asked.warmup == is_warmup for request in own)
         kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
-        example = f"{_name(figures(first))}, repeat {first.asked.repeat + 1}: {first.error}"
+        example = f"{_name(figures(first))}: {first.error}"
         lines.append(f"{1 + len(others)} of {n} {kind} ({name}), for example {example}")
     return lines
 
@@ -344,29 +247,90 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     return [
         f"{label}: {sentence}" if len(setups) > 1 else sentence
         for label, rows in setups
-        for sentence in doubts([own[index] for index in rows.run])
+        for sentence in _doubts([own[index].request for index in rows.run])
     ]
 
 
-def length(n_prompt: float | None) -> str:
-    """A prompt's length; "?" if nobody counted it."""
-    return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
+def _doubts(requests: Sequence[Request]) -> list[str]:
+    """What requests of one setup that went well do not show, or show of another work than was asked for."""
+    ones = [figures(request) for request in requests]
+    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
+    other = sorted((asked, found) for asked, found in pairs if None not in (asked, found) and asked != found)
+    named = ", ".join(f"{found:,} instead of {asked:,}" for asked, found in other[:4])
+    cached, short = [one.n_cached or 0 for one in ones if one.is_warm], [one for one in ones if one.is_short]
+    lengths, n = span([one.n_generated or 0 for one in short]), len(ones)
+    reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
+    n_uncounted = sum(one.n_generated is None for one in ones)
+    n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
+    n_reasoned = sum(REASONING in request.events.kind for request in requests)
+    by_events = [not one.came_at_once and times.itl_ns(own) is None for own, one in zip(requests, ones, strict=True)]
+    sentences = (
+        (
+            cached,
+            f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache. They are warm and "
+            "have separate rows.",
+        ),
+        (
+            not cached and any(one.is_warm is None for one in ones),
+            "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
+            "cache could not help.",
+        ),
+        (
+            short,
+            f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens; finish reason: {reasons}). "
+            "They have separate rows.",
+        ),
+        (other, f"The server counted other prompt lengths than requested: {named}."),
+        (n_uncounted, f"{n_uncounted} of {n} answers have no token count, so their TPOT is unknown."),
+        (
+            not n_uncounted and any(one.usage and one.usage.counted_by == TOKENIZE for one in requests),
+            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.",
+        ),
+        (
+            n_bounds,
+            f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: TPOT lies between the "
+            "two figures.",
+        ),
+        (
+            any(by_events),
+            "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
+            "latency), not between tokens (ITL).",
+        ),
+        (n_reasoned, f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."),
+    )
+    return [*held_back(ones), *(sentence for is_so, sentence in sentences if is_so)]
 
 
-def _name(one: Figures) -> str:
-    n = table.n_prompt(one)
-    name = "a prompt of unknown length" if n is None else payloads.name_of(n, None)
-    return name + (f", {one.asked.load.label}" if one.asked.load else "")
-
-
-def _figure(row: dict[str, Any], name: str) -> str:
-    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
-    if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
-        ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
-        if name == "decode_tps":
-            ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
-        return " to ".join(map(wording.digits, ends))
-    return text_results.figure(row, name)
+def sections(records: Sequence[RequestRecord]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians, then the server's own times."""
+    rows = table.summary(table.runs(table.alone(records)))
+    made = []
+    for label, of_setup in table.setups(rows) if len(rows) else []:
+        for n_gen, part in of_setup.groupby("n_gen"):
+            known = part.first_output_s.notna()  # of an answer that was all reasoning it is not
+            has_reasoning = bool((part.first_output_s[known] != part.ttft_s[known]).any() or not known.all())
+            names = [name for name in SHOWN if name != "first_output_s" or has_reasoning]
+            columns: Columns = [
+                ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+                *([("n", lambda row: f"{row['repeats']}")] if part.repeats.nunique() > 1 else []),
+                ("answer\ntokens", _answer),
+                *((text_results.HEADINGS[name], partial(_figure, name=name)) for name in names),
+                ("note", lambda row: ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)),
+            ]
+            timed = part[part.server_prompt_s.notna() | part.server_decode_s.notna()].to_dict("records")
+            own_times = Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))
+            made.append(
+                Section(
+                    label,
+                    f"{plural(int(n_gen), 'token')} requested; {text_results.below(part, 'request')}",
+                    **tabled(columns, part.to_dict("records")),
+                    answer=_time("", part),
+                    notes=[MEANINGS],
+                    sentences=_growth(part),
+                    parts=[own_times] if timed else [],
+                )
+            )
+    return made
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -376,15 +340,38 @@ def _answer(row: dict[str, Any]) -> str:
     return UNKNOWN if one.value != one.value else f"{one.value:,.0f}{ends}"
 
 
-OF_REQUESTS = (
-    f"{MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, ranges."
-)
-CAPTIONS = {
-    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
-    "line shows growth in proportion to the length.",
-    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
-    "event, between events. The line is their running median, or mean.",
-}
+def _figure(row: dict[str, Any], name: str) -> str:
+    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
+    if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
+        ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
+        if name == "decode_tps":
+            ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
+        return " to ".join(map(digits, ends))
+    return text_results.figure(row, name)
+
+
+def _growth(rows: pd.DataFrame) -> list[str]:
+    """How TTFT grows with the prompt, in a summary of one setup and one n_gen."""
+    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
+    rows = rows.sort_values("n_prompt")
+    if rows.n_prompt.nunique() < 2:
+        return []
+    short, long = rows.iloc[0], rows.iloc[-1]
+    ratio = long.ttft_s / short.ttft_s
+    words = "about the same as" if 0.95 < ratio < 1.05 else n_times(ratio)
+    more = n_times(long.n_prompt / short.n_prompt)
+    return [f"TTFT of {long.n_prompt:,} prompt tokens was {words} that of {short.n_prompt:,} ({more} the tokens)."]
+
+
+def _time(label: str, rows: pd.DataFrame) -> str:
+    """A sentence on the longest prompt of a setup of requests."""
+    row = rows.iloc[-1]
+    words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {seconds(row.ttft_s)}"
+    if row.tpot_low_ms > 0:
+        ends = [row.tpot_low_ms, row.tpot_high_ms] if row.n_bounds else [row.tpot_ms]
+        words += f", each further token takes {' to '.join(seconds(ms / 1e3) for ms in ends)}"
+        words += "" if row.n_bounds else f" ({digits(1e3 / row.tpot_ms)} tokens/s)"
+    return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."
 
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
@@ -418,17 +405,6 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
             data=partial(text_results.summary_rows, records),
         )
     ]
-
-
-def _time(label: str, rows: pd.DataFrame) -> str:
-    """A sentence on the longest prompt of a setup of requests."""
-    row = rows.iloc[-1]
-    words = f"the first token of {length(row.n_prompt)} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
-    if row.tpot_low_ms > 0:
-        ends = [row.tpot_low_ms, row.tpot_high_ms] if row.n_bounds else [row.tpot_ms]
-        words += f", each further token takes {' to '.join(wording.seconds(ms / 1e3) for ms in ends)}"
-        words += "" if row.n_bounds else f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
-    return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."
 
 
 def again(records: Sequence[RequestRecord]) -> str:
