@@ -159,7 +159,7 @@ def y_of(line: Any) -> list[float]:
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
     ax = lab.plot_prefill(session())
     assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert labels_of(ax) == ["median over requests", "requests", "proportional (1.51 ms per token at 100)"]
+    assert labels_of(ax) == ["median over requests", "requests", "1.51 ms per token, as at 100 tokens (proportional)"]
     median, points, _ = ax.get_lines()
     assert y_of(median) == pytest.approx([0.061, 0.151])
     assert len(x_of(points)) == 6

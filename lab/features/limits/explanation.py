@@ -450,7 +450,8 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     return Section(
         label,
         "% of ceiling: 100 means as fast as llama.cpp's kernels when lab ceilings runs them alone; output: the last "
-        "layer; rest: what the kernels alone do not explain; measured ms leave out choosing tokens",
+        "layer; rest: what the kernels alone do not explain; measured ms: of the whole prompt, or of one token of the "
+        "answer, without choosing it; GFLOP/s, GB/s: the least work of the phase over its measured time",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,

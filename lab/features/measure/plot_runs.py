@@ -67,7 +67,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         if not is_ttft and not steps.empty:  # imported runs have no steps
             inside = steps[(steps.kind == PREFILL) & steps.compute_ms.notna() & steps.run.isin(own.run)]
             for number, (_, run) in enumerate(run for run in inside.groupby("run") if len(run[1]) > 1):
-                label = "steps of each run" if is_alone and not number else "_"
+                label = "progress within each run" if is_alone and not number else "_"
                 one.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5, label=label)
         medians = own.groupby("n_prompt")[figure].median()
         at: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
@@ -87,7 +87,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
         if ends[0] == ends[1]:
             one.set_ylim(0, 1.2 * rows[figure].max())
         else:
-            label = f"proportional ({digits(1e3 * cheapest)} ms per token at {per_token[cheapest]:,.0f})"
+            label = f"{digits(1e3 * cheapest)} ms per token, as at {per_token[cheapest]:,.0f} tokens (proportional)"
             one.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
             one.set_yscale("log")
         canvas.over_lengths(one, rows.n_prompt)

@@ -290,8 +290,9 @@ def unreliable(records: Sequence[Record]) -> list[list[Record]]:
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
     sentences, n_sessions = [], len({one.session for one in records})
+    n_machines = len({machine.label(one.machine) for one in records})
     for own in unreliable(records):
-        which = f" (session {own[0].session})" * (n_sessions > 1)
+        which = f" (session {own[0].session})" * (n_sessions > n_machines)
         where, when = "", "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
