@@ -178,7 +178,7 @@ def parse_variant(text: str) -> dict[str, Any]:
         "--repeat",
         "-r",
         type=int,
-        help="Rounds: each loads the model anew and runs every length once.  [default: 3; 6 where that adds little time]",
+        help="Rounds: each loads the model anew, then runs each length.  [default: 3; 6 if that adds little time]",
     ),
     *UNTIL,
     *SETTINGS,
