@@ -112,21 +112,6 @@ def test_a_crash_that_does_not_come_again_is_told_and_tried_again(tmp_path: Path
     assert {record.settings.repack for record in records} == {None}
 
 
-def test_a_cause_needs_the_crash_before_and_after(tmp_path: Path) -> None:
-    """It dies at first and again, runs with the first change, and then without it too: that was not the cause."""
-    fates = iter([True, True, False])
-    records, _ = measured(Faulty(lambda settings, n: next(fates, False)), tmp_path)
-    assert not any("continues with" in str(record.run.error) for record in records)
-
-
-def test_a_kill_from_outside_is_no_crash(tmp_path: Path) -> None:
-    worker = Faulty(lambda settings, n: n == 512)  # the first step of 600
-    worker.status = -9
-    records, _ = measured(worker, tmp_path, repeat=3)
-    assert worker.deaths == 2
-    assert {record.run.error for record in records if record.run.error} == {WORDS}
-
-
 def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     """To go on with another setting than a variant's would compare what nobody asked for."""
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,20 +20,16 @@ from lab.features.tune.result import CONFIRM, DECODE, REQUEST, SEARCH, phases_of
 from lab.features.tune.search import Choice, Search, Timing
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
+from tests.bench.tune import every
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
-SPACE: dict[str, list[Any]] = {"threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256], "flash_attn": ["off"]}
-
-
-def every_choice(space: dict[str, list[Any]]) -> list[Choice]:
-    values = itertools.product(*([None, *values] for values in space.values()))
-    return [tuple((name, v) for name, v in zip(space, own, strict=True) if v is not None) for own in values]
+SPACE: dict[str, list[Any]] = {"flash_attn": ["off"], "threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256]}
 
 
 def searched(true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, spiked: int = -1) -> Search:
     """A search on a machine with these times, whose speed drifts from block to block; one run takes 3 times as long."""
     chance, of = random.Random(seed), phases_of(REQUEST, 100, False)
-    search = Search(every_choice(SPACE), of)
+    search = Search(every(SPACE), of)
     for block in range(25):
         mood = math.exp(chance.gauss(0, 0.1))
         for choice in search.next_block():
@@ -58,37 +52,14 @@ def pair_only(name: str, choice: Choice) -> float:
 
 def test_a_planted_pair_is_found_where_each_change_alone_is_slower() -> None:
     found = [searched(pair_only, seed) for seed in range(10)]
-    assert [search.best() for search in found].count((("ubatch", 64), ("flash_attn", "off"))) >= 9
-    assert len(found[1].timings) < len(every_choice(SPACE)) and found[1].next_block() == []  # a part of the choices
-
-
-def test_where_all_choices_are_equal_none_is_far_from_the_default() -> None:
-    search = searched(lambda name, choice: 1.0, 1)
-    assert search.next_block() == [] and len(search.timings) <= 40
-    ratios, deviations = search.expected(search.choices)
-    assert abs(ratios).max() < 0.06 and (abs(ratios) < 3 * deviations + 1e-9).all()
-
-
-def test_the_intervals_of_a_search_hold_the_true_ratios() -> None:
-    inside = []
-    for seed in range(12):
-        search = searched(pair_only, seed)
-        tried = list(dict.fromkeys(one.choice for one in search.timings if one.choice))
-        ratios, deviations = search.expected(tried)
-        times = [sum(phase.n * pair_only(phase.name, one) for phase in search.phases) for one in [(), *tried]]
-        inside += [
-            bool(abs(math.log(own / times[0]) - ratio) < 1.96 * deviation)
-            for own, ratio, deviation in zip(times[1:], ratios, deviations, strict=True)
-        ]
-    assert statistics.mean(inside) >= 0.85
+    assert [search.best() for search in found].count((("flash_attn", "off"), ("ubatch", 64))) >= 9
+    assert len(found[1].timings) < len(every(SPACE)) and found[1].next_block() == []  # a part of the choices
 
 
 def test_one_disturbed_run_does_not_decide() -> None:
-    def true_s(name: str, choice: Choice) -> float:
-        return 0.8 if "flash_attn" in dict(choice) else 1.0
-
+    true_s = lambda name, choice: 0.8 if "flash_attn" in dict(choice) else 1.0  # noqa: E731
     numbers = [i for i, one in enumerate(searched(true_s, 3).timings) if one.choice == (("flash_attn", "off"),)]
-    assert searched(true_s, 3, spiked=numbers[0]).best()[-1:] == (("flash_attn", "off"),)
+    assert searched(true_s, 3, spiked=numbers[0]).best()[:1] == (("flash_attn", "off"),)
 
 
 # The whole session, with a fake engine

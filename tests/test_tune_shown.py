@@ -15,10 +15,9 @@ from lab.core.payloads import Tuning
 from lab.core.record import FAILED, Record, Steps
 from lab.features.tune import result, tuning
 from lab.features.tune.result import of_sessions
-from lab.models import catalog
 from lab.show import canvas
 from lab.show.section import Context, Section
-from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
+from tests.conftest import SETTINGS, make_record, make_run, run_lab
 
 DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"
 CHOICES: dict[str, dict[str, Any]] = {
@@ -165,15 +164,6 @@ def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     assert result.command_lines(unproven) == {}
 
 
-def test_the_models_file_is_found_on_this_machine_but_not_named_on_a_page(tmp_path: Path, embedded: Path) -> None:
-    model = dataclasses.replace(MODEL, name=catalog.DEFAULT, source=catalog.EMBEDDED, file=embedded.name)
-    path = saved(tmp_path, [dataclasses.replace(record, model=model) for record in session()])
-    assert f"llama-server --model {embedded} " in run_lab("show", "--details", path)[1]
-    assert run_lab("report", path)[0] == 0
-    page = (tmp_path / "tune.html").read_text()
-    assert f"llama-server --model ./{embedded.name} " in page and str(embedded.parent) not in page
-
-
 def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
     mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,16 +205,6 @@ def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp
     for command in ("compare", "explain"):
         code, _, err = run_lab(command, path)
         assert code == 1 and "These results are only of lab tune." in err
-    for i, ms in enumerate((1.0, 2.0)):
-        for repeat in range(3):
-            record = make_record(make_run(20, 5, repeat, prefill_ms=ms), session=f"plain-{i}")
-            saved(tmp_path, [dataclasses.replace(record, settings=_with(n_threads=1 + i).settings)])
-    code, out, _ = run_lab("compare", "--no-plot", tmp_path)
-    assert code == 0 and "n_threads" in out and OFF not in out and out.count("against the base") == 1
-
-
-def _with(**changes: Any) -> Record:
-    return make_record(make_run(), session="plain", settings=dataclasses.replace(SETTINGS, **changes))
 
 
 def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:
@@ -237,9 +217,8 @@ def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:
 def test_hostile_settings_stay_text(tmp_path: Path) -> None:
     evil = "--flash-attn <script>alert(1)</script> $x$ \x1b[31m"
     records = session({DEFAULT: 9.0, evil: 4.5}, won=evil, settings={})
-    odd = [
-        r if r.run.variant == DEFAULT else dataclasses.replace(r, settings=_with(n_threads=1).settings) for r in records
-    ]
+    one = dataclasses.replace(SETTINGS, n_threads=1)
+    odd = [r if r.run.variant == DEFAULT else dataclasses.replace(r, settings=one) for r in records]
     path = saved(tmp_path, odd)
     _, out, _ = run_lab("show", path)
     assert "<script>alert(1)</script> $x$" in out and "\x1b" not in out
@@ -268,8 +247,3 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
         assert section.lines[0][0].text == DEFAULT
         canvas.drawn(section.pictures[0].draw, (10, 4.6))
         assert json.loads(json.dumps(section.document(), allow_nan=False))["tunings"][0]["tried"], number
-
-
-def test_an_odd_name_is_known_before_the_search(tmp_path: Path) -> None:
-    status, _, err = run_lab("tune", "--save", "../x", "--budget", "10s", "-o", tmp_path)
-    assert status == 1 and "'../x' cannot name settings" in err and not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -30,6 +31,7 @@ from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, ma
 from tests.test_request import make_request, make_request_record
 
 LEVER = Turns(20, (10, 8, 6), (5, 4, 3), "", "memory")
+broken = functools.partial(dataclasses.replace, LEVER)
 
 
 def distinct(sequence: int, n: int) -> list[int]:
@@ -43,10 +45,6 @@ def record_of(lever: Turns = LEVER, repeat: int = 0, move_ms: float = 5, **chang
     ids = tuple(range(scripts.n_chosen(written)))
     saved = tuple(1000 * (i + 1) for i, op in enumerate(op for op in written if op.kind == SAVE))
     return make_record(dataclasses.replace(run, token_ids=ids, state_bytes=saved or None, **changes))
-
-
-def broken(**changes: Any) -> Turns:
-    return dataclasses.replace(LEVER, **changes)
 
 
 def test_planted_breaks_are_located_to_the_token() -> None:
@@ -94,7 +92,11 @@ def test_the_figures_are_those_of_the_steps() -> None:
 
 
 def test_the_answer_says_what_a_break_costs() -> None:
-    levers = [broken(breaks="system@3"), LEVER, broken(breaks="system@3", keep="none")]
+    levers = [
+        broken(breaks="system@3"),
+        LEVER,
+        broken(breaks="system@3", keep="none"),
+    ]
     rows = conversations.rows([record_of(lever) for lever in levers])
     assert [row.turn for row in rows] == [1, 2, 3] and [row.n_again for row in rows] == [0, 0, 30]
     words = " ".join(conversations.sentences(rows))
@@ -114,22 +116,6 @@ def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -
     assert rows[1].ttft_s == pytest.approx(0.005 + 0.005 + 0.010)  # forget, load, prefill
     assert [row.state_bytes for row in rows] == [1000, 2000, 3000]
     assert "Saving 0.0 MB took 5.00 ms" in " ".join(conversations.sentences(rows))
-
-
-def test_a_cache_that_cannot_keep_a_part_serves_all_or_nothing() -> None:
-    lever = broken(whole=True, breaks="truncate@3")
-    assert [n_cached for _, n_cached, *_ in conversations.turns_of(lever, lambda n: distinct(0, n))] == [0, 34, 0]
-
-
-def test_the_first_other_token_is_told() -> None:
-    cold, warm = record_of(broken(keep="none")), record_of()
-    assert conversations.answers([warm, cold]) == [
-        "In 2 answers the cached turns chose the tokens of the uncached ones."
-    ]
-    changed = list(warm.run.token_ids)
-    changed[6] = -1
-    other = dataclasses.replace(warm, run=dataclasses.replace(warm.run, token_ids=tuple(changed)))
-    assert "first token 2 of answer 2" in conversations.answers([other, cold])[0]
 
 
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
@@ -219,21 +205,8 @@ def test_a_second_conversation_in_a_slot_of_its_own_breaks_nothing() -> None:
 
 @pytest.mark.usefixtures("undisturbed")
 def test_turns_command(mini: Path, tmp_path: Path) -> None:
-    asked = (
-        "-m",
-        mini,
-        "--prompt",
-        "random",
-        "--system",
-        "40",
-        "--turn",
-        "20+4",
-        "--turns",
-        "3",
-        "--break",
-        "system@3",
-    )
-    code, out, err = run_lab("turns", *asked, "-r", "1", "-t", "1", "-o", tmp_path)
+    asked = "--prompt random --system 40 --turn 20+4 --turns 3 --break system@3 -r 1 -t 1 -o"
+    code, out, err = run_lab("turns", "-m", mini, *asked.split(), tmp_path)
     assert code == 0, err
     assert "3 turns take" in out and "Turn 3 (system): the prompt differs from token 17 on" in " ".join(out.split())
     assert len(list(tmp_path.glob("*-turns.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))

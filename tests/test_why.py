@@ -20,7 +20,6 @@ from lab.features.why.reasons import why
 from lab.process.wire import Outcome
 from lab.process.worker import Worker
 from lab.runner import builds
-from lab.runner.progress import Status
 from lab.show import disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_request import make_request, make_request_record
@@ -203,12 +202,6 @@ def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
         why(a, budget=0, out=tmp_path)
 
 
-def test_prefill_is_not_compared_with_decode(tmp_path: Path) -> None:
-    (one,) = pasted.parse("| test | t/s |\n| pp512 | 900.00 |")
-    with pytest.raises(LabError, match="no figure that both sides have"):
-        why(one, "35 tokens/s", budget=0)
-
-
 @pytest.mark.parametrize(
     ("n", "how", "half"),
     [(2, "unknown", 0.0), (3, "measured here, 3 blocks", 0.2484)],
@@ -335,20 +328,6 @@ def test_a_server_is_taken_apart_by_its_own_times() -> None:
         assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
     few = dataclasses.replace(server, requests=server.requests[:2])
     assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)
-
-
-def test_a_budget_ends_within_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, seen = [0.0], list[Status]()
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with reasons.limited(seen.append, 10) as look:
-        for now[0] in (5.0, 10.0, 11.0, 12.0):
-            look(Status("decode"))
-    assert len(seen) == 3 and now[0] == 11
-
-
-def test_a_figure_of_another_program_alone_needs_a_model_to_be_measured_here() -> None:
-    with pytest.raises(LabError, match="The model of a bare figure, tokens is not known"):
-        why("35 tokens/s")
 
 
 def test_a_figure_alone_is_measured_here_on_the_real_engine(

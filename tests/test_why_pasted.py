@@ -171,14 +171,6 @@ def test_what_a_sample_says_of_its_setup() -> None:
     assert (webui.total_s, webui.n_gen, webui.n_prompt) == (51.24, 342, 7323)
 
 
-def test_several_answers_in_one_text_are_kept_apart() -> None:
-    found = pasted.parse(SAMPLES["ollama"][0] + SAMPLES["ollama in one line"][0])
-    assert [one.tps for one in found if one.counts == DECODE] == [16.34, 1.75]
-
-
-REDUNDANT = "ollama,ollama in one line,server, old,server, new,llama-cli,text-generation-webui,batched,sweep"
-
-
 def mutilated(text: str, chance: random.Random) -> str:
     """The text with a line or a piece lost, cut off, doubled, or with foreign letters between its lines."""
     lines = text.splitlines(keepends=True)
@@ -239,8 +231,3 @@ def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(LabError) as refused:
         pasted.parse(text)
     assert "looks like" not in str(refused.value) or text != "hello world"
-
-
-def test_a_name_that_is_no_file_is_refused_with_examples(tmp_path: object) -> None:
-    with pytest.raises(LabError, match=r"35 tokens/s.*\n.*Known formats: llama-bench"):
-        pasted.read("no-such-file.txt")

@@ -2,7 +2,7 @@
 
     python -m tests.bench.quant order          # some minutes: the embedded model's requantizations, F16 to Q2_K
     python -m tests.bench.quant perplexity     # builds llama-perplexity once: 5 to 10 minutes on two cores
-    python -m tests.bench.quant coverage results/FILE.jsonl
+    python -m tests.bench.quant coverage FILE.jsonl
 
 `order`: the order by divergence is the order by bits, but for pairs that are said to be inseparable. `perplexity`: the
 figures of `llama-perplexity --kl-divergence`, built from the same source, on the same text and files. It stores

@@ -12,13 +12,13 @@ part that is not explained. Throttling is added to most of B's runs, with the re
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import itertools
 import math
+import operator
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,18 +50,13 @@ CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what 
 
 def slept(record: Record, ms: float) -> Record:
     """The record as if every decode step had taken `ms` longer."""
-    steps, late = record.run.steps, 0
-    moved: dict[str, list[int]] = {"start_ns": [], "ready_ns": [], "end_ns": []}
-    for i, kind in enumerate(steps.kind):
-        moved["start_ns"].append(steps.start_ns[i] + late)
-        late += round(ms * 1e6) if kind == DECODE else 0
-        moved["ready_ns"].append(steps.ready_ns[i] + late)
-        moved["end_ns"].append(steps.end_ns[i] + late)
-    starts, ready, ends = (tuple(moved[key]) for key in ("start_ns", "ready_ns", "end_ns"))
+    steps, noise = record.run.steps, record.run.noise
+    late = [*itertools.accumulate(round(ms * 1e6) * (kind == DECODE) for kind in steps.kind)]
+    starts = tuple(map(operator.add, steps.start_ns, [0, *late]))
+    ready, ends = (tuple(map(operator.add, column, late)) for column in (steps.ready_ns, steps.end_ns))
     changed = dataclasses.replace(steps, start_ns=starts, ready_ns=ready, end_ns=ends)
-    noise = record.run.noise
     if noise and noise.samples:  # the run was watched for as long
-        at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late // 1_000_000)
+        at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late[-1] // 1_000_000)
         noise = dataclasses.replace(noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms))
     return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=changed, noise=noise))
 
@@ -116,10 +111,8 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
         if side == "B" and "prompt counted" in name:
             run = made[0].run
             seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
-            text = (
-                f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, {run.n_gen} tokens, "
-            )
-            paths[-1] = f"{text}context {run.n_prompt}, seed 1)"
+            text = f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, {run.n_gen} tokens"
+            paths[-1] = f"{text}, context {run.n_prompt}, seed 1)"
     found = lab.why(paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why")
     causes, rest = [part.name for part in found.causes], found.rest
     shown = "; ".join(
@@ -148,22 +141,16 @@ def equal(number: int, folder: Path) -> bool:
     return not is_open
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("planted", "equal"))
-    parser.add_argument("words", nargs="*", help="only planted cases whose name holds one of these")
-    asked = parser.parse_args(arguments)
-    began, chosen = time.monotonic(), [name for name in CASES if any(word in name for word in asked.words or [""])]
-    outcomes = []
-    for number, name in enumerate(chosen if asked.mode == "planted" else range(N_EQUAL)):
+def main(mode: str, *words: str) -> None:
+    began, outcomes = time.monotonic(), list[tuple[bool, ...]]()
+    cases = [name for name in CASES if not words or any(word in name for word in words)]
+    for number, name in enumerate(cases if mode == "planted" else [""] * N_EQUAL):
         with TemporaryDirectory() as folder:
-            done = planted(name, Path(folder)) if isinstance(name, str) else (equal(number, Path(folder)),)
-            outcomes.append(done)
-    n, minutes = len(outcomes), (time.monotonic() - began) / 60
+            outcomes.append(planted(name, Path(folder)) if name else (equal(number, Path(folder)),))
     counted = [sum(column) for column in zip(*outcomes, strict=True)]
-    words = [f"{n_of} of {n} {what}" for n_of, what in zip(counted, ("right", "within"), strict=False)]
-    print(f"{asked.mode}: {', '.join(words)}, {minutes:.1f} minutes")
+    said = [f"{n} of {len(outcomes)} {what}" for n, what in zip(counted, ("right", "within"), strict=False)]
+    print(f"{mode}: {', '.join(said)}, {(time.monotonic() - began) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":
-    main()
+    main(*(sys.argv[1:] or ["equal"]))
