@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,12 +66,11 @@ def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
 
 def layers(arch: str, n_layer: int, values: dict[str, int], lists: dict[str, tuple[int, ...]] | None = None):  # type: ignore[no-untyped-def]
     prefix = f"{arch}.attention."
-    return read_layers(
-        arch,
-        n_layer,
+    own, listed = (
         lambda key: values.get(key.removeprefix(prefix)),
         lambda key: (lists or {}).get(key.removeprefix(prefix)),
     )
+    return SimpleNamespace(**read_layers(arch, n_layer, own, listed))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 STEP, END = "step", "end"
 AUTO = "auto"
 
-MAX_THREADS = 512
-"""ggml's limit, GGML_MAX_N_THREADS."""
+MAX_THREADS = 512  # ggml's limit, GGML_MAX_N_THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +88,8 @@ class AskedSettings:
         if not (layers in (None, AUTO) or (isinstance(layers, int) and 0 <= layers <= 10_000)):
             raise impossible("n_gpu_layers", layers, "Give a number of layers (0: CPU only), or auto.")
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
-            raise LabError(
-                f"A {self.cache_type_v} V cache needs flash attention, which is off.",
-                "Use --flash-attn on, or --cache-type-v f16.",
-            )
+            what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
+            raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
 
 
 class SettingsKeywords(TypedDict, total=False):

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from msgspec.json import Decoder
 
 T = TypeVar("T")
-Line = Record | Ceilings | RequestRecord
-"""A line of a results file."""
-
+Line = Record | Ceilings | RequestRecord  # a line of a results file
 RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern is a field's name counts
     ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe", -1, 10**6),
@@ -49,9 +47,7 @@ GONE = {
 }
 """Fields of runs and their settings that older versions wrote, and what they were for."""
 
-MOST_LETTERS = 10_000
-"""Length of a text."""
-
+MOST_LETTERS = 10_000  # length of a text
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
 
 

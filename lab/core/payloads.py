@@ -159,8 +159,7 @@ class Quality:
             raise ValueError("a budget is 10 s to 24 h")
 
 
-SAMPLING = "sampling"
-"""The part of a step after its last operation and the copy of its logits: choosing a token."""
+SAMPLING = "sampling"  # the part of a step after its last operation and the copy of its logits: choosing a token
 
 
 @dataclass(frozen=True)

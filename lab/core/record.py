@@ -28,9 +28,7 @@ from lab.core.shape import Matrix
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 3
-"""Version of a line. It rises when the fields change, and the lab reads no other version."""
-
+SCHEMA = 3  # of a line; it rises when the fields change, and the lab reads no other version
 PREFILL = "prefill"
 DECODE = "decode"
 MIXED = "mixed"  # tokens of a prompt, and one token of each decoding sequence

@@ -46,9 +46,8 @@ def parse_slo(text: str) -> Slo:
         match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)(ms|s)", part.strip().lower())
         seconds = float(match[2]) / (1000 if match[3] == "ms" else 1) if match else 0.0
         if match is None or not 0 < seconds < float("inf") or f"{match[1]}_s" in limits:
-            raise LabError(
-                f"The limits {text!r} cannot be read.", "Write them as ttft=1s,tpot=50ms,e2e=10s, each at most once."
-            )
+            hint = "Write them as ttft=1s,tpot=50ms,e2e=10s, each at most once."
+            raise LabError(f"The limits {text!r} cannot be read.", hint)
         limits[f"{match[1]}_s"] = seconds
     return Slo(**limits)
 
@@ -100,10 +99,7 @@ ERROR = "error"
 OTHER = "other"  # such as the finish reason
 GENERATED = (TEXT, REASONING, TOOL)
 """Kinds of events, and those that carry generated content."""
-
-CHAT, COMPLETIONS = "chat", "completions"
-"""The two interfaces of an OpenAI-compatible server."""
-
+CHAT, COMPLETIONS = "chat", "completions"  # the two interfaces of an OpenAI-compatible server
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 REFUSED = "connection refused"  # also: a name that does not resolve, a certificate that is not trusted

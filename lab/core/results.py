@@ -103,9 +103,8 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
     except OSError as problem:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        raise LabError(
-            f"{what} {path} cannot be written: {problem.strerror}.", "Free some space, or choose another path: --out"
-        ) from None
+        words = f"{what} {path} cannot be written: {problem.strerror}."
+        raise LabError(words, "Free some space, or choose another path: --out") from None
 
 
 def new_file(folder: Path, name: str) -> Path:

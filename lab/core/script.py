@@ -24,8 +24,7 @@ from lab.core.record import COPY, DECODE, DRAFT, FORGET, LOAD, PREFILL, SAVE
 
 SPECULATE = "speculate"
 
-MOVES = (FORGET, COPY, SAVE, LOAD)
-"""Operations without computation: they change or move a sequence's part of the cache."""
+MOVES = (FORGET, COPY, SAVE, LOAD)  # operations without computation: they change or move a sequence's part of the cache
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ BLOCKS = {
 ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
 OTHER = "other"
 """The parts of a model. OTHER is everything that the lab cannot count (recurrent layers, shared caches)."""
-
 _IN_LAYERS = {
     ATTENTION: re.compile(r"attn_(q|k|v|qkv|gate|output)|ssm_(conv1d|alpha|beta|out)"),
     FEED_FORWARD: re.compile(r"ffn_(gate|up|down)(_shexp)?|ffn_gate_inp(_shexp)?"),
@@ -43,9 +42,7 @@ PERIODS = {
     **{"gpt-oss": 2, "laguna": 4, "mellum": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4},
 }
 DENSE_FIRST = ("cohere2moe", "laguna", "smallthinker")
-WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}
-"""The window where the file does not say."""
-
+WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}  # the window where the file does not say
 UNCOUNTED = {"llama4": "it attends in chunks"}
 DELTA_NETS = ("qwen35", "qwen35moe")
 """Only each fourth layer of these architectures attends; the others are gated delta nets, which the lab counts."""

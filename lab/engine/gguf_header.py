@@ -181,10 +181,8 @@ def _opened(path: Path) -> Iterator[_Header]:
 def _check(header: _Header, arch: str | None, path: Path) -> None:
     """LabError for a part of a model, and for impossible values, which llama.cpp would accept."""
     if (header.number("split.count") or 1) > 1:
-        raise LabError(
-            f"{path.name} is one part of a model split into {header.number('split.count')} files.",
-            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
-        )
+        what = f"{path.name} is one part of a model split into {header.number('split.count')} files."
+        raise LabError(what, "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.")
     lib, gguf, problem = ggml(), header.gguf, ""
     lists = (i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY)
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):

@@ -125,8 +125,7 @@ class _Bench:
         return graph
 
 
-_kept: list[_Bench] = []
-"""The bench of the last probe, for the next one with the same weights."""
+_kept: list[_Bench] = []  # the bench of the last probe, for the next one with the same weights
 
 
 def release() -> None:

@@ -106,10 +106,8 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     devices.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
-        raise LabError(
-            f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {devices.last_warnings()}",
-            "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.",
-        )
+        what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {devices.last_warnings()}"
+        raise LabError(what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.")
     # llama.cpp has no function that says whether flash attention is on, but logs what it chooses or forces
     flash_attn, log = None if asked.flash_attn == "auto" else asked.flash_attn, "\n".join(devices.log_lines())
     if "flash_attn is not compatible" in log:  # Grok

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from lab.runner.progress import ShowStatus
     from lab.show.section import Context, Section
 
-RESULTS = "results"
-"""The default folder of results."""
+RESULTS = "results"  # the default folder of results
 
 
 def read(results: tuple[str, ...], with_traces: bool = False, steps_to: str = "") -> Contents:
@@ -39,19 +38,18 @@ def read(results: tuple[str, ...], with_traces: bool = False, steps_to: str = ""
     LabError where there is neither a run nor a request, nor (`with_traces`) a run of lab trace or lab quant; with
     `steps_to`, such as "explain", where there is no run of an engine.
     """
-    from lab.core.results import read as read_files
+    from lab.core import results as files
 
-    reading = read_files(results)
+    reading = files.read(results)
     for sentence in reading.skipped:
         note(sentence)
     if not (reading.records or reading.requests or (with_traces and reading.traces)):
         what = "only results of lab trace or lab quant" if reading.traces else "no runs"
         raise LabError(f"{' '.join(results)} contains {what}.", "Measure some: lab measure")
     if steps_to and not reading.records:
-        raise LabError(
-            f"{' '.join(results)} contains only requests to servers, and no steps of the engine to {steps_to}.",
-            "Measure the model in process: lab measure -m MODEL. To see the requests: lab show RESULTS",
-        )
+        what = f"{' '.join(results)} contains only requests to servers, and no steps of the engine to {steps_to}."
+        hint = "Measure the model in process: lab measure -m MODEL. To see the requests: lab show RESULTS"
+        raise LabError(what, hint)
     return reading
 
 
@@ -129,9 +127,7 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
 
 def hint(details: bool = False, path: Path | None = None, command: str = "show") -> str:
     """How to see all lines below a table: by --details, or by a command on a results file; "" if it was given."""
-    if details:
-        return ""
-    return shell.lab(command, "--details", path) if path else "add --details"
+    return "" if details else shell.lab(command, "--details", path) if path else "add --details"
 
 
 @dataclass(frozen=True)
@@ -176,22 +172,20 @@ class Output:
             if made is None:
                 made = known.sections(records, context(records, (str(path),)))
             out = console.console(details=hint(path=path, command="compare" if tables else "show"))
-            runs, is_good = table.of_engine(records), any_good(records)
+            runs = table.of_engine(records)
             if tables and not self.as_json:
                 tables(out)
             elif not self.as_json:
                 known.print_results(records, out, made, sentences)
-            if not self.as_json:
-                out.print(f"\nresults  {path}")
             plots = known.draw(made, path.parent, path.stem) if self.plots else []
-            files = [f"plot     {plot}" for plot in plots]
-            target = path.with_suffix(".html") if self.report and is_good else None
+            files = [f"\nresults  {path}", *(f"plot     {plot}" for plot in plots)]
+            target = path.with_suffix(".html") if self.report and any_good(records) else None
             if target:
                 ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
                 page.report(target, records, ceilings, at_least or AT_LEAST, others)
                 files.append(f"report   {target}")
             if any_good(runs):
-                files += next_steps(runs, self.folder, f"{_own_ceilings(runs)} && {shell.lab('explain', path)}")
+                files += next_steps(runs, self.folder, f"{ceilings_command(runs)} && {shell.lab('explain', path)}")
             elif any_good([*table.alone(records), *table.loads_of(records)]):
                 files.append(f"next     a page to share: {shell.lab('report', path)}")
             if self.as_json:
@@ -206,15 +200,17 @@ class Output:
             sys.exit(EXIT_FAILED)
 
 
-def _own_ceilings(runs: Sequence[Record]) -> str:
-    """The command that measures the ceilings of the engine and the model of runs."""
+def ceilings_command(runs: Sequence[Record]) -> str:
+    """The command that measures the ceilings of the engine and the model of plain runs."""
     from lab.models import catalog
 
-    options = list[str]()
-    if plain := [one for one in runs if one.run.lever is None and not one.run.is_apart]:
+    plain, options = [one for one in runs if one.run.lever is None and not one.run.is_apart], list[str]()
+    if plain:
         spec = "FILE" if plain[0].model.source == catalog.FILE else catalog.spec_of(plain[0].model)
-        options += [] if spec == catalog.DEFAULT else ["-m", spec]
-        options += ["--lib", "FOLDER"] if plain[0].settings.lib else []
+        options = [
+            *([] if spec == catalog.DEFAULT else ["-m", spec]),
+            *(["--lib", "FOLDER"] * bool(plain[0].settings.lib)),
+        ]
     return shell.lab("ceilings", *options)
 
 
@@ -222,20 +218,13 @@ def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence
     """Says what is measured where, and what the plans warn of; each sentence once."""
     from lab.show import text_setup
 
-    lines = [line for plan in plans for line in text_setup.describe(plan.machine, plan.model)]
-    for line in dict.fromkeys(lines):
+    for line in dict.fromkeys(line for plan in plans for line in text_setup.describe(plan.machine, plan.model)):
         out.print(line)
     for warning in dict.fromkeys([*(warning for plan in plans for warning in plan.warnings), *notes]):
         err.print(f"Note: {warning}", style="yellow")
 
 
-def carry_out(
-    make: Callable[..., Plan],
-    out: str,
-    dry_run: bool,
-    stream: bool = False,
-    **asked: Any,
-) -> None:
+def carry_out(make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **asked: Any) -> None:
     """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
     from lab.features.measure import text_results
     from lab.process.worker import Worker
@@ -256,9 +245,8 @@ def carry_out(
         records, problem = collect(
             lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
-    still_wide = text_results.still_wide(records, plan)
-    has_failed = bool(text_results.failures(records))
-    output.finish(records, path, problem, has_failed, sentences=still_wide, still_wide=still_wide)
+    wide, has_failed = text_results.still_wide(records, plan), bool(text_results.failures(records))
+    output.finish(records, path, problem, has_failed, sentences=wide, still_wide=wide)
 
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
@@ -277,7 +265,7 @@ def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[st
 def runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:
     """How many runs went well, and where they are."""
     n = sum(any_good([record]) for record in records)
-    return f"1 finished run is in {path}" if n == 1 else f"{n} finished runs are in {path}" if n else ""
+    return f"{n} finished {'run is' if n == 1 else 'runs are'} in {path}" if n else ""
 
 
 def collect(
@@ -415,9 +403,9 @@ def words(term: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         console.print_json([dataclasses.asdict(one) for one in found])
         return
-    formatter = click.HelpFormatter(max_width=100)
-    formatter.write_dl([(one.name, one.meaning.replace("`", "")) for one in found])
+    rows = [(one.name, one.meaning.replace("`", "")) for one in found]
     if term:
-        more = {"unit": found[0].unit, "shown in": found[0].shown, "also": ", ".join(found[0].also)}
-        formatter.write_dl([(name, value) for name, value in more.items() if value])
+        rows += [("unit", found[0].unit), ("shown in", found[0].shown), ("also", ", ".join(found[0].also))]
+    formatter = click.HelpFormatter(max_width=100)
+    formatter.write_dl([row for row in rows if row[1]])
     click.echo(formatter.getvalue(), nl=False)

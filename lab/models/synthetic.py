@@ -1,9 +1,8 @@
 """A model without its file: its tensors and their types from its shape, and a file of that shape with random weights.
 
-Ceilings and predictions need the number and size of the weights, but not their values; a Llama 3.2 3B is measured
-without downloading it. A model's speed depends on its shape and the types of its tensors. So architecture, tensor
-names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros may be
-faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
+A model's speed depends on its shape and the types of its tensors, not on the values of its weights. So architecture,
+tensor names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros
+may be faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208
 """Where a block has its factor d, and the spread of its quants: -8 to 7; 0 to 15 and a minimum; -128 to 127; -32 to 31
 and 16 scales."""
 
-USUAL = "Q4_K_M"
-"""Used if neither the user nor the catalog names a quantization."""
+USUAL = "Q4_K_M"  # used if neither the user nor the catalog names a quantization
 
 
 @dataclass(frozen=True)
@@ -237,11 +235,7 @@ def n_bytes(shape: Shape, quantization: str) -> int:
 
 
 def write(
-    shape: Shape,
-    quantization: str,
-    path: Path,
-    seed: int = 1,
-    watch: Callable[[int, int], None] = lambda done, total: None,
+    shape: Shape, quantization: str, path: Path, seed: int = 1, watch: Callable[[int, int], object] = lambda *_: None
 ) -> None:
     """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes.
 

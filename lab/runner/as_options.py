@@ -22,8 +22,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.runner import machine
 
-FOLDER = "LAB_SETTINGS"
-"""The environment variable that names another folder of saved settings."""
+FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of saved settings
 
 
 def asked(settings: Settings) -> dict[str, Any]:

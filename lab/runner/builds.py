@@ -4,9 +4,8 @@ A build with `-march=native`, such as the README's, ends with SIGILL on a CPU wi
 build that omits one of the CPU's runs more slowly. Both are visible in `llama_print_system_info`, before a model is
 loaded; Linux lists those of the CPU. Not visible are sets that llama.cpp does not print (such as GFNI).
 
---lib or an environment variable names the folder of other libraries. The bindings fit one version of llama.cpp; with
-another version values would silently arrive in wrong fields. So the lab loads the installed libraries and the others,
-each in a separate process, and compares them before it measures.
+--lib or an environment variable names the folder of other libraries. With another version than that of the bindings
+values would silently arrive in wrong fields. So the lab loads both builds, each in its own process, and compares them.
 """
 
 from __future__ import annotations
@@ -119,10 +118,9 @@ def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
     """LabError if the libraries in a folder differ from those that the bindings need."""
     elsewhere = [file for file in map(Path, theirs.paths) if file.parent.resolve() != path]
     if elsewhere and (path / elsewhere[0].name).exists():
-        raise LabError(
-            f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}.",
-            "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built.",
-        )
+        what = f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}."
+        hint = "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built."
+        raise LabError(what, hint)
     known = [{"ggml's version": ".".join(one.version.split(".")[:2]), **one.layout} for one in (own, theirs)]
     for what in {**known[0], **known[1]}:
         here, there = (one.get(what, "unknown") for one in known)

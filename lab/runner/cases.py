@@ -48,8 +48,7 @@ class Case:
         return name_of(self.n_prompt, self.lever)
 
 
-Text = Callable[[int, int], list[int]]
-"""Returns a prompt of n tokens for sequence i."""
+Text = Callable[[int, int], list[int]]  # returns a prompt of n tokens for sequence i
 
 
 def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:

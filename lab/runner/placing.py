@@ -16,11 +16,8 @@ from lab.errors import LabError
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
-AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")
-"""Settings that llama.cpp gets unchanged."""
-
-MOST_TOKENS = 2**31
-"""llama.cpp counts positions in 32 bits."""
+AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")  # settings that llama.cpp gets unchanged
+MOST_TOKENS = 2**31  # llama.cpp counts positions in 32 bits
 
 
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:

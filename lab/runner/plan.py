@@ -34,10 +34,10 @@ def parse_lengths(asked: str | int | Sequence[int], option: str = "--prompt-len"
     for part in asked.split(",") if isinstance(asked, str) else ():
         match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))
         if not match:
-            raise LabError(
-                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked}).",
-                "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.",
+            what = (
+                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked})."
             )
+            raise LabError(what, "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.")
         first, last = int(match[1]), int(match[2] or match[1])
         sign, step = match[3] or "+", int(match[4] or 1)
         if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
@@ -63,8 +63,7 @@ DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3
 
-N_PILOT = 8
-"""Pilot rounds of `--until`, from which the number of further rounds is computed."""
+N_PILOT = 8  # pilot rounds of `--until`, from which the number of further rounds is computed
 
 
 def make_plan(
@@ -127,15 +126,13 @@ def make_plan(
     )
     warnings = [*notes, *placing.warnings(asked, here.devices, shape)]
     if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
-        warnings.append(
-            f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for each other, and "
-            "every step becomes many times slower."
-        )
+        waits = "with more threads the threads wait for each other, and every step becomes many times slower."
+        warnings.append(f"This machine has {here.n_cores_usable} cores: {waits}")
     if beyond := [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]:
-        warnings.append(
-            f"{join(beyond)} prompt tokens and {gen} more exceed the {shape.n_ctx_train:,} tokens that "
-            f"{shape.name} was trained for: timing is valid; text quality is not."
+        trained = (
+            f"the {shape.n_ctx_train:,} tokens that {shape.name} was trained for: timing is valid; text quality is not."
         )
+        warnings.append(f"{join(beyond)} prompt tokens and {gen} more exceed {trained}")
     plan = Plan(
         file=file,
         model=shape,
@@ -173,12 +170,8 @@ def _model(
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
     """The model in a file, with its source."""
-    return dataclasses.replace(
-        worker.read_model(file.path, file.name, file.source),
-        repo=file.repo,
-        revision=file.revision,
-        sha256=file.sha256,
-    )
+    model = worker.read_model(file.path, file.name, file.source)
+    return dataclasses.replace(model, repo=file.repo, revision=file.revision, sha256=file.sha256)
 
 
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:

@@ -1,8 +1,7 @@
-"""Make prompts of exactly n tokens.
+"""Make prompts of exactly n tokens: slices of the tokens of a text, which is tokenized once.
 
-Speed hardly depends on a prompt's text, but with real text the generated text is readable. The lab has texts of
-different kinds (folder `prompts/`). It tokenizes them once, and a prompt is a slice of the tokens, so its length is
-exact. The repeats start at different offsets; past the end a slice continues from the beginning.
+The repeats start at different offsets; past the end a slice continues from the beginning. The lab has texts of
+different kinds (folder `prompts/`), so that the generated text is readable.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import LabError, printable
+from lab.models.catalog import data_file
 
 TEXT, RANDOM = "text", "random"
 
@@ -28,11 +28,7 @@ class Source:
 
 
 def source(asked: str) -> Source:
-    """The source that --prompt names: `text` (all of the lab's texts), some of them (`code,table`), `random` (uniform
-    token ids), or a UTF-8 text file.
-
-    LabError if the file cannot be read, is not UTF-8, or is empty.
-    """
+    """The source that --prompt names: `text` (all of the lab's texts), some of them, `random`, or a UTF-8 text file."""
     if asked == RANDOM:
         return Source(RANDOM, None, None)
     names = own_texts() if asked == TEXT else [name.strip() for name in asked.split(",")]
@@ -43,10 +39,9 @@ def source(asked: str) -> Source:
         path = Path(asked).expanduser()
         text = path.read_text(encoding="utf-8")
     except (OSError, RuntimeError) as problem:
-        raise LabError(
-            f"The prompt file {asked} cannot be read: {getattr(problem, 'strerror', None) or problem}.",
-            f"Use --prompt text, random, a file, or some of {', '.join(own_texts())}.",
-        ) from None
+        hint = f"Use --prompt text, random, a file, or some of {', '.join(own_texts())}."
+        reason = getattr(problem, "strerror", None) or problem
+        raise LabError(f"The prompt file {asked} cannot be read: {reason}.", hint) from None
     except UnicodeDecodeError:
         raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
     if not text.strip():
@@ -56,12 +51,12 @@ def source(asked: str) -> Source:
 
 def own_texts() -> list[str]:
     """The names of the lab's own texts, such as `code`."""
-    return sorted(path.stem for path in _folder().glob("*.txt"))
+    return sorted(path.stem for path in data_file("", "prompts").glob("*.txt"))
 
 
 def own_text(names: Sequence[str]) -> str:
     """Some of the lab's own texts, one after the other."""
-    return "\n\n".join((_folder() / f"{name}.txt").read_text(encoding="utf-8") for name in names)
+    return "\n\n".join(data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8") for name in names)
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
@@ -84,12 +79,6 @@ def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, se
 
 def _seed(seed: int, repeat: int, sequence: int) -> str:
     return f"{seed} {repeat}" + (f" {sequence}" if sequence else "")
-
-
-def _folder() -> Path:
-    """`prompts/` in the checkout or in an installed wheel."""
-    here = Path(__file__).parents[1]
-    return here / "data" / "prompts" if (here / "data").is_dir() else here.parent / "prompts"
 
 
 def _sha256(text: str) -> str:

@@ -33,8 +33,7 @@ from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.warm_engine import Diagnosed, WarmEngine
 
-EXTRA_SHARE = 0.25
-"""Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
+EXTRA_SHARE = 0.25  # maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time
 
 
 def carry_out(

@@ -2,10 +2,8 @@
 
 llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately; a run of the
 lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. Imported runs
-have times of whole tests but no steps, and most facts of the machine are unknown (null). Markdown tables are found
-within a text: lines of llama.cpp's log before them name the device, a line after them the build.
-
-Column names and their meaning are those of llama.cpp's tools/llama-bench.
+have times of whole tests but no steps. Markdown tables are found within a text: lines of llama.cpp's log before them
+name the device, a line after them the build. Column names are those of llama.cpp's tools/llama-bench.
 """
 
 from __future__ import annotations
@@ -38,12 +36,8 @@ n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe
 flash_attn devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings no_op_offload no_host repack
 fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts stddev_ts
 """
-COLUMNS = _COLUMNS.split()
-"""llama-bench's columns in its order."""
-
-NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
-"""Settings that have the same name and meaning in both."""
-
+COLUMNS = _COLUMNS.split()  # llama-bench's columns in its order
+NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")  # settings that have the same name and meaning in both
 STDIN = "-"
 MOST_REASONS, MOST_LETTERS, MOST_LINES = 5, 10_000, 50_000
 """Sentences on lines that an error repeats; the length of a line of a table; lines of a text with tables."""
@@ -115,9 +109,8 @@ def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
                 if ns:
                     row = setup | dict(zip(("n_prompt", "n_gen", "n_depth"), test, strict=True))
                     key = json.dumps([row, run.variant, run.every, model.sha256, chosen, to_json(here)])
-                    tests.setdefault(key, row | {"test_time": run.started_at, "samples_ns": []})["samples_ns"].append(
-                        ns
-                    )
+                    test_of = tests.setdefault(key, row | {"test_time": run.started_at, "samples_ns": []})
+                    test_of["samples_ns"].append(ns)
     for row in tests.values():
         samples = row.pop("samples_ns")
         rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in samples]

@@ -27,8 +27,7 @@ OPTIONS = {
 }
 """What llama-server calls the settings of a record."""
 
-ALL_LAYERS = 999
-"""More than any model has; llama.cpp takes it for all."""
+ALL_LAYERS = 999  # more than any model has; llama.cpp takes it for all
 
 
 def llama_server(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1) -> str:

@@ -1,8 +1,7 @@
 """What the notebooks use besides `lab`: tables as the commands print them, a server, guesses and exercises.
 
-Notebooks import nothing else, so the functions have short names and take plain numbers. A missing guess or answer is
-Python's `...`; it prints a sentence instead of raising an error. A wrong guess of a pop question is kept in a file
-beside the notebooks, with the same question for other numbers. The last notebook asks it.
+A missing guess or answer is Python's `...`; it prints a sentence instead of raising an error. A wrong guess of a pop
+question is kept in a file beside the notebooks, with the same question for other numbers. The last notebook asks it.
 """
 
 from __future__ import annotations
@@ -46,11 +45,8 @@ from lab.show.section import Context, Picture, print_section, print_sections
 if TYPE_CHECKING:
     import pandas as pd
 
-CLOSE, WRONG = 1.1, 1.5
-"""A guess within the first factor is good. One outside the second is asked again."""
-
-KEPT = Path("guesses.json")
-"""In the folder of the notebooks, where their kernels run."""
+CLOSE, WRONG = 1.1, 1.5  # a guess within the first factor is good; one outside the second is asked again
+KEPT = Path("guesses.json")  # in the folder of the notebooks, where their kernels run
 
 _running: list[OwnServer] = []
 
@@ -96,8 +92,8 @@ def draw_attention(seen: Attention) -> None:
     """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
     from lab.features.trace import trace_views
 
-    (picture,) = trace_views.attention(seen).pictures
-    _draw(picture, picture.size)
+    for picture in trace_views.attention(seen).pictures:
+        _draw(picture, picture.size)
 
 
 def compare(records: Sequence[Record]) -> None:
@@ -117,15 +113,15 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
-    for lever in explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings):
-        print(explanation.advice_of(lever))
+    levers = explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings)
+    print(*map(explanation.advice_of, levers), sep="\n")
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
     timed = _timed(records)
-    for one in explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings):
-        print(explanation.advice_of(one))
+    advised = explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings)
+    print(*map(explanation.advice_of, advised), sep="\n")
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
@@ -172,10 +168,8 @@ def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The most used columns of the summary, one row per setup and length. Times are medians."""
-    rows = table.summary(table.runs(_timed(records)))
-    return rows[
-        ["model", "n_threads", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]
-    ]
+    columns = "model n_threads n_ubatch n_prompt n_gen prefill_s tpot_ms e2e_s prefill_share"
+    return table.summary(table.runs(_timed(records)))[columns.split()]
 
 
 def split(records: Sequence[Record]) -> None:
@@ -227,18 +221,15 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
     """Kernel rates at a model's feed-forward shape: one row per quantization and number of tokens."""
     import pandas as pd
 
+    headings, wanted = ["type", "tokens at once", "GB/s", "GFLOP/s"], (MUL_MAT, model.n_ff, model.n_embd, n_threads)
     rows = [
         (rate.type, rate.n_tokens, round(probing.gbps(rate), 2), round(probing.gflops(rate), 1))
         for rate in ceilings.rates
-        if (rate.op, rate.rows, rate.columns, rate.n_threads) == (MUL_MAT, model.n_ff, model.n_embd, n_threads)
-        and rate.type in types
+        if (rate.op, rate.rows, rate.columns, rate.n_threads) == wanted and rate.type in types
     ]
     if not rows:
-        raise LabError(
-            f"The kernels of {', '.join(types)} with {n_threads} threads have not been measured at this model's shape.",
-            "Measure them: lab.ceilings(types=[...], threads=...)",
-        )
-    headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]
+        what = f"The kernels of {', '.join(types)} with {n_threads} threads are not measured at this model's shape."
+        raise LabError(what, "Measure them: lab.ceilings(types=[...], threads=...)")
     return pd.DataFrame(rows, columns=headings).sort_values(headings[:2], ignore_index=True)
 
 
@@ -323,17 +314,6 @@ def events(record: RequestRecord) -> pd.DataFrame:
 # Guesses and exercises
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question to ask again: its measured answer in `unit`, and the wrong guess of an earlier one."""
-
-    words: str
-    answer: float
-    unit: str
-    guess: float
-    measured: float
-
-
 def guess(
     guess: Any, measured: float, unit: str, how: str = "measured", again: tuple[str, str, float] | None = None
 ) -> None:
@@ -359,19 +339,20 @@ def guess(
     print(f"your guess: {wording.digits(number)} {unit}; {value}; {words}")
     name, question, right = again or ("", "", math.nan)
     if factor > WRONG and math.isfinite(right):
-        _write(_kept() | {name: Question(question, float(right), unit, number, float(measured))})
+        asked = {"words": question, "answer": float(right), "unit": unit, "guess": number, "measured": float(measured)}
+        _write(_kept() | {name: asked})
         print(f"The last notebook asks this again, with other numbers (pop question {name}).")
-    elif name in (kept := _kept() if again else {}):
-        _write({one: other for one, other in kept.items() if one != name})
+    elif name:
+        _forget(name)
 
 
 def ask() -> None:
     """Print the questions whose guesses were wrong, with other numbers."""
-    kept = _kept()
-    for number, asked in kept.items():
-        then = f"you guessed {wording.digits(asked.guess)} and measured {wording.digits(asked.measured)} {asked.unit}"
-        print(f'"{number}": {asked.words} (With the numbers of notebook {number.partition(".")[0]}, {then}.)')
-    if not kept:
+    for number, asked in _kept().items():
+        guessed, measured = (wording.digits(asked[name]) for name in ("guess", "measured"))
+        then = f"With the numbers of notebook {number[0]}, you guessed {guessed} and measured {measured}"
+        print(f'"{number}": {asked["words"]} ({then} {asked["unit"]}.)')
+    if not _kept():
         print(f"No question to ask again: no guess was off by more than a factor of {WRONG:g}.")
 
 
@@ -385,15 +366,13 @@ def ask_again(guesses: Any) -> None:
     for number, new in guesses.items() if isinstance(guesses, dict) else ():
         if number not in kept:
             print(f"{number!r} is not asked. Questions to ask: {join_and([*kept]) or 'none'}.")
-            continue
-        asked, value = kept[number], _number(new)
-        if value is None:
+        elif (value := _number(new)) is None:
             print(f"{number}: {new!r} is not a number. Write 12.5, without a unit.")
-            continue
-        print(f"{number}: ", end="")
-        guess(value, asked.answer, asked.unit)
-        if _factor(value, asked.answer) <= WRONG:
-            _write({one: other for one, other in _kept().items() if one != number})
+        else:
+            print(f"{number}: ", end="")
+            guess(value, kept[number]["answer"], kept[number]["unit"])
+            if _factor(value, kept[number]["answer"]) <= WRONG:
+                _forget(number)
 
 
 def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
@@ -412,18 +391,28 @@ def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> No
     print("Right." if good else f"Not yet. Hint: {hint}")
 
 
-def _write(kept: dict[str, Question]) -> None:
-    text = json.dumps({number: dataclasses.asdict(kept[number]) for number in sorted(kept)}, indent=1)
+def _write(kept: dict[str, dict[str, Any]]) -> None:
+    text = json.dumps({number: kept[number] for number in sorted(kept)}, indent=1)
     results.write_whole(KEPT, text.encode(), "The file of wrong guesses")
 
 
-def _kept() -> dict[str, Question]:
-    """The questions in KEPT by their numbers. LabError if it is not such a file."""
+def _forget(number: str) -> None:
+    if number in (kept := _kept()):
+        _write({one: other for one, other in kept.items() if one != number})
+
+
+def _kept() -> dict[str, dict[str, Any]]:
+    """The questions to ask again, by their numbers, with their answers and the wrong guesses of earlier ones.
+
+    LabError if KEPT is not such a file.
+    """
     try:
         questions = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-        return {number: Question(**fields) for number, fields in questions.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        for one in questions.values():
+            ", ".join([one["words"], one["unit"], *(f"{one[name]:g}" for name in ("answer", "guess", "measured"))])
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise LabError(f"{KEPT}, the file of wrong guesses, cannot be read: {error}", "Delete it.") from error
+    return questions
 
 
 def _factor(one: float, other: float) -> float:
