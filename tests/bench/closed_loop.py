@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from lab.core.record import OK
 from lab.core.request import CLOSED, TEXT, Asked, Events, Load, Request, Usage
 from lab.features.serve import load_figures
-from lab.features.serve.loads import DURATION_S, WARMUP_S, spread_s
+from lab.features.serve.loads import LIMITS, spread_s
 
+WARMUP_S, DURATION_S = LIMITS["warmup"][0], LIMITS["duration"][0]
 N_TOKENS, N_ROUNDS, N_SESSIONS, LONG_S = 20, 3, 10, 20_000.0
 
 

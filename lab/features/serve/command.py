@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from lab.cli.help import EXIT_FAILED, EXIT_INTERRUPTED, Command
+from lab.cli.help import EXIT_INTERRUPTED, Command
 from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
 from lab.core.lists import plural
 from lab.errors import LabError
-from lab.features.running import Output, any_good, collect
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from lab.features.serve.loads import LoadPlan
-    from lab.runner.progress import ShowStatus
-
+from lab.features.running import Output, any_good, collect, note
 
 A_SERVER = "A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
 URL = click.option("--url", metavar="URL", help=A_SERVER)
@@ -134,79 +126,42 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     from lab.show import console
 
     err, output = console.console(stderr=True), Output.taken_from(asked)
-
-    def note(sentence: str) -> None:
-        err.print(f"Note: {sentence}", style="yellow")
-
     plan, text = loads.make_plan(**asked), prompt_text(prompt)
     if dry_run:
-        return _print_plan(plan, output.as_json)
-    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
-    problem: LabError | KeyboardInterrupt | None = None
+        windows = sorted(plan.windows, key=lambda one: one.concurrency or one.rate or 0)
+        known = {
+            "loads": list(dict.fromkeys(one.label for one in windows)),
+            "lengths": plan.windows[0].lengths,
+            "windows": len(plan.windows),
+            "max_requests": plan.max_requests,
+            "seconds": plan.seconds,
+        }
+        lines = [f"{name:13} {'; '.join(one) if isinstance(one, list) else one}" for name, one in known.items()]
+        return console.print_json(known) if output.as_json else console.console().print("\n".join(lines))
+    confirm(url, f"at most {plural(plan.max_requests, 'request')}, and small ones to examine it", yes)
+    problem: LabError | None = None
+    is_interrupted = False
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         path = server.new_file(output.folder)
         try:
-            with _progress(err) as watch, closing(loads.execute(plan, server, text, path, watch, note)) as running:
+            with (
+                console.progress(err, None, str) as (watch, _),
+                closing(loads.execute(plan, server, text, path, watch, note)) as running,
+            ):
                 for _ in running:
                     pass
-        except (LabError, KeyboardInterrupt) as ended:
-            problem = ended
+        except LabError as error:
+            problem = error
+        except KeyboardInterrupt:
+            is_interrupted = True
     kept = results.read([path]).requests if path.exists() else ()
-    if isinstance(problem, KeyboardInterrupt):
+    if is_interrupted:
         where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
         err.print(f"\nInterrupted{where}")
-    if kept:
-        made = load_figures.sections(kept)
-        output.finish(kept, path, document=lambda: made[0].document()["loads"][0], made=made)
-    if isinstance(problem, LabError):
-        raise problem
-    if problem or not any_good(kept):
-        sys.exit(EXIT_INTERRUPTED if problem else EXIT_FAILED)
-
-
-@contextmanager
-def _progress(err: Console) -> Iterator[ShowStatus]:
-    """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
-    from lab.runner.progress import Status, duration
-    from lab.show import console
-
-    last = Status("")
-
-    def plain(status: Status) -> None:
-        nonlocal last
-        begins = status.doing.partition(",")[0]
-        if last.part and last.part != status.part:
-            err.print(last.words + (f"; about {duration(last.left_s)} left" if last.left_s else ""))
-        if not status.part and begins != last.doing.partition(",")[0]:
-            err.print(f"{begins} ...")
-        last = status
-
-    with console.progress(err, None, str) as (watch, _):
-        yield watch if err.is_terminal else plain
-    if last.part:
-        err.print(last.words)
-
-
-def _print_plan(plan: LoadPlan, as_json: bool) -> None:
-    """What would be sent, without the last requests of each window in the time."""
-    from lab.show import console
-
-    by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
-    arms, load = list(dict.fromkeys(window.load.label for window in by_level)), plan.windows[0].load
-    known = {
-        "loads": arms,
-        "lengths": load.lengths,
-        "rounds": len(plan.windows) // len(arms),
-        "warmup_s": load.warmup_s,
-        "duration_s": load.duration_s,
-        "order": [window.label for window in plan.windows],
-        "max_requests": plan.n_most,
-        "seconds": plan.seconds,
-    }
-    if as_json:
-        return console.print_json(known)
-    for name, value in known.items():
-        console.console().print(f"{name:13} {'; '.join(value) if isinstance(value, list) else value}")
+    made, failed = load_figures.sections(kept), not is_interrupted and not any_good(kept)
+    output.finish(kept, path, problem, failed, made, document=lambda: made[0].document()["loads"][0])
+    if is_interrupted:
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
@@ -225,11 +180,10 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
         through_server.print_endpoint(server.endpoint, server.model, server.models, out)
         through_server.check(plan, server)
         known: dict[str, Any] = {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model}
-        if asked["dry_run"] and output.as_json:
-            cases = [{"n_prompt": case.n_prompt, "n_gen": case.n_gen} for case in plan.cases]
-            return console.print_json({**known, "cases": cases, "repeat": plan.n_repeat})
         if asked["dry_run"]:
-            return out.print(f"\nPlan: {plan.summary}")
+            cases = [{"n_prompt": case.n_prompt, "n_gen": case.n_gen} for case in plan.cases]
+            planned = {**known, "cases": cases, "repeat": plan.n_repeat}
+            return console.print_json(planned) if output.as_json else out.print(f"\nPlan: {plan.summary}")
         path = server.new_file(output.folder)
         records, problem = collect(
             lambda watch: through_server.execute(plan, server, path, watch), path, err, None, through_server.finished

@@ -39,12 +39,16 @@ from lab.runner.prompts import TEXT
 
 MOST_VALUES, MOST_TOKENS = 32, 10_000_000
 MOST_DRAWN = 20_000  # lengths drawn for a window; then they repeat
+MOST_ARMS, STALL_S = 50, 60.0
 
-DEFAULT_CONCURRENCY = "1,2,4,8"
-WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
-MAX_REQUESTS, TIMEOUT_S, STALL_S = 2000, 300.0, 60.0
-MOST_ARMS, MOST_ROUNDS, MOST_REQUESTS, LONGEST_S = 50, 100, 10_000_000, 86_400.0
-LEAST_RATE, MOST_RATE = 0.001, 10_000.0
+LIMITS: dict[str, tuple[float, float, float]] = {
+    "warmup": (5.0, 0, 86_400),
+    "duration": (15.0, 0.1, 86_400),
+    "rounds": (3, 1, 100),
+    "max_requests": (2000, 1, 10_000_000),
+    "timeout": (300.0, 0.1, 86_400),
+}
+"""The default of an option, its lowest and its highest value."""
 
 MOST_LOST = 20  # a server counts as gone after this number of requests in a row without a connection
 REST = 2.0
@@ -64,25 +68,22 @@ class Lengths(NamedTuple):
 
 def parse(option: str, text: str | int) -> Lengths:
     """`512`, `100-1000` (uniform), `normal:MEAN,SD`, `lognormal:MEDIAN,SIGMA` (of the logarithm), or LabError."""
-    words = in_digits(str(text).strip())
-    hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
+    words, values = in_digits(str(text).strip()), list[int]()
     if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", words):
         low, high = int(match[1]), int(match[2] or match[1])
-        if low > high:
-            raise LabError(f"{option} {words} begins with the larger number.", hint)
-        n = high - low + 1
-        step = n / min(n, MOST_VALUES)
-        values = [low + math.floor((i + 0.5) * step) for i in range(min(n, MOST_VALUES))]
+        n = min(high + 1 - low, MOST_VALUES)
+        values = [low + math.floor((i + 0.5) * (high + 1 - low) / n) for i in range(n)]
     elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words):
         middle, spread = float(match[2]), float(match[3])
-        if middle <= 0 or (match[1] == "lognormal" and spread > 10):
-            raise LabError(f"{option} {words} is not possible.", hint)
         normal = [spread * NormalDist().inv_cdf((i + 0.5) / MOST_VALUES) for i in range(MOST_VALUES)]
-        values = [round(middle + z if match[1] == "normal" else middle * math.exp(z)) for z in normal]
-    else:
-        raise LabError(f"{option} {words} is not a length.", hint)
-    if not 1 <= min(values) <= max(values) <= MOST_TOKENS:
-        raise LabError(f"{option} {words} has lengths from {min(values):,} to {max(values):,} tokens.", hint)
+        is_normal, most = match[1] == "normal", math.log(2 * MOST_TOKENS)  # beyond it is refused anyway
+        values = [round(middle + z if is_normal else middle * math.exp(min(z, most))) for z in normal]
+    if not values or not 1 <= min(values) <= max(values) <= MOST_TOKENS:
+        found = f" It has lengths from {min(values):,} to {max(values):,} tokens." if values else ""
+        raise LabError(
+            f"{option} {words} is not possible.{found}",
+            f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
+        )
     return Lengths(words, tuple(values) if len(set(values)) > 1 else (values[0],))
 
 
@@ -103,52 +104,24 @@ def spread_s(load: Load) -> float:
     return load.warmup_s / 2 if load.arrivals == CLOSED and load.concurrency != 1 else 0.0
 
 
-class Window(NamedTuple):
-    """One arm in one round. `times_ns` are the times of an open loop's requests from its start."""
-
-    load: Load
-    times_ns: tuple[int, ...] | None = None
-
-    @property
-    def stop_s(self) -> float:
-        """When the steady window ends."""
-        return self.load.warmup_s + self.load.duration_s
-
-    @property
-    def label(self) -> str:
-        """Such as "8 users, round 2"."""
-        return f"{self.load.label}, round {self.load.round + 1}"
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LoadPlan:
     """A session of loads."""
 
-    windows: tuple[Window, ...]  # in the order in which they are measured
+    windows: tuple[Load, ...]  # an arm in a round each, in the order in which they are measured
     prompts: Lengths  # `values` are the lengths of the prompts to make
     answers: Lengths
     max_requests: int
     timeout_s: float
-    seed: int
-
-    @property
-    def n_most(self) -> int:
-        """Maximum number of requests."""
-        times_ns = [window.times_ns for window in self.windows if window.times_ns is not None]
-        return sum(map(len, times_ns)) if times_ns else self.max_requests
 
     @property
     def seconds(self) -> float:
         """Duration of all windows, without the ends of their last requests."""
-        return sum(window.stop_s for window in self.windows)
-
-    def order(self, window: Window, n: int) -> tuple[tuple[int, int], ...]:
-        """For n requests of a window: the prompt's index, and the tokens to generate. Equal for all arms of a round."""
-        return drawn(self.prompts, self.answers, min(n, MOST_DRAWN), f"{self.seed} {window.load.round}")
+        return sum(load.warmup_s + load.duration_s for load in self.windows)
 
 
 class LoadOptions(Reaching, total=False):
-    """The options of a load. Lengths are those of `parse`; the default levels are DEFAULT_CONCURRENCY."""
+    """The options of a load. Lengths are those of `parse`; the others have the defaults of LIMITS."""
 
     concurrency: Numbers | None
     rate: Numbers | None
@@ -167,81 +140,64 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
 
     LabError for invalid options, and if the load could need more than `max_requests`.
     """
-    slo, seed = asked.get("slo"), asked.get("seed", 1)
     prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
-    rounds = int(_checked("--rounds", asked.get("rounds", ROUNDS), 1, MOST_ROUNDS))
-    most = int(_checked("--max-requests", asked.get("max_requests", MAX_REQUESTS), 1, MOST_REQUESTS))
-    base = Load(
-        arrivals=CLOSED,
-        round=0,
-        warmup_s=_checked("--warmup", asked.get("warmup", WARMUP_S), 0, LONGEST_S),
-        duration_s=_checked("--duration", asked.get("duration", DURATION_S), 0.1, LONGEST_S),
-        lengths=f"{prompts.asked} + {answers.asked} tokens",
-        seed=seed,
-        slo=parse_slo(slo) if isinstance(slo, str) else slo,
-    )
-    arms = _arms(base, asked)
-    n_windows, users = len(arms) * rounds, max(arm.concurrency or 0 for arm in arms)
-    if most // n_windows < users:
-        raise LabError(
-            f"{most:,} requests are too few: {n_windows} windows of up to {users} users need at least one for each "
-            "user.",
-            f"Allow more: --max-requests {10 * users * n_windows}",
-        )
-    windows, n = list[Window](), 0
-    for round_ in range(rounds):  # all arms in each round, in random order
-        for arm in random.Random(f"{seed} {round_}").sample(arms, len(arms)):
-            load, times_ns = dataclasses.replace(arm, round=round_), None
-            if load.arrivals != CLOSED:
-                times_ns = tuple(round(1e9 * at_s) for at_s in itertools.islice(_times_s(load), most + 1 - n))
-                n += len(times_ns)
-            windows.append(Window(load, times_ns))
-            if n > most:
-                needed = sum((one.rate or 0) * REST * (one.warmup_s + one.duration_s) for one in arms) * rounds
-                raise LabError(
-                    f"This load could need more than --max-requests {most:,}: about {needed:,.0f} requests, including "
-                    "those after each window, until its last request ends.",
-                    "Increase --max-requests, or use lower rates, a shorter --duration or fewer --rounds.",
-                )
-    timeout_s = _checked("--timeout", asked.get("timeout", TIMEOUT_S), 0.1, LONGEST_S)
-    return LoadPlan(
-        windows=tuple(windows), prompts=prompts, answers=answers, max_requests=most, timeout_s=timeout_s, seed=seed
-    )
-
-
-def _checked(option: str, value: float, least: float, most: float) -> float:
-    if not least <= value <= most:  # also for NaN
-        raise LabError(f"{option} {value:g} is not possible.", f"Give a number from {least:g} to {most:,g}.")
-    return float(value)
-
-
-def _arms(base: Load, asked: LoadOptions) -> list[Load]:
-    """A load for each number of users or each rate."""
-    users, rates = asked.get("concurrency"), asked.get("rate")
+    users, rates, slo = asked.get("concurrency"), asked.get("rate"), asked.get("slo")
+    given: dict[str, Any] = {**asked}
     if users is not None and rates is not None:
         raise LabError("--concurrency (closed loop) and --rate (open loop) exclude each other.", "Give one of them.")
-    option, given = ("--concurrency", users) if rates is None else ("--rate", rates)
-    given = DEFAULT_CONCURRENCY if given is None else given
+    levels = _numbers("--rate", rates, 0.001, 10_000) if rates is not None else []
+    levels = levels or _numbers("--concurrency", "1,2,4,8" if users is None else users, 1, MOST_AT_ONCE, True)
+    warmup_s, duration_s, rounds, most, timeout_s = (
+        _numbers(f"--{name.replace('_', '-')}", [given.get(name, default)], least, highest)[0]
+        for name, (default, least, highest) in LIMITS.items()
+    )
+    reach_s = REST * (warmup_s + duration_s)
+    needed = rounds * (len(levels) * max(levels) if rates is None else reach_s * sum(levels))
+    if needed > most:
+        raise LabError(
+            f"--max-requests {most:,.0f} is too few: this load needs {needed:,.0f} or more, including those after each "
+            "window, until its last request ends.",
+            "Increase --max-requests, or use less load, a shorter --duration or fewer --rounds.",
+        )
+    base = Load(
+        arrivals=CLOSED if rates is None else POISSON,
+        round=0,
+        warmup_s=warmup_s,
+        duration_s=duration_s,
+        lengths=f"{prompts.asked} + {answers.asked} tokens",
+        seed=asked.get("seed", 1),
+        slo=parse_slo(slo) if isinstance(slo, str) else slo,
+    )
+    windows = [
+        dataclasses.replace(base, round=i, **({"concurrency": int(level)} if rates is None else {"rate": level}))
+        for i in range(int(rounds))  # all arms in each round, in random order
+        for level in random.Random(f"{base.seed} {i}").sample(levels, len(levels))
+    ]
+    return LoadPlan(tuple(windows), prompts, answers, int(most), timeout_s)
+
+
+def _numbers(option: str, given: Numbers, least: float, most: float, whole: bool = False) -> list[float]:
+    """The different numbers of a list, or LabError."""
     parts = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
-    try:
-        levels = list(dict.fromkeys(float(part) for part in parts))
-    except ValueError:
-        levels = []
-    if not 1 <= len(levels) <= MOST_ARMS:
+    numbers = list[float]()
+    with suppress(ValueError):
+        numbers = list(dict.fromkeys(float(part) for part in parts))
+    if not 1 <= len(numbers) <= MOST_ARMS:
         raise LabError(f"{option} {given} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
-    if rates is not None:
-        levels = [_checked(option, level, LEAST_RATE, MOST_RATE) for level in levels]
-        return [dataclasses.replace(base, arrivals=POISSON, rate=level) for level in levels]
-    if wrong := [n for n in levels if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
-        raise LabError(f"{option} {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}.")
-    return [dataclasses.replace(base, concurrency=int(n)) for n in levels]
+    for number in numbers:
+        if not least <= number <= most or (whole and number != int(number)):  # also for NaN
+            kind = "whole numbers" if whole else "a number"
+            raise LabError(f"{option} {number:g} is not possible.", f"Give {kind} from {least:g} to {most:,}.")
+    return numbers
 
 
-def _times_s(load: Load) -> Iterator[float]:
+def times_ns(load: Load) -> tuple[int, ...] | None:
     """The times of an open loop's requests: random, as if users were independent (a Poisson process)."""
+    if load.rate is None:
+        return None
     end_s, rng = REST * (load.warmup_s + load.duration_s), random.Random(f"{load.seed} {load.rate} {load.round}")
-    times_s = itertools.accumulate(rng.expovariate(load.rate or 0.0) for _ in itertools.repeat(None))
-    return itertools.takewhile(lambda at_s: at_s < end_s, times_s)
+    times_s = itertools.accumulate(rng.expovariate(load.rate) for _ in itertools.repeat(None))
+    return tuple(round(1e9 * at_s) for at_s in itertools.takewhile(lambda at_s: at_s < end_s, times_s))
 
 
 def load(
@@ -278,39 +234,38 @@ def load(
 
 @dataclass
 class Session:
-    """A running session of loads. Calls `report` with what it is doing."""
+    """A running session of loads."""
 
     server: Server
     path: Path
-    report: Callable[[str], object]
+    watch: ShowStatus
     lost: list[Request] = field(default_factory=list)  # requests in a row with a failure in GONE
     can_count: bool = True  # whether the server can count tokens of answers whose stream did not
     kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
-    n_failed: int = 0  # of the last plan
 
-    def send(self, plan: SendPlan, look: Callable[[], object]) -> Iterator[RequestRecord]:
+    def send(self, plan: SendPlan, status: Status, later_s: float) -> Iterator[RequestRecord]:
         """Send the requests of a plan; yield each record after it is written to the file.
 
-        Writes the finished requests every LOOK_S, then calls `look`; sleeps in between, because the server may share
-        the cores. At the end the server counts the tokens of answers without a count. Finished requests are kept even
-        if the plan ends early.
+        Writes the finished requests every LOOK_S; sleeps in between, because the server may share the cores. At the end
+        the server counts the tokens of answers without a count. Finished requests are kept even if the plan ends early.
+        `later_s` is the time of the plans that follow.
         """
         self.kept.clear()
-        self.n_failed, uncounted = 0, list[Reply]()
+        n_failed, uncounted, end_s = 0, list[Reply](), time.monotonic() + (plan.stop_s or 0)
         try:
             for batch in self.server.client.batches(plan, LOOK_S):
                 final: list[Reply] = []
                 for reply in batch:
                     request = reply.request
                     self.lost = [*self.lost, request] if request.failure in GONE else []
-                    self.n_failed += request.status != OK
+                    n_failed += request.status != OK
                     (uncounted if self.can_count and needs_count(request) else final).append(reply)
                 yield from self._keep(final)
-                look()
+                so_far = plural(len(self.kept), "request") + (f", {n_failed:,} failed" if n_failed else "")
+                left_s = later_s + max(0.0, end_s - time.monotonic())
+                self.watch(dataclasses.replace(status, part=so_far, left_s=left_s))
             is_gone = len(self.lost) >= MOST_LOST
             for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
-                if len(uncounted) > 1 and i % 10 == 0:
-                    self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
                 request = self.server.counted(reply)
                 uncounted[i] = dataclasses.replace(reply, request=request)
                 if needs_count(request):  # the server has no tokenizer
@@ -318,7 +273,7 @@ class Session:
                     break
             yield from self._keep(uncounted)
         except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
-            with suppress(LabError):  # then the rest goes to the same rescue file
+            with suppress(LabError):
                 self._keep((*self.server.client.given_up(), *uncounted))
             raise
 
@@ -343,57 +298,43 @@ def execute(
     Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
     requests.
     """
-    began, part, later_s = 0.0, "", plan.seconds
-
-    def report(doing: str) -> None:
-        watch(Status(doing, part=part))
-
-    def show(is_over: bool = False) -> None:
-        lasted_s = time.monotonic() - began
-        left_s = later_s + (0.0 if is_over else max(0.0, window.stop_s - lasted_s))
-        doing = plural(len(session.kept), "request") + (f", {session.n_failed:,} failed" if session.n_failed else "")
-        if not is_over and lasted_s > window.stop_s:
-            doing = f"waiting for the last requests, {doing}"
-        elif not is_over and lasted_s < window.load.warmup_s:
-            doing = f"warming up, {doing}"
-        watch(Status(doing, part=part, left_s=left_s))
-
-    session = Session(server, path, report)
+    session, lengths, longest, asks = Session(server, path, watch), plan.prompts.values, max(plan.answers.values), []
+    n_left, later_s, seed = plan.max_requests, plan.seconds, plan.windows[0].seed
     with unless_empty(path):
-        asks, lengths, longest, n_left = [], plan.prompts.values, max(plan.answers.values), plan.max_requests
         for i, n in enumerate(lengths):
-            report(f"sizing prompts, {i + 1} of {len(lengths)}")
-            prompt = server.prompt(n, text, plan.seed, i)
+            watch(Status("sizing prompts", n_runs=len(lengths), n_runs_done=i))
+            prompt = server.prompt(n, text, seed, i)
             asks.append(server.ask(prompt, n, longest))
         if too_long := server.too_long(max(lengths), longest):
             note(str(too_long).replace("\n", " "))
-        for i, window in enumerate(plan.windows):
-            n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
-            own: dict[str, Any] = {"load": window.load, "repeat": window.load.round}
+        for i, load in enumerate(plan.windows):
+            due_ns, stop_s = times_ns(load), load.warmup_s + load.duration_s
+            name = f"{load.label}, round {load.round + 1}"
+            n_most = n_left // (len(plan.windows) - i) if due_ns is None else min(len(due_ns), n_left)
+            own: dict[str, Any] = {"load": load, "repeat": load.round}
             sending = SendPlan(
                 asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
                 api=server.endpoint.api,
-                n_at_once=window.load.concurrency or MOST_AT_ONCE,
+                n_at_once=load.concurrency or MOST_AT_ONCE,
                 n_requests=n_most,
-                times_ns=window.times_ns,
+                times_ns=due_ns,
                 timeout_s=plan.timeout_s,
                 stall_s=STALL_S,
-                stop_s=window.stop_s,
-                spread_s=spread_s(window.load),
-                order=plan.order(window, n_most),
+                stop_s=stop_s,
+                spread_s=spread_s(load),
+                order=drawn(plan.prompts, plan.answers, min(n_most, MOST_DRAWN), f"{seed} {load.round}"),
                 most_lost=MOST_LOST,
             )
-            part = f"{window.label} of {1 + max(one.load.round for one in plan.windows)}"
-            began, later_s = time.monotonic(), later_s - window.stop_s
-            yield from session.send(sending, show)
+            began, later_s = time.monotonic(), later_s - stop_s
+            status = Status(f"{name} of {1 + plan.windows[-1].round}", n_runs=len(plan.windows), n_runs_done=i)
+            yield from session.send(sending, status, later_s)
             lasted_s = time.monotonic() - began
-            show(is_over=True)
             if len(session.lost) >= MOST_LOST:
-                raise gone(server, path, session.lost, f"{window.label}; ")
-            if window.times_ns is None and len(session.kept) >= n_most and lasted_s < window.stop_s:
-                needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
+                raise gone(server, path, session.lost, f"{name}; ")
+            if due_ns is None and len(session.kept) >= n_most and lasted_s < stop_s:
+                needed = round(1.2 * n_most * stop_s / lasted_s * len(plan.windows), -2)
                 note(
-                    f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: it used its share of "
-                    f"--max-requests ({n_most:,}). Use --max-requests {needed:.0f} for all windows."
+                    f"{name} ended after {lasted_s:.1f} s of {stop_s:g} s: it used its share of --max-requests "
+                    f"({n_most:,}). Use --max-requests {needed:.0f} for all windows."
                 )
             n_left -= len(session.kept)
