@@ -36,17 +36,17 @@ def sections(found: Answer) -> list[Section]:
         ("how known", lambda part: part.how),
     )
     last, command = conclusion(found)
+    about = (
+        "The factors multiply to the ratio. Their ranges are 95 % intervals, predicted ones 90 %. That of the rest "
+        "combines those of the parts and of both figures."
+    )
     return [
         Section(
             name="why",
             question="Why do these two figures differ?",
             words=[*lines, ratio if found.ratio > 1.005 else "They are equal."],
             **tabled(columns, found.parts, keep_all=True),
-            notes=[
-                *(f"{part.name}: {part.words}" for part in found.parts if part.words),
-                "The factors multiply to the ratio. Their ranges are 95 % intervals, predicted ones 90 %. That of the "
-                "rest combines those of the parts and of both figures.",
-            ],
+            notes=[*(f"{part.name}: {part.words}" for part in found.parts if part.words), about],
             sentences=[last, *([f"Try: {command}"] if command else [])],
             pictures=[Picture("why", "The way from one rate to the other, part by part.", partial(draw, found), WIDE)],
         )
@@ -57,44 +57,41 @@ def draw(found: Answer, figure: Figure) -> None:
     """A waterfall from the faster rate to the slower one on a logarithmic axis; whiskers are the known ranges."""
     from lab.show import canvas
 
-    ax, rate = figure.subplots(), found.fast.tps
+    ax, rate, (first, last) = figure.subplots(), found.fast.tps, found.letters
     shown = [part for part in found.parts if part.log or part.half]
-    ends, names = [rate, found.slow.tps], [f"{found.letters[0]}: {digits(rate)}"]
-    ax.barh([0, len(shown) + 1], [rate, found.slow.tps], color=canvas.COLOURS[0])
+    ends = [rate, found.slow.tps]
+    ax.barh([0, len(shown) + 1], ends, color=canvas.COLOURS[0])
     for i, part in enumerate(shown, 1):
-        after = rate / part.factor
+        after, text = rate / part.factor, f"{part.factor:.2f}x"
         colour = canvas.GUIDE if part is found.rest else canvas.COLOURS[1] if part.log > 0 else canvas.COLOURS[2]
         ax.barh([i], [abs(rate - after)], left=[min(rate, after)], color=colour, alpha=0.8)
         ax.plot([rate, rate], [i - 1, i + 0.4], color=canvas.GUIDE, lw=0.8)
-        text = f"{part.factor:.2f}x"
         if part.half and part.range:
             whisker = [rate / part.range[0], rate / part.range[1]]
             ax.plot(whisker, [i, i], color=canvas.INK, lw=1.5, marker="|", ms=8)
             ends += whisker
             text += " ({:.2f}-{:.2f})".format(*part.range)
         ax.text(1.01, i, text, transform=ax.get_yaxis_transform(), va="center", fontsize=9)
-        names.append(part.name)
-        rate = after
-        ends.append(rate)
-    ax.set_yticks(range(len(shown) + 2), [*names, f"{found.letters[1]}: {digits(found.slow.tps)}"])
+        ends.append(rate := after)
+    names = [f"{first}: {digits(found.fast.tps)}", *(part.name for part in shown), f"{last}: {digits(found.slow.tps)}"]
+    ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set_xscale("log")
     ax.set_xlim(min(ends) / 1.15, max(ends) * 1.05)
     ax.set_xlabel("tokens/s")
-    canvas.finish([ax], f"Why {found.letters[1]} is {times(found.ratio)} as slow as {found.letters[0]}")
+    canvas.finish([ax], f"Why {last} is {times(found.ratio)} as slow as {first}")
 
 
 def document(found: Answer) -> dict[str, Any]:
     """The answer as JSON."""
     from lab.features.why.reasons import conclusion
 
-    last, command = conclusion(found)
+    (last, command), parts = conclusion(found), list[dict[str, Any]]()
     names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth", "settings")
-    parts = []
     for part in found.parts:
-        known = (part.factor, *(part.range or (None, None))) if part.how != "unknown" else (None, None, None)
-        figures = dict(zip(("factor", "low", "high"), known, strict=True))
-        parts.append({"part": part.name, **figures, "how": part.how, "why": part.words})
+        low, high = part.range or (None, None)
+        known = {"factor": part.factor, "low": low, "high": high} if part.how != "unknown" else {}
+        parts.append({"part": part.name, **known, "how": part.how, "why": part.words})
     return {
         **{letter: {name: getattr(one, name) for name in names} for letter, one in found.sides},
         "slower": found.letters[1],

@@ -224,7 +224,7 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
     if fast.is_prefill or not pairs:
         return Part(name, words=words, settings={"prompt_len": length(slow)})
     logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
-    own = math.sqrt(sum(half_range(column) ** 2 for columns in pairs for column in columns)) / len(logs)
+    own = math.hypot(*(half_range(column) for columns in pairs for column in columns)) / len(logs)
     half, how = half_range(logs) if len(logs) >= FEWEST else own, f"{FROM_RECORDS}, {plural(len(logs), 'session')}"
     return Part(DEPTH, statistics.fmean(logs), half, how, words)
 
@@ -281,22 +281,20 @@ def of_machine(sides: Mapping[str, Setup], spec: str | None, out: Path, with_bui
     if not (fast.records and slow.records):
         return [_predicted(sides, spec, out)]
     made, (one, other) = list[Part](), (side.records[0].machine for side in (fast, slow))
-    for name, fields in (
-        (MACHINE, SAME_MACHINE),
-        (SYSTEM, ("os", "cpu_quota")),
-        *([(BUILD, ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info"))] if with_build else []),
-    ):
+    groups = {MACHINE: SAME_MACHINE, SYSTEM: ("os", "cpu_quota")}
+    groups |= {BUILD: ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info")} if with_build else {}
+    for name, fields in groups.items():
         differ = [key for key in fields if getattr(one, key) != getattr(other, key)]
-        ends = (f"{key.replace('_', ' ')}: {getattr(one, key)}, {getattr(other, key)}" for key in differ)
+        words = "; ".join(f"{key.replace('_', ' ')}: {getattr(one, key)}, {getattr(other, key)}" for key in differ)
         is_predicted = differ and name == MACHINE
-        made.append(_predicted(sides, spec, out) if is_predicted else alike(name, not differ, "; ".join(ends)[:200]))
+        made.append(_predicted(sides, spec, out) if is_predicted else alike(name, not differ, words[:200]))
     return [*made, _of_state(sides)]
 
 
 def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
     """The part of two machines by predictions of the same request on both (lab predict)."""
-    fast, here, ranges, names = next(iter(sides.values())), machine.describe(), [], list[str | None]()
-    for one in sides.values():
+    fast, here, names, said = next(iter(sides.values())), machine.describe(), list[str | None](), list[str]()
+    for letter, one in sides.items():
         known = (devices.called(one.device) or devices.recognise(one.device)) if one.device else None
         is_here = one.device == "here"
         if one.records:
@@ -305,20 +303,17 @@ def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
             known = devices.recognise(used.description, used.memory_bytes) if used else None
             is_here = all(getattr(first.machine, key) == getattr(here, key) for key in SAME_MACHINE[:3])
         names.append("here" if is_here else known.name if known else None)
-    said = [
-        name or (one.records[0].machine.cpu if one.records else None)
-        for name, one in zip(names, sides.values(), strict=True)
-    ]
-    words = ", ".join(f"{name or 'unknown (--device)'} in {letter}" for name, letter in zip(said, sides, strict=True))
+        cpu = one.records[0].machine.cpu if one.records else None
+        said.append(f"{names[-1] or cpu or 'unknown (--device)'} in {letter}")
+    words = ", ".join(said)
     if None in names or spec is None or names[0] == names[1]:
         return alike(MACHINE, None not in names and names[0] == names[1], words)
     n_prompt, n_gen = max(1, (fast.n_depth or 0) + (fast.n_prompt or 0)), max(2, fast.n_gen or 2)
-    for name in names:
-        try:
-            (row,) = prediction.predict([n_prompt], n_gen, spec, name, results=out)
-        except LabError as problem:
-            return Part(MACHINE, words=f"{words}: not predicted, {problem.what}")
-        ranges.append(row.prefill_s if fast.is_prefill else row.tpot_s)
+    try:
+        rows = [prediction.predict([n_prompt], n_gen, spec, name, results=out)[0] for name in names]
+    except LabError as problem:
+        return Part(MACHINE, words=f"{words}: not predicted, {problem.what}")
+    ranges = [row.prefill_s if fast.is_prefill else row.tpot_s for row in rows]
     if not all(0 < low <= high for low, high in ranges):  # NaN too
         return Part(MACHINE, words=f"{words}: not predicted, it does not fit or has no known peak")
     middles, halves = ([math.log(b * a) / 2 for a, b in ranges], [math.log(b / a) / 2 for a, b in ranges])
@@ -354,24 +349,23 @@ def of_server(sides: Mapping[str, Setup]) -> list[Part]:
     served = [letter for letter, one in sides.items() if one.requests]
     if len(served) != 1:
         return []
-    letter, one, slow = served[0], sides[served[0]], list(sides)[1]
+    letter, one = served[0], sides[served[0]]
     requests, reported = [record.request for record in one.requests], one.requests[0].endpoint.settings
-    pairs = list[tuple[float, float]]()  # seconds of a prompt, or of a token, at the client and by the server
-    for request in requests:
+    sign, pairs = 1 if letter == list(sides)[1] else -1, list[tuple[float, float]]()
+    for request in requests:  # seconds of a prompt, or of a token, at the client and by the server
         figures, timings = request_times.figures(request), request.timings
         client_ns = figures.ttft_ns if one.is_prefill else figures.tpot_ns
         own_ms = timings and (timings.prompt_ms if one.is_prefill else timings.gen_ms)
         n = 1 if one.is_prefill else ((timings.n_gen if timings else None) or 0) - 1
         if client_ns and own_ms and n > 0:
             pairs.append((client_ns / 1e9, own_ms / 1e3 / n))
-    name, sign = "HTTP, template and tokenizing" if one.is_prefill else "HTTP", 1 if letter == slow else -1
+    name = "HTTP, template and tokenizing" if one.is_prefill else "HTTP"
     http = Part(name, words=f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)")
     if len(pairs) >= FEWEST:
         logs = [math.log(client / own) for client, own in pairs]
         client_s, own_s = (statistics.median(column) for column in zip(*pairs, strict=True))
-        words = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}"
-        how = f"from {letter}'s own times, {len(logs)} requests"
-        http = Part(name, sign * statistics.fmean(logs), half_range(logs), how, words)
+        words, how = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}", f"from {letter}'s own times"
+        http = Part(name, sign * statistics.fmean(logs), half_range(logs), f"{how}, {len(logs)} requests", words)
     is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
     n_slots = reported.n_slots if reported else None
     words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"

@@ -49,8 +49,8 @@ FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a figure; the second where no run has the first."""
 
 SHORTEST, MOST_GEN, REPEATS = 100, 64, 10
-MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES, INTERACTION = 30, FEWEST + 1, 6, 0.05
-SURE = 0.005
+MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES = 30, FEWEST + 1, 6
+UNSURE, SURE = " (range unknown)", 0.005
 """Half of a range, as a logarithm, at which a trial ends before its budget does."""
 
 
@@ -270,12 +270,9 @@ def factors(
             [math.log(block[names[frozenset(after)]] / block[names[frozenset(before)]]) for block in blocks]
             for before, after in ((range(i), range(i + 1)), (range(i + 1, n), range(i, n)))
         ]
-        first, last = map(statistics.fmean, orders)
-        logs, words = [statistics.fmean(pair) for pair in zip(*orders, strict=True)], one.words
-        if abs(first - last) > INTERACTION:
-            words += f"; {times(math.exp(first))} or {times(math.exp(last))}, depending on the order"
-        half, how = half_range(logs), f"{parts.MEASURED}, {n_blocks} blocks"
-        made[one.name] = replace(one, log=statistics.fmean(logs), half=half, how=how, words=words)
+        logs = [statistics.fmean(pair) for pair in zip(*orders, strict=True)]
+        how = f"{parts.MEASURED}, {n_blocks} blocks"
+        made[one.name] = replace(one, log=statistics.fmean(logs), half=half_range(logs), how=how)
     return made
 
 
@@ -410,10 +407,9 @@ def conclusion(found: Answer) -> tuple[str, str]:
         if not rest.range:
             return f"No cause of over {parts.LEAST_ALONE:.0%}; the figures do not say how much they vary.", ""
         return f"{letter} is not slower than {other} for certain: two sessions of one machine differ as much.", ""
-    how_sure = "" if rest.range else " (range unknown)"
     if not found.causes or (is_open and rest.log > found.causes[0].log):
         unknown = [part.name for part in found.parts if part.how == parts.NOT_KNOWN]
-        words = f"Most of it is not explained: {times(math.exp(abs(rest.log)))}{how_sure}."
+        words = f"Most of it is not explained: {times(math.exp(abs(rest.log)))}{'' if rest.range else UNSURE}."
         if len(unknown) == 1:
             words += f" The only difference without a known factor is {unknown[0]}."
         elif unknown:
@@ -424,12 +420,11 @@ def conclusion(found: Answer) -> tuple[str, str]:
             return words, shell.lab("why", "A.jsonl", "B.jsonl", "--lib", "OLD", "--lib", "NEW")
         return words, "" if {parts.COUNTED, parts.MODEL} & set(unknown) else shell.lab("doctor")
     cause, *others = found.causes
-    more = f"; {', '.join(f'{one.name} adds {times(one.factor)}' for one in others)}" if others else ""
-    own_range = "" if cause.range else ", range unknown"
-    factor = f"{times(cause.factor)}{own_range}"
-    words = f"The main cause is {cause.name} ({factor}): {cause.words}{more}."
+    more = "".join(f"{', ' if i else '; '}{one.name} adds {times(one.factor)}" for i, one in enumerate(others))
+    unsure = "" if cause.range else UNSURE
+    words = f"The main cause is {cause.name} ({times(cause.factor)}{unsure}): {cause.words}{more}."
     if cause.name == parts.COUNTED:
-        own = f"{digits(slow.tps * cause.factor)} tokens/s{' (range unknown)' if own_range else ''}"
+        own = f"{digits(slow.tps * cause.factor)} tokens/s{unsure}"
         words = f"Most of it is how {letter} counts: {cause.words.partition('; ')[0]}. Its decode alone is {own}{more}."
         lengths = ["-p", slow.n_prompt, "-n", slow.n_gen] if slow.n_prompt and slow.n_gen else []
         return words, shell.lab("measure", *lengths)
