@@ -274,12 +274,10 @@ def collect(
     err: Console,
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
-    where: Callable[[list[Any], Path], str] = runs_in,
 ) -> tuple[list[Any], LabError | None]:
     """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
 
-    `describe` gives the line of a finished record, where they are not runs of the engine. `where` says after Ctrl-C
-    where what was measured is, "" where nothing was.
+    `describe` gives the line of a finished record, where they are not runs of the engine.
     """
     from lab.features.measure import text_results
     from lab.show import console
@@ -293,7 +291,7 @@ def collect(
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        kept = where(records, path)
+        kept = runs_in(records, path)
         err.print(f"\nInterrupted. {kept}" if kept else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None

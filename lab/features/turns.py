@@ -73,6 +73,7 @@ BREAKS = {  # what breaks a cache, and what would not
 }
 ROLES = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 MOST_TURNS, MOST_BYTES = 200, 16 << 20  # bytes: of a file to replay
+MOST_TICKS = 16  # numbers of turns below a picture
 CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
 
@@ -444,7 +445,7 @@ def answers(records: Sequence[Record]) -> list[str]:
 
 
 def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
-    """Tokens of each prompt (cached, read again, new), and below the time of each turn; the perfect cache is a line."""
+    """Tokens of each prompt (cached, read again, new), and below the time of each turn, with lines to compare with."""
     import pandas as pd
 
     conversations = list(pd.DataFrame(made).groupby(["conversation", "keep"], sort=False))
@@ -458,24 +459,25 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
             (tokens, new, t.n_computed - t.n_again, canvas.OF_PREFILL),
             (times, "read again", t.again_s, canvas.COLOURS[3]),
             (times, new, t.ttft_s - t.again_s, canvas.OF_PREFILL),
-            (times, "decode", t.decode_s, canvas.OF_DECODE),
+            (times, "decode", t.turn_s - t.ttft_s, canvas.OF_DECODE),
         ):
             ax.bar(t.turn, values.fillna(0), bottom=tops[ax], color=colour, label=name)
             tops[ax] = tops[ax] + values.fillna(0)
         for name, line, style in (
-            ("perfect cache", t.perfect_s, "-"),
-            ("no cache", t.without_s, "--"),
+            ("with a perfect cache", t.perfect_s, "-"),
+            ("without a cache", t.without_s, "--"),
             ("predicted", t.expected_turn_s, ":"),
         ):
             if line.notna().all():
-                times.plot(t.turn, line, color=canvas.GUIDE, ls=style, lw=1.4, label=name)
+                times.hlines(line, t.turn - 0.45, t.turn + 0.45, color=canvas.INK, ls=style, lw=1.6, label=name)
         tokens.set_title(PLACES[keep][1], fontsize=10)
-        times.set_xlabel("turn")
-        times.xaxis.get_major_locator().set_params(integer=True)
+        times.set_xlabel("turn, and what broke the cache" if t.breaks.any() else "turn")
+        every = t.iloc[:: math.ceil(len(t) * len(conversations) / MOST_TICKS)]
+        times.set_xticks(every.turn, [f"{one.turn}\n{one.breaks.replace(', ', chr(10))}" for one in every.itertuples()])
     axes[0, 0].set_ylabel("tokens of the prompt")
     axes[1, 0].set_ylabel("time of the turn (s)")
     n_turns = plural(max(row.turn for row in made), "turn")
-    canvas.finish(list(axes.flat), f"A conversation of {n_turns}\n{subject}", is_apart=True)
+    canvas.finish(list(axes.flat), f"A conversation of {n_turns}: what is read again\n{subject}", is_apart=True)
 
 
 def execute(
