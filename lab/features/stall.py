@@ -33,6 +33,7 @@ from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.show import canvas
+from lab.show.disturbances import disturbances
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -213,9 +214,9 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     for (n_prompt, n_streams, chunk), own in sorted(of_cases.items(), key=lambda item: item[0][:2]):
         if chunk in chunks:
             ax, style = axes[lengths.index(n_prompt), chunks.index(chunk)], styles[n_streams]
-            tokens = pd.concat([phases.gaps(steps).assign(record=record) for record, _, steps in own])
-            points = zip(tokens.at_s, 1e3 * tokens.gap_s, tokens.record, strict=True)
-            canvas.runs(ax, points, **style, ms=3.5, alpha=0.5)
+            parts = [phases.gaps(steps).assign(hollow=bool(disturbances(record))) for record, _, steps in own]
+            tokens = pd.concat(parts)
+            canvas.points(ax, tokens.at_s, 1e3 * tokens.gap_s, tokens.hollow, **style, ms=3.5, alpha=0.5)
             middle = tokens[["at_s", "gap_s"]].groupby(level=0).median()
             at_s = [middle.at_s[0] - middle.gap_s[0], *middle.at_s]
             gaps_ms = [1e3 * gap_s for gap_s in (middle.gap_s[0], *middle.gap_s)]

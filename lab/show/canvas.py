@@ -11,18 +11,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lab.core import results
-from lab.core.record import Record
-from lab.show import disturbances
-from lab.show.wording import digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-T = TypeVar("T")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D46")
 OF_PREFILL, OF_DECODE = COLOURS[:2]
@@ -90,22 +85,16 @@ def figure_of(ax: Axes) -> Figure:
 
 def styles(n: int, own: str = OF_PREFILL, is_shaded: bool = False) -> list[dict[str, Any]]:
     """Colour and marker of each of n series; a single one has its `own`, and so have all in shades (`is_shaded`)."""
-    others = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5], COLOURS[4], COLOURS[7])
-    colours: Sequence[Any] = others if n <= len(others) else shades(n)
-    if is_shaded:  # mixed with white, then with black
-        mixes, rgb = [0.45 - 0.85 * i / max(1, n - 1) for i in range(n)], bytes.fromhex(own[1:])
-        mixed = [[round(255 * max(0, mix) + part * (1 - abs(mix))) for part in rgb] for mix in mixes]
-        colours = [f"#{bytes(parts).hex()}" for parts in mixed]
-    if n == 1:
-        colours = [own]
-    return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
-
-
-def shades(n: int) -> list[Any]:
-    """n colours from dark to light, for ordered series."""
     import matplotlib
 
-    return [matplotlib.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
+    colours: list[Any] = [own] if n == 1 else [COLOURS[i] for i in (2, 3, 6, 5, 4, 7)]
+    if is_shaded and n > 1:  # mixed with white, then with black
+        mixes, rgb = [0.45 - 0.85 * i / (n - 1) for i in range(n)], bytes.fromhex(own[1:])
+        mixed = [[round(255 * max(0, mix) + part * (1 - abs(mix))) for part in rgb] for mix in mixes]
+        colours = [f"#{bytes(parts).hex()}" for parts in mixed]
+    elif n > len(colours):
+        colours = [matplotlib.colormaps["viridis"](0.9 * i / (n - 1)) for i in range(n)]
+    return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
 
 
 def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
@@ -119,19 +108,14 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     ax.remove()
     n_columns = min(len(distinct), 3 if figure.get_figwidth() > 7 else 2)
     letters = int(1.2 * TITLE_LETTERS * figure.get_figwidth() / n_columns)
-    titles = ["\n".join(textwrap.wrap(name, letters)) for name in distinct]
-    of_titles = 0.14 * max(title.count("\n") for title in titles)
+    titles = {name: "\n".join(textwrap.wrap(name, letters)) for name in distinct}
+    of_titles = 0.14 * max(title.count("\n") for title in titles.values())
     n_rows = math.ceil(len(distinct) / n_columns)
     figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + of_titles) * n_rows))
-    made = grid(figure, len(distinct), n_columns, sharex=True, sharey=True)
-    for one, title in zip(made, titles, strict=True):
-        one.set_title(title, fontsize=8)
-    return [made[distinct.index(name)] for name in names]
-
-
-def in_parts(series: Sequence[T]) -> list[Sequence[T]]:
-    """The series that share axes: all, or each alone if they are too many."""
-    return [series] if len(series) <= MOST_SERIES else [[one] for one in series]
+    made = dict(zip(distinct, grid(figure, len(distinct), n_columns, sharex=True, sharey=True), strict=True))
+    for name, one in made.items():
+        one.set_title(titles[name], fontsize=8)
+    return [made[name] for name in names]
 
 
 def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
@@ -147,35 +131,27 @@ def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
 def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
     """Labels of the axes; of small multiples those at the left, and those with nothing below."""
     distinct = list(dict.fromkeys(axes))
-    size = 10 if len(distinct) == 1 else 8
+    if len(distinct) == 1:
+        distinct[0].set(xlabel=x, ylabel=y)
+        return
     for ax in distinct:
-        if len(distinct) == 1 or ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            ax.set_ylabel(y if size > 8 else "\n".join(textwrap.wrap(y, 20)), fontsize=size)
-        if len(distinct) == 1 or ax.xaxis.get_tick_params()["labelbottom"]:
-            ax.set_xlabel(x, fontsize=size)
+        if ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            ax.set_ylabel("\n".join(textwrap.wrap(y, 20)), fontsize=8)
+        if ax.xaxis.get_tick_params()["labelbottom"]:
+            ax.set_xlabel(x, fontsize=8)
 
 
 def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any) -> None:
     """Draws runs as points without lines; those of disturbed runs are hollow, and the legend says so."""
-    rows = list(zip(x, y, disturbed, strict=True))
-    for is_hollow in (False, True):
-        chosen = [(a, b) for a, b, is_disturbed in rows if is_disturbed == is_hollow]
-        if not chosen:
-            continue
-        if is_hollow:
-            if len(chosen) == len(rows) and style.get("label"):
-                ax.plot([], [], **{"ls": "", "mew": 0, **style})  # for the legend
-            style |= {"mfc": "none", "mew": 0.8, "alpha": min(0.9, 2 * style.get("alpha", 1)), "label": None}
-            if HOLLOW not in ax.get_legend_handles_labels()[1]:
-                ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
-        ax.plot(*zip(*chosen, strict=True), **{"ls": "", "mew": 0, **style})
-
-
-def runs(ax: Axes, measured: Iterable[tuple[float, float, Record]], **style: Any) -> None:
-    """Draws runs as points (x, y), hollow where they were disturbed."""
-    rows = [(x, y, bool(disturbances.disturbances(record))) for x, y, record in measured]
-    if rows:
-        points(ax, *zip(*rows, strict=True), **{"ms": 5, "alpha": 0.6, **style})
+    rows, style = list(zip(x, y, disturbed, strict=True)), {"ls": "", "mew": 0, **style}
+    full, hollow = ([(a, b) for a, b, is_disturbed in rows if is_disturbed == kind] for kind in (False, True))
+    if full or (hollow and style.get("label")):  # at least for the legend
+        ax.plot([a for a, _ in full], [b for _, b in full], **style)
+    if hollow:
+        style |= {"mfc": "none", "mew": 0.8, "alpha": min(0.9, 2 * style.get("alpha", 1)), "label": None}
+        if HOLLOW not in ax.get_legend_handles_labels()[1]:
+            ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
+        ax.plot(*zip(*hollow, strict=True), **style)
 
 
 def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
@@ -186,26 +162,12 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
     low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] / 2, known[0] * 2)
     ax.set_xscale("log")
     ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
-    room = math.log(high / low) * 0.65 / _width(ax)
-    ticks = [known[-1]]
+    room, ticks = math.log(high / low) * 0.65 / _width(ax), [known[-1]]
     for n in reversed(known):
         if math.log(ticks[-1] / n) >= room:
             ticks.append(n)
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
-
-
-def in_proportion(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
-    """A guide proportional to the length, through the point with the least time per token. None for a single length.
-
-    `per_token` maps seconds per token to the length at which they were measured.
-    """
-    if len(set(lengths)) < 2:
-        return
-    cheapest = min(per_token)
-    label = f"proportional ({digits(1e3 * cheapest)} ms per token at {per_token[cheapest]:,.0f})"
-    ends = [min(lengths), max(lengths)]
-    ax.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
 
 
 def plot_lines(
@@ -238,68 +200,55 @@ def plain_ticks(axis: Any) -> None:
     if not isinstance(axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter):  # ticks with names
         return
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    low, high = axis.get_view_interval()
     if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), ticker.FixedLocator):
         return
-    low, high = axis.get_view_interval()
     if high / low < 4:
         axis.set_major_locator(ticker.MaxNLocator(6))
         axis.set_minor_locator(ticker.NullLocator())
-        return
-    few = ticker.FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
-    axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
+    else:
+        few = ticker.FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+        axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
 
 
 def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
     """Gives axes a light grid, ticks that are read as words, a title above and one legend below.
 
-    Long lines of a title are broken. Title and legend are those of the figure where there are several axes, or where
-    these have titles too (`is_apart`).
+    The legend has as many columns as fit, and the figure grows by its lines. Long lines of a title are broken. Title
+    and legend are those of the figure where there are several axes, or where these have titles too (`is_apart`).
     """
-    axes = list(dict.fromkeys(axes))
-    is_alone = len(axes) == 1 and not is_apart
+    from matplotlib.transforms import ScaledTranslation
+
+    axes, entries = list(dict.fromkeys(axes)), dict[str, Any]()
     for ax in axes:
         ax.grid(True, which="major", color=GRID, lw=0.6)
         ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
         for axis in (ax.xaxis, ax.yaxis):
             plain_ticks(axis)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-    _legend(axes, is_alone)
-    width = _width(axes[0]) if is_alone else figure_of(axes[0]).get_figwidth()
-    broken = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
-    if is_alone:
-        axes[0].set_title(broken, fontsize=11, pad=9)
-    else:
-        figure_of(axes[0]).suptitle(broken, fontsize=11)
-
-
-def _legend(axes: Sequence[Axes], is_alone: bool) -> None:
-    """One legend of all axes, below them, in as many columns as fit; the figure grows by its lines."""
-    from matplotlib.transforms import ScaledTranslation
-
-    entries: dict[str, Any] = {}
-    for ax in axes:
         entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if HOLLOW in entries:
-        entries[HOLLOW] = entries.pop(HOLLOW)  # last
+    first, figure, is_alone = axes[0], figure_of(axes[0]), len(axes) == 1 and not is_apart
+    width = _width(first) if is_alone else figure.get_figwidth()
+    title = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
+    if is_alone:
+        first.set_title(title, fontsize=11, pad=9)
+    else:
+        figure.suptitle(title, fontsize=11)
     if not entries:
         return
-    figure, first = figure_of(axes[0]), axes[0]
-    letters = int(LETTERS * (_width(first) if is_alone else figure.get_figwidth()))
-    labels = ["\n".join(textwrap.wrap(label, letters - HANDLE)) for label in entries]
+    names, letters = sorted(entries, key=lambda name: name == HOLLOW), int(LETTERS * width)
+    handles, labels = [entries[name] for name in names], ["\n".join(textwrap.wrap(x, letters - HANDLE)) for x in names]
     longest = max(len(line) for label in labels for line in label.split("\n"))
-    n_columns = max(1, min(len(labels), letters // (longest + HANDLE)))
-    n_rows = math.ceil(len(labels) / n_columns)
-    n_lines = n_rows * max(1 + label.count("\n") for label in labels)
+    n_rows = math.ceil(len(labels) / max(1, min(len(labels), letters // (longest + HANDLE))))
     style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": math.ceil(len(labels) / n_rows)}
     if is_alone:
         labels_end = LABEL_HEIGHT + LINE_HEIGHT * first.get_xlabel().count("\n")
         below = first.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
-        style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
-        first.legend(list(entries.values()), labels, **style)
+        first.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
     else:
-        figure.legend(list(entries.values()), labels, loc="outside lower center", **style)
-    if figure.axes == list(axes):
+        figure.legend(handles, labels, loc="outside lower center", **style)
+    if figure.axes == axes:
+        n_lines = n_rows * max(1 + label.count("\n") for label in labels)
         figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * max(0, n_lines - 2))
 
 
@@ -318,24 +267,21 @@ def label_points(
     """
     from matplotlib.transforms import Bbox
 
-    figure = figure_of(ax)
-    figure.draw_without_rendering()  # so that the layout is known
-    inch, frame = figure.dpi, ax.get_window_extent()
+    figure_of(ax).draw_without_rendering()  # so that the layout is known
+    inch, frame = figure_of(ax).dpi, ax.get_window_extent()
     marks = [ax.transData.transform(point) for point in (*avoid, *((x, y) for x, y, _ in labels))]
-    taken = [Bbox.from_extents(x - inch / 16, y - inch / 16, x + inch / 16, y + inch / 16) for x, y in marks]
+    taken = [Bbox.from_bounds(x - inch / 16, y - inch / 16, inch / 8, inch / 8) for x, y in marks]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
         at_x, at_y = ax.transData.transform((x, y))
         wide, tall = (0.075 * len(text) + 0.05) * inch, 0.15 * inch
-        left = at_x + 0.12 * inch
-        if is_right := left + wide > frame.x1:
-            left = at_x - 0.12 * inch - wide
+        is_right = at_x + 0.12 * inch + wide > frame.x1
+        left = at_x - 0.12 * inch - wide if is_right else at_x + 0.12 * inch
         tries = [at_y - tall / 2 + sign * step * tall / 4 for step in range(80) for sign in (1, -1)]
-        boxes = (Bbox.from_bounds(left, bottom, wide, tall) for bottom in tries)
-        inside = (box for box in boxes if frame.y0 <= box.y0 and box.y1 <= frame.y1)
-        box = next((box for box in inside if not box.count_overlaps(taken)), Bbox.from_bounds(left, at_y, wide, tall))
+        boxes = [Bbox.from_bounds(left, low, wide, tall) for low in tries if frame.y0 <= low <= frame.y1 - tall]
+        free = (one for one in boxes if not one.count_overlaps(taken))
+        box = next(free, Bbox.from_bounds(left, at_y, wide, tall))
         taken.append(box)
-        side = box.x1 if is_right else box.x0
-        across, up = ax.transAxes.inverted().transform((side, (box.y0 + box.y1) / 2))
+        across, up = ax.transAxes.inverted().transform((box.x1 if is_right else box.x0, (box.y0 + box.y1) / 2))
         style: dict[str, Any] = {"ha": "right" if is_right else "left", "va": "center", "fontsize": 8}
         style["arrowprops"] = {"arrowstyle": "-", "lw": 0.5, "color": GUIDE, "shrinkA": 0, "shrinkB": 0}
         ax.annotate(text, (x, y), (across, up), textcoords="axes fraction", **style)
