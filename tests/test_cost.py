@@ -1,6 +1,7 @@
 """FLOPs and bytes against numbers that can be worked out by hand or are known from the literature."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,12 @@ def of_catalog(name: str, quantization: str = "F16") -> Model:
     return synthetic.model_of(catalog.entries()[name], quantization)
 
 
+def cost_of(model: Model, *size: int, **more: Any) -> cost.StepCost:
+    found = cost.step(model, *size, **more)
+    assert found is not None
+    return found
+
+
 LLAMA, PHI, SEVEN = of_catalog("llama-3.2-3b"), of_catalog("phi-3-mini"), of_catalog("llama-2-7b")
 
 
@@ -24,48 +31,41 @@ def test_kv_bytes_per_position() -> None:
     assert memory.kv_bytes_per_position(PHI) == 393_216
 
 
-def textbook_flops(model: Model, n_tokens: int) -> float | None:
+def textbook_flops(model: Model, n_tokens: int) -> float:
     """FLOPs of a prefill of `n_tokens` as textbooks count: all layers for all tokens, the head for the last."""
-    own = cost.step(model, n_tokens, 0, 1)
-    every_row = cost.step(model, n_tokens, 0, n_tokens)
-    return None if own is None or every_row is None else own.flops - own.layer_flops + every_row.layer_flops
+    own = cost_of(model, n_tokens, 0, 1)
+    return own.flops - own.layer_flops + cost_of(model, n_tokens, 0, n_tokens).layer_flops
 
 
 def test_prefill_of_llama_3b_as_textbooks_count() -> None:
     assert textbook_flops(LLAMA, 1_000) == pytest.approx(5.81e12, rel=0.001)
     assert textbook_flops(LLAMA, 10_000) == pytest.approx(73.6e12, rel=0.001)
-    long = cost.step(LLAMA, 10_000, 0, 1)
-    assert long is not None
+    long = cost_of(LLAMA, 10_000, 0, 1)
     assert long.attention_flops / 73.6e12 == pytest.approx(0.23, abs=0.005)
 
 
 def test_llama_cpp_skips_the_last_feed_forward_for_tokens_without_logits() -> None:
-    skipped = cost.step(LLAMA, 1_000, 0, 1)
-    assert skipped is not None
-    saved = (textbook_flops(LLAMA, 1_000) or 0) - skipped.flops
+    skipped = cost_of(LLAMA, 1_000, 0, 1)
+    saved = textbook_flops(LLAMA, 1_000) - skipped.flops
     assert saved == pytest.approx(2 * 3 * 3072 * 8192 * 999, rel=0.001)
 
 
 def test_a_decode_step_of_a_7b_in_f16_is_one_flop_a_byte() -> None:
-    step = cost.step(SEVEN, 1, 0, 1)
-    assert step is not None
+    step = cost_of(SEVEN, 1, 0, 1)
     assert step.intensity == pytest.approx(1, rel=0.01)
     assert step.weight_bytes == pytest.approx(13.2e9, rel=0.01)  # 6.74e9 weights, less the embedding table
 
 
 def test_tied_embeddings_are_read_once_and_untied_ones_not_at_all() -> None:
-    tied, untied = cost.step(LLAMA, 1, 0, 1), cost.step(PHI, 1, 0, 1)
-    assert tied is not None and untied is not None
+    tied, untied = cost_of(LLAMA, 1, 0, 1), cost_of(PHI, 1, 0, 1)
     assert tied.weight_bytes == sum(LLAMA.tensor_bytes.values())
     assert untied.weight_bytes == sum(PHI.tensor_bytes.values()) - 2 * 32064 * 3072
 
 
 def test_steps_add_up_to_the_prefill() -> None:
-    whole = cost.step(LLAMA, 1024, 0, 1)
-    parts = [cost.step(LLAMA, 512, 0, 0), cost.step(LLAMA, 512, 512, 1)]
-    assert whole is not None
-    assert sum(part.flops for part in parts if part) == pytest.approx(whole.flops)
-    assert parts[0] is not None and parts[1] is not None
+    whole = cost_of(LLAMA, 1024, 0, 1)
+    parts = [cost_of(LLAMA, 512, 0, 0), cost_of(LLAMA, 512, 512, 1)]
+    assert sum(part.flops for part in parts) == pytest.approx(whole.flops)
     assert parts[0].weight_bytes < parts[1].weight_bytes  # no head, no last feed-forward
 
 
@@ -85,8 +85,7 @@ def test_sizes_of_mixtures_are_those_of_their_model_cards() -> None:
     assert QWEN.n_params == pytest.approx(30.5e9, rel=0.005)  # "30.5B", Qwen/Qwen3-30B-A3B
     assert OSS.n_params == pytest.approx(20.9e9, rel=0.005)  # "20.9B", the gpt-oss model card, table 1
     assert OSS.n_bytes == pytest.approx(12.1e9, rel=0.01)  # the file in ggml-org/gpt-oss-20b-GGUF
-    active = cost.step(QWEN, 1, 0, 1)
-    assert active is not None
+    active = cost_of(QWEN, 1, 0, 1)
     assert (active.layer_flops + active.head_flops) / 2 == pytest.approx(3.0e9, rel=0.03)  # "3.3B", with embeddings
 
 
@@ -95,18 +94,15 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
     assert shape.n_experts_read(matrix, 8, 1) == pytest.approx(8)
     assert shape.n_experts_read(matrix, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
     assert shape.n_experts_read(matrix, 8, 512) == pytest.approx(128)
-    one, many = cost.step(QWEN, 1, 0, 1), cost.step(QWEN, 512, 0, 512)
-    assert one is not None and many is not None
+    one, many = cost_of(QWEN, 1, 0, 1), cost_of(QWEN, 512, 0, 512)
     assert one.weight_bytes < 0.12 * many.weight_bytes
     assert many.layer_flops == pytest.approx(512 * one.layer_flops)
 
 
 def test_attention_looks_back_only_as_far_as_its_window() -> None:
     layers = shape.heads(GEMMA)
-    assert layers is not None
     assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
-    near, far = cost.step(GEMMA, 1, 100, 1), cost.step(GEMMA, 1, 10_000, 1)
-    assert near is not None and far is not None
+    near, far = cost_of(GEMMA, 1, 100, 1), cost_of(GEMMA, 1, 10_000, 1)
     per_layer = 2 * 256 * 2  # bytes of one position: K and V in F16
     assert near.kv_read_bytes == 26 * per_layer * 101
     assert far.kv_read_bytes == per_layer * (4 * 10_001 + 22 * 512)
@@ -118,8 +114,8 @@ def test_attention_looks_back_only_as_far_as_its_window() -> None:
 
 def test_gpt_oss_alternates_and_runs_its_last_layer_for_all() -> None:
     assert OSS.windows == (128, 0) * 12
-    all_rows, one_row = cost.step(OSS, 100, 0, 100), cost.step(OSS, 100, 0, 1)
-    assert all_rows is not None and one_row is not None and all_rows.layer_flops == one_row.layer_flops
+    all_rows, one_row = cost_of(OSS, 100, 0, 100), cost_of(OSS, 100, 0, 1)
+    assert all_rows.layer_flops == one_row.layer_flops
 
 
 def test_windowed_layers_keep_the_window_and_one_ubatch() -> None:
@@ -156,22 +152,20 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
 
 
 def test_sequences_in_a_step_share_the_weights_but_not_the_cache() -> None:
-    one = cost.step(LLAMA, 1, 1000, 1)
-    four = cost.step(LLAMA, 1, 1000, 4, others=[(1, 1000)] * 3)
-    assert one is not None and four is not None
+    one = cost_of(LLAMA, 1, 1000, 1)
+    four = cost_of(LLAMA, 1, 1000, 4, others=[(1, 1000)] * 3)
     assert four.weight_bytes == one.weight_bytes
     for name in ("layer_flops", "head_flops", "attention_flops", "kv_read_bytes", "kv_written_bytes"):
         assert getattr(four, name) == pytest.approx(4 * getattr(one, name)), name
-    mixed = cost.step(LLAMA, 256, 512, 3, others=[(1, 1000)] * 2)
-    prompt = cost.step(LLAMA, 256, 512, 1)
-    assert mixed is not None and prompt is not None
+    mixed = cost_of(LLAMA, 256, 512, 3, others=[(1, 1000)] * 2)
+    prompt = cost_of(LLAMA, 256, 512, 1)
     assert mixed.attention_flops == pytest.approx(prompt.attention_flops + 2 * one.attention_flops)
     assert mixed.kv_written_bytes == pytest.approx(prompt.kv_written_bytes * 258 / 256)
 
 
 def test_in_one_cache_attention_runs_over_the_positions_of_all() -> None:
     alone, apart, together = (
-        cost.step(LLAMA, 1, 99, n, others=[(1, 99)] * (n - 1), is_unified=unified)
+        cost_of(LLAMA, 1, 99, n, others=[(1, 99)] * (n - 1), is_unified=unified)
         for n, unified in ((1, True), (4, False), (4, True))
     )
     assert alone and apart and together

@@ -26,18 +26,17 @@ def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
     assert len(abouts) == len(set(abouts))
 
 
-@pytest.mark.parametrize("device", devices.devices().values(), ids=lambda device: str(device.name))
-def test_an_entry_is_whole_and_sane(device: devices.Device) -> None:
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
-    assert device.about == device.about.strip() != "" and device.source == device.source.strip() != ""
-    assert device.checked is None or device.checked == device.checked.strip() != ""
-    assert 10 <= device.gbps <= 30_000
-    assert device.tflops is None or 20 <= 1e3 * device.tflops / device.gbps <= 1_000  # the ridge, in FLOPs per byte
-    assert device.memory_gb is None or 2 <= device.memory_gb <= 1_024
-    memory = re.search(r"-(\d+)gb", device.name)
-    assert memory is None or device.memory_gb == float(memory[1])
-    in_words = re.search(r"(\d+) GB\b", device.about)
-    assert in_words is None or device.memory_gb == float(in_words[1])
+def test_entries_are_whole_and_sane() -> None:
+    for device in devices.devices().values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
+        for text in (device.about, device.source, "-" if device.checked is None else device.checked):
+            assert text == text.strip() != "", device.name
+        assert 10 <= device.gbps <= 30_000, device.name
+        ridge = 1e3 * (device.peak_tflops or 0) / device.gbps  # in FLOPs per byte
+        assert not ridge or (20 if device.tflops else 10) <= ridge <= 1_000, device.name
+        assert device.memory_gb is None or 2 <= device.memory_gb <= 1_024, device.name
+        for size in (re.search(r"-(\d+)gb", device.name), re.search(r"(\d+) GB\b", device.about)):
+            assert size is None or device.memory_gb == float(size[1]), device.name
 
 
 def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source() -> None:
@@ -80,8 +79,6 @@ def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: 
         ("a100", "a100-40gb or a100-80gb or a100-80gb-pcie"),
         ("m4-mx", "m4-max"),
         ("9070 xtx", "rx-9070-xt"),
-        ("geforces", "geforce"),
-        ("xyzxyz", "lab predict --all shows all names"),
         ("", "lab predict --all shows all names"),
         ("geforce", "Name one: rtx-3050-6gb"),
         ("all", "Name one: "),
@@ -102,8 +99,6 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
         ("GTX 1070 with Max-Q Design", "gtx-1070-max-q"),
         ("dgx spark", "gb10"),
         ("Apple M4 Max", "m4-max"),
-        ("RTX A6000", "rtx-a6000"),
-        ("A100 80GB PCIe", "a100-80gb-pcie"),
     ],
 )
 def test_a_name_is_understood_as_people_write_it(words: str, name: str) -> None:
@@ -125,57 +120,37 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     assert devices.find_device("raspberry-pi-5").peak_tflops is None
     known = {device.architecture for device in devices.devices().values() if device.fp32}
     assert known <= set(devices.PEAK_OVER_FP32)
-    for device in devices.devices().values():
-        assert device.peak_tflops is None or 10 <= 1e3 * device.peak_tflops / device.gbps <= 1_000, device.name
 
 
 @pytest.mark.parametrize(
     ("description", "gb", "name"),
     [
         ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
-        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.4, None),
         ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb-pcie"),
         ("NVIDIA A100-PCIE-40GB", 39.4, None),
         ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
-        ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
-        ("NVIDIA H100 NVL", 93.1, "h100-nvl"),
         ("NVIDIA GH200 480GB", 94.5, None),
-        ("NVIDIA H200", 139.8, "h200"),
-        ("NVIDIA L4", 22.0, "l4"),
         ("NVIDIA L40S", 44.4, "l40s"),
         ("NVIDIA L40", 44.4, None),
-        ("NVIDIA GB10", 119.6, "gb10"),
-        ("NVIDIA GeForce RTX 3080 Ti", 12, "rtx-3080-ti"),
         ("NVIDIA GeForce RTX 3080", 9.7, "rtx-3080"),
         ("NVIDIA GeForce RTX 3080", 11.7, "rtx-3080-12gb"),
         ("NVIDIA GeForce RTX 3080", None, None),
-        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15.7, "rtx-3080-laptop"),
         ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 15.7, "rtx-3080-ti-laptop"),
         ("NVIDIA GeForce RTX 3080 with Max-Q Design", 8, None),
         ("NVIDIA GeForce RTX 3060 Ti", 8, None),  # GDDR6 and GDDR6X are described alike
-        ("NVIDIA GeForce RTX 4070", 12, None),
         ("NVIDIA GeForce RTX 4090", None, "rtx-4090"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 4090 D", 24, "rtx-4090-d"),
         ("NVIDIA GeForce RTX 5090 D", 32, None),
-        ("NVIDIA GeForce RTX 4080 SUPER", 16, "rtx-4080-super"),
-        ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx-4060-ti"),
         ("NVIDIA GeForce RTX 4060 Ti", 7.6, "rtx-4060-ti-8gb"),
-        ("NVIDIA RTX 6000 Ada Generation", 47.5, "rtx-6000-ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95, "rtx-pro-6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95, "rtx-pro-6000-server"),
         ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 24, "rx-7900-xtx"),
-        ("AMD Radeon RX 7900 XT", 20, "rx-7900-xt"),
-        ("AMD Radeon RX 6800 XT", 16, "rx-6800-xt"),
         ("AMD Radeon RX 6800S", 8, None),
-        ("AMD Radeon RX 7700", 16, None),
         ("AMD Radeon RX 9070 GRE", 12, "rx-9070-gre"),
-        ("AMD Instinct MI300X", 192, "mi300x"),
         ("Intel(R) Arc(TM) A770 Graphics (DG2)", 16, "arc-a770"),
-        ("Intel(R) Arc(TM) Pro B60 Graphics", 24, "arc-pro-b60"),
         ("Intel(R) Arc(TM) A770M Graphics", 16, "arc-a770m"),
-        ("Apple M1 Max", 48, "m1-max"),
         ("Apple M1", 10.7, "m1"),
         ("Apple M4 Max", 96, None),  # GPUs of 32 and of 40 cores are described alike
         ("Apple M6", 16, None),  # what 24 GB leave for a GPU

@@ -74,7 +74,6 @@ SINGLE = "0 1 2 3 4 5 6 7"
 HYBRID = "0-1 0-1 2-3 2-3 4 5 6 7"  # two performance cores of two threads, four efficiency cores
 PERFORMANCE = "0-3"
 LITTLE_FIRST = {"cpu_capacity": "397 397 397 397 1024 1024 1024 1024"}
-PRIME = {"cpu_capacity": "326 326 326 326 801 801 801 1024"}
 FAVOURED = {"cpufreq/cpuinfo_max_freq": "5400000 5400000 5800000 5800000 5400000 5400000 5400000 5400000"}
 DENSE = {"cpufreq/cpuinfo_max_freq": "5100000 5100000 5100000 5100000 3300000 3300000 3300000 3300000"}
 CLUSTERS = {"cpufreq/cpuinfo_max_freq": "1000000 1000000 1000000 1000000 2400000 2400000 2400000 2400000"}
@@ -84,20 +83,13 @@ THREADS: list[tuple[str, int, str, dict[str, str], str | None, tuple[int, ...], 
     ("one thread for each physical core", 4, PAIRS, {}, None, ALL, "max"),
     ("cores without siblings are all physical", 8, SINGLE, {}, None, ALL, "max"),
     ("affinity: two threads of one core", 1, PAIRS, {}, None, (2, 3), "max"),
-    ("affinity: one thread of each core", 4, PAIRS, {}, None, (0, 2, 4, 6), "max"),
     ("two NUMA nodes (0-3, 4-7): both have memory bandwidth", 8, SINGLE, {}, None, ALL, "max"),
-    ("the cores of one NUMA node, as numactl gives them", 4, SINGLE, {}, None, (4, 5, 6, 7), "max"),
     ("a quota of 2.5 cores", 2, PAIRS, {}, None, ALL, "250000"),
     ("a quota of half a core", 1, PAIRS, {}, None, ALL, "50000"),
-    ("a quota above the physical cores", 4, PAIRS, {}, None, ALL, "700000"),
     ("Intel: performance cores only", 2, HYBRID, {}, PERFORMANCE, ALL, "max"),
-    ("Intel: one performance core is allowed, and slow ones", 1, HYBRID, {}, PERFORMANCE, (2, 3, 4, 5), "max"),
     ("Intel: only slow ones are allowed", 3, HYBRID, {}, PERFORMANCE, (5, 6, 7), "max"),
-    ("Intel: a quota below the performance cores", 1, HYBRID, {}, PERFORMANCE, ALL, "150000"),
     ("Arm: big cores only", 4, SINGLE, LITTLE_FIRST, None, ALL, "max"),
-    ("Arm: two big cores are allowed", 2, SINGLE, LITTLE_FIRST, None, (0, 1, 2, 4, 7), "max"),
     ("Arm: only little cores are allowed", 3, SINGLE, LITTLE_FIRST, None, (0, 1, 2), "max"),
-    ("Arm: one prime and three big cores", 4, SINGLE, PRIME, None, ALL, "max"),
     ("Arm: an old kernel that tells frequencies only", 4, SINGLE, CLUSTERS, None, ALL, "max"),
     ("cores that clock a little higher make no second kind", 4, PAIRS, FAVOURED, None, ALL, "max"),
     ("cores above half the speed of the fastest help", 8, SINGLE, DENSE, None, ALL, "max"),

@@ -131,18 +131,6 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     assert "below the shortest measured prompt (512 tokens)" in short.beyond[0]
 
 
-def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
-    errors = learning.learn([timed(512, 1.2, 1.3)] * 20, FAST)
-    assert not errors.held_out
-    prior = learning.PRIOR
-    for phase in (PREFILL, DECODE):
-        case = next(point.case for point in errors.points if point.case.phase == phase)
-        longer = dataclasses.replace(case, length=16 * case.length)
-        ways = (prior[learning.INSIDE], prior[learning.SESSION], *[prior[learning.LONGER]] * 4)
-        expected = math.sqrt(sum(way[phase] ** 2 for way in ways))
-        assert errors.factor(longer) == pytest.approx(math.exp(learning.DEVIATIONS * expected))
-
-
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, low in ((0.6, True), (1.0, False)):
         learned = learning.learn([timed(512, 1, factor)], FAST)
@@ -288,45 +276,12 @@ def test_the_function_and_the_command_predict_the_same() -> None:
         lab.predict("100", 1, "llama-3.2-3b", device="rtx-4090")
 
 
-PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
-    "rtx-4090": 334.7,
-    "rtx-3080-ti": 263,
-    "rtx-3060": 123,
-    "m4": 41,
-    "ryzen-ai-max-395": 88,
-    "gb10": 98,
-    "raspberry-pi-5": 4.9,
-}
-
-
-def test_published_decode_rates_lie_in_the_predicted_range() -> None:
-    model = synthetic.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
-    assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
-    inside = []
-    for name, rate in PUBLISHED.items():
-        low, high = prediction.on_device(model, WIDE, devices.find_device(name), 100, 100).tpot_s
-        inside.append(1 / high <= rate <= 1 / low)
-    assert sum(inside) >= 6  # some of them are among the rows that were learned from
-
-
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
     a100 = devices.find_device("A100 80GB")
     row = prediction.on_device(model, WIDE, a100, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
-
-
-def test_prefills_share_of_textbook_requests() -> None:
-    model, a100 = of_catalog("llama-2-7b"), devices.find_device("a100-80gb")
-
-    def share(n_prompt: int) -> float:
-        row = prediction.on_device(model, WIDE, a100, n_prompt, 200)
-        assert row.prefill_limit_s
-        return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
-
-    assert share(1_000) < 0.1  # quoted as about 10 %
-    assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
 
 
 @pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
@@ -356,9 +311,6 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100", "--json")[1])
     assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
-    start = "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b"
-    assert f"{start}: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s (" in basis
-    assert "no device named" in run_lab("predict", "-d", "abacus")[2]
+    assert "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s (" in basis
     assert "not been measured" in run_lab("predict", "-d", "here", "--results", tmp_path)[2]
-    assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
     assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]

@@ -6,15 +6,12 @@ median error of at most 12 % in decode and 20 % in prefill when a device is left
 
     python -m tests.bench.published --plot results/published-predicted.png
     python -m tests.bench.published --rows FILE     # rows of another file that clean_published made: learns from none
-    python -m tests.bench.published --shuffle SEED  # times swapped between devices: must fail
-    python -m tests.bench.published --source llama.cpp  # rows of sources with this word only
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +20,6 @@ from pathlib import Path
 from lab.core.record import DECODE
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import Learned
-from tests.bench.clean_published import marks_of
 from tests.bench.learn_published import (
     PHASES,
     Errors,
@@ -39,15 +35,14 @@ from tests.bench.learn_published import (
 )
 
 WANTED = {DECODE: 0.12, "prefill": 0.20}
-COLOURS = {
-    "CUDA": "#0072B2",
-    "Metal": "#E69F00",
-    "ROCm": "#D55E00",
-    "Vulkan": "#009E73",
-    "tinyBLAS": "#CC79A7",
-    "SYCL": "#56B4E9",
+STYLES = {
+    "CUDA": ("#0072B2", "o"),
+    "Metal": ("#E69F00", "s"),
+    "ROCm": ("#D55E00", "^"),
+    "Vulkan": ("#009E73", "D"),
+    "tinyBLAS": ("#CC79A7", "v"),
+    "SYCL": ("#56B4E9", "P"),
 }
-MARKERS = {"CUDA": "o", "Metal": "s", "ROCm": "^", "Vulkan": "D", "tinyBLAS": "v", "SYCL": "P"}
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 KEYS: dict[str, Callable[[Row], str]] = {
@@ -83,29 +78,12 @@ def line(name: str, found: Tried) -> str:
     return f"| {name} | {len(found)} | {100 * median:.0f} % | {100 * inside / len(found):.0f} % | {width:.1f} |"
 
 
-def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
-    """The rows with times swapped between devices, within each model, phase and source."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.model, row.quantization, row.phase, row.source), []).append(row)
-    chance, found = random.Random(seed), list[Row]()
-    for own in groups.values():
-        times = [row.tps for row in own]
-        chance.shuffle(times)
-        found += [row._replace(tps=tps) for row, tps in zip(own, times, strict=True)]
-    return [row for row in found if row.marks or not marks_of(row)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--shuffle", type=int)
-    parser.add_argument("--source", default="")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    every = [row for row in clean(published()) if asked.source in row.source]
-    if asked.shuffle is not None:
-        every = shuffled(every, asked.shuffle)
+    every = clean(published())
     print("| left out | rows | median error | inside the 90 % range | width of the range (times) |")
     print("| --- | --- | --- | --- | --- |")
     by_device: dict[str, Tried] = {}
@@ -144,10 +122,10 @@ def draw(by_phase: dict[str, Tried], path: Path) -> None:
 
     figure, axes = plt.subplots(1, len(by_phase), figsize=(11, 5.2), layout="constrained")
     for axis, (phase, found) in zip(axes, by_phase.items(), strict=True):
-        for backend, colour in COLOURS.items():
+        for backend, (colour, marker) in STYLES.items():
             own = [(row.tps, row.tps * math.exp(off)) for row, off, *_ in found if row.backend == backend]
             if own:
-                style = {"s": 16, "alpha": 0.7, "color": colour, "marker": MARKERS[backend], "label": backend}
+                style = {"s": 16, "alpha": 0.7, "color": colour, "marker": marker, "label": backend}
                 axis.scatter(*zip(*own, strict=True), **style)
         ends = [min(row.tps for row, *_ in found) / 1.3, max(row.tps for row, *_ in found) * 1.3]
         for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
