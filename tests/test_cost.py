@@ -17,7 +17,7 @@ def of_catalog(name: str, quantization: str = "F16") -> Model:
     return synthetic.model_of(catalog.entries()[name], quantization)
 
 
-def cost_of(model: Model, *size: int, **more: Any) -> cost.StepCost:
+def cost_of(model: Model, *size: Any, **more: Any) -> cost.StepCost:
     found = cost.step(model, *size, **more)
     assert found is not None
     return found
@@ -100,7 +100,7 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
 
 
 def test_attention_looks_back_only_as_far_as_its_window() -> None:
-    layers = shape.heads(GEMMA)
+    layers = shape.heads(GEMMA) or ()
     assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
     near, far = cost_of(GEMMA, 1, 100, 1), cost_of(GEMMA, 1, 10_000, 1)
     per_layer = 2 * 256 * 2  # bytes of one position: K and V in F16

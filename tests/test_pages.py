@@ -22,7 +22,6 @@ from lab.features.limits import probing
 from lab.features.measure import sweep_laws
 from tests.bench import pictures
 from tests.conftest import run_lab
-from tests.test_prediction import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -270,7 +269,8 @@ def test_the_table_of_datasheets_is_what_the_command_says() -> None:
     page = text_of("results/README.md")
     command = "-m llama-3.2-3b:Q4_K_M -p 1 -n 2 -d"
     assert f"`lab predict {command} DEVICE`" in page
-    for name, rate in PUBLISHED.items():
+    published = {"rtx-4090": 334.7, "rtx-3080-ti": 263, "rtx-3060": 123, "m4": 41, "ryzen-ai-max-395": 88, "gb10": 98}
+    for name, rate in {**published, "raspberry-pi-5": 4.9}.items():  # tokens/s, from geerlingguy/ai-benchmarks
         (row,) = predicted(*command.split(), name)
         low, high = (f"{1 / seconds:.3g}" for seconds in row["tpot_s"][::-1])
         reached = 100 * rate * row["tpot_limit_s"]
