@@ -9,7 +9,7 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import OK
 from lab.errors import LabError
-from lab.features.trace.nodes import trace
+from lab.features.trace.nodes import Trace
 from lab.models import synthetic
 from lab.process.worker import Worker
 from tests import miniature, odd_models
@@ -100,6 +100,7 @@ def test_the_list_of_those_that_never_skip_is_what_llama_cpp_does(worker: Worker
         synthetic.write(miniature.entry(arch).shape, miniature.quantization(arch), path)
     worker.load(path, SETTINGS)
     worker.new_context(dataclasses.replace(SETTINGS, n_ctx=64, n_ubatch=64))
-    nodes = trace(worker, list(range(1, 41)), 1, 1).prefill.nodes
+    asked = {"tokens": list(range(1, 41)), "n_gen": 1, "n_rounds": 1}
+    nodes = worker.call(Trace, "lab.features.trace.child.trace", **asked).prefill.nodes
     (*_, last) = (node for node in nodes if any("ffn_down" in one.name for one in node.sources) and "MUL" in node.op)
     assert (max(last.result.ne[1:]) == 40) == (arch in cost.NEVER_SKIPS), last

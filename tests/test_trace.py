@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from lab.core import cost, results
-from lab.core.payloads import Phase, TokenTrace
+from lab.core.payloads import Looks, Phase, TokenTrace
 from lab.core.record import Ceilings, Rate, Record
 from lab.engine import kernels
 from lab.errors import LabError
-from lab.features.trace import child, nodes, token_trace, trace_views
-from lab.features.trace.nodes import Node, Operand, StepTrace
+from lab.features.trace import child, token_trace
+from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
 from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.show.section import Context, Section
@@ -130,7 +130,7 @@ def traced(decode: Phase) -> Record:
 
 
 def chapter(decode: Phase) -> Section:
-    (made,) = trace_views.chapters([traced(decode)], Context())
+    (made,) = token_trace.chapters([traced(decode)], Context())
     return made.parts[-1]
 
 
@@ -155,7 +155,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         model = worker.read_model(mini, "mini", "file")
         worker.load(mini, settings)
         worker.new_context(settings)
-        both = nodes.trace(worker, [5, 6, 7, 8, 9], 2, 2)
+        both = worker.call(Trace, "lab.features.trace.child.trace", tokens=[5, 6, 7, 8, 9], n_gen=2, n_rounds=2)
     for steps, n_tokens, n_past in ((both.prefill, 5, 0), (both.decode, 1, 5)):
         phase = token_trace.phase("decode", steps, model, settings)
         products = cost.products(model, n_tokens, 1)
@@ -168,15 +168,20 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         assert phase.sum_s > 0 and phase.untraced_s > 0 and not steps.threads_ns
 
 
+def look(worker: Worker, replacement: int) -> Looks:
+    asked = {"tokens": [5, 6, 7, 8], "replaced": 0, "replacement": replacement}
+    return worker.call(Looks, "lab.features.trace.child.look", **asked)
+
+
 def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_the_first_layer(mini: Path) -> None:
     settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn="off")
     with Worker() as worker:
         worker.load(mini, settings)
         worker.new_context(settings)
-        looks, alike = nodes.look(worker, [5, 6, 7, 8], 0, 9), nodes.look(worker, [5, 6, 7, 8], 0, 5)
+        looks, alike = (look(worker, replacement) for replacement in (9, 5))
         worker.new_context(dataclasses.replace(settings, flash_attn="on"))
         with pytest.raises(LabError, match="does not show the attention weights"):
-            nodes.look(worker, [5, 6, 7], 0, 9)
+            look(worker, 9)
     assert len(looks.prefill) == len(looks.decode) == len(looks.changes) == 3
     for rows, decoded in zip(looks.prefill, looks.decode, strict=True):
         for i, row in enumerate(rows):

@@ -67,7 +67,7 @@ KINDS = (
     "quant.figures",
     "serve.through_server",
     "serve.load_figures",
-    "trace.trace_views",
+    "trace.token_trace",
 )
 """Where the kinds of results are (`KINDS` of these modules), in the order in which they are shown."""
 

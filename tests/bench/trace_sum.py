@@ -9,7 +9,6 @@ import sys
 import tempfile
 
 from lab.features.trace import token_trace
-from lab.features.trace.trace_views import OFF
 from lab.runner import machine
 from lab.show.wording import percent
 
@@ -29,7 +28,7 @@ def main() -> None:
                     flush=True,
                 )
     print(f"worst: {percent(worst)}")
-    sys.exit(worst > OFF)
+    sys.exit(worst > token_trace.OFF)
 
 
 if __name__ == "__main__":

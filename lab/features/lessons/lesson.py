@@ -90,9 +90,9 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
 
 def draw_attention(seen: Attention) -> None:
     """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
-    from lab.features.trace import trace_views
+    from lab.features.trace import token_trace
 
-    for picture in trace_views.attention(seen).pictures:
+    for picture in token_trace.shown_attention(seen).pictures:
         _draw(picture, picture.size)
 
 

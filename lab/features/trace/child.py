@@ -30,31 +30,10 @@ from lab.process.wire import MUL_MAT, Probe
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
 
+Rounds = list[list[list[int]]]
+"""Of each round the stamps of each step."""
+
 OWN_BUILD = "Trace with the build that the lab installs (without --lib)."
-
-
-class _Stops:
-    """A context that stops after every operation: `stamps` gets the time of each call, `nodes` what is computed.
-
-    `problem` is a LabError that was met within a call: an exception cannot pass through llama.cpp.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.stamps: list[int] = []
-        self.nodes: list[Node] = []
-        self.describes = True
-        self.problem: LabError | None = None
-        self._callback = llama_cpp().ggml_backend_sched_eval_callback(self._stop)  # must outlive the context
-        self.context = llama.new_context(context.loaded, context.settings, self._callback)
-
-    def _stop(self, address: int, asks: bool, _: Any) -> bool:
-        self.stamps.append(time.perf_counter_ns())
-        if self.describes and asks and self.problem is None:
-            try:
-                self.nodes.append(_node(address))
-            except LabError as problem:
-                self.problem = problem
-        return True
 
 
 def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
@@ -62,78 +41,82 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
 
     LabError if this llama.cpp does not stop or has other tensors, or if the operations change between the rounds.
     """
-    import numpy as np
-
     _check_layout()
-    stops, lib = _Stops(context), llama_cpp()
-    nodes: list[tuple[Node, ...]] = []  # of each step of the first round with stops
+    lib, stamps, problems = llama_cpp(), list[int](), list[LabError]()
+    nodes: list[list[Node]] = [[]]  # of each step of the first round with stops, then an empty list
 
-    def steps(own: Context) -> list[tuple[list[int], int]]:
-        """Prefill an empty cache and decode: stamps of each step (start, stops, end), nanoseconds of choosing."""
+    def on_node(address: int, asks: bool, _: Any) -> bool:
+        stamps.append(time.perf_counter_ns())
+        if asks and len(nodes) <= n_gen + 1 and not problems:
+            try:
+                nodes[-1].append(_node(address))
+            except LabError as problem:  # an exception cannot pass through llama.cpp
+                problems.append(problem)
+        return True
+
+    callback = lib.ggml_backend_sched_eval_callback(on_node)  # must outlive the context
+    stopping = llama.new_context(context.loaded, context.settings, callback)
+
+    def steps(own: Context) -> list[list[int]]:
+        """Prefill an empty cache and decode; of each step the stamps: start, stops, end, and when a token is chosen."""
         made, logits = [], Logits(own, False)
         lib.llama_memory_clear(lib.llama_get_memory(own.pointer), False)
         ids = (ctypes.c_int32 * len(tokens))(*tokens)
         for _ in range(n_gen + 1):
             batch = lib.llama_batch_get_one(ids, len(ids))
-            stops.stamps.clear()
+            stamps.clear()
             start_ns = time.perf_counter_ns()
             llama.decode(own, batch)
             ready_ns = time.perf_counter_ns()
             token = int(logits.row(-1).argmax())
-            made.append(([start_ns, *stops.stamps, ready_ns], time.perf_counter_ns() - ready_ns))
+            made.append([start_ns, *stamps, ready_ns, time.perf_counter_ns()])
             ids = (ctypes.c_int32 * 1)(token)
-            if stops.problem:
-                raise stops.problem
-            if stops.describes and own is stops.context:
-                nodes.append(tuple(stops.nodes))
-                stops.nodes.clear()
+            if problems:
+                raise problems[0]
+            if nodes[-1]:
+                nodes.append([])
         return made
 
-    traced: list[list[tuple[list[int], int]]] = []  # of each round its steps
-    untraced: list[list[tuple[list[int], int]]] = []
+    rounds: tuple[Rounds, Rounds] = [], []  # without and with stops
     gc.collect()
     gc.disable()
     try:
         steps(context)
-        steps(stops.context)
-        stops.describes = False
+        steps(stopping)
         for number in range(n_rounds):
             for is_traced in (number % 2 == 0, number % 2 == 1):
-                (traced if is_traced else untraced).append(steps(stops.context if is_traced else context))
+                rounds[is_traced].append(steps(stopping if is_traced else context))
     finally:
         gc.enable()
-        llama.free_context(stops.context)
+        llama.free_context(stopping)
 
-    def of(which: slice, n_tokens: int, n_past: int, n_threads: int) -> StepTrace:
-        own = nodes[which][0]
-        stamps = [one for all_steps in traced for one, _ in all_steps[which]]
-        if not own or any(len(one) != 2 * len(own) + 2 for one in stamps):
-            raise LabError(
-                "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
-                "Trace a shorter prompt (-p 100), or another model.",
-            )
-        between = np.diff(np.array(stamps), axis=1)  # a gap, an operation, a gap, an operation, ..., the end
-        middle = np.median(between, axis=0)
-        plain = [step for all_steps in untraced for step in all_steps[which]]
-        return StepTrace(
-            n_tokens,
-            n_past,
-            tuple(
-                dataclasses.replace(node, ns=float(middle[2 * i + 1]), gap_ns=float(middle[2 * i]))
-                for i, node in enumerate(own)
-            ),
-            len(stamps),
-            float(np.median(between[:, 0] + between[:, -1])),
-            statistics.median(one[-1] - one[0] for one, _ in plain),
-            statistics.median(choosing_ns for _, choosing_ns in plain),
-            _threads_ns(n_threads),
-        )
-
+    of_prefill, of_decode = slice(0, 1), slice(1, n_gen + 1)
     settings = context.settings
     return Trace(
-        of(slice(0, 1), len(tokens), 0, settings.n_threads_batch),
-        of(slice(1, None), 1, len(tokens), settings.n_threads),
+        _medians(nodes[of_prefill], rounds, of_prefill, len(tokens), 0, settings.n_threads_batch),
+        _medians(nodes[of_decode], rounds, of_decode, 1, len(tokens), settings.n_threads),
     )
+
+
+def _medians(
+    nodes: Sequence[Sequence[Node]], rounds: Sequence[Rounds], which: slice, n_tokens: int, n_past: int, n_threads: int
+) -> StepTrace:
+    """Medians over steps of one shape, from the stamps of rounds without and with stops."""
+    import numpy as np
+
+    own, (plain, traced) = nodes[0], ([one for made in some for one in made[which]] for some in rounds)
+    if not own or any(len(one) != 2 * len(own) + 3 for one in traced):
+        raise LabError(
+            "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
+            "Trace a shorter prompt (-p 100), or another model.",
+        )
+    between = np.diff(np.array(traced), axis=1)  # a gap, an operation, a gap, ..., the end, choosing a token
+    ns = np.median(between, axis=0).tolist()
+    timed = tuple(dataclasses.replace(node, gap_ns=ns[2 * i], ns=ns[2 * i + 1]) for i, node in enumerate(own))
+    outside_ns = float(np.median(between[:, 0] + between[:, -2]))
+    step_ns, choosing_ns = np.median(np.diff(np.array(plain), axis=1), axis=0).tolist()
+    threads_ns = _threads_ns(n_threads)
+    return StepTrace(n_tokens, n_past, timed, len(traced), outside_ns, step_ns, choosing_ns, threads_ns)
 
 
 def _threads_ns(n_threads: int) -> int:
@@ -152,8 +135,8 @@ def _threads_ns(n_threads: int) -> int:
     return max(0, round(more_ns))
 
 
-_LOOKED_AT = re.compile(r"(kq_soft_max|Kcur|Vcur)-(\d+)")
-"""The tensors that `look` reads, as llama.cpp names them: kind and layer."""
+KINDS = "kq_soft_max", "Kcur", "Vcur"
+"""The tensors that `look` reads, as llama.cpp names them before a hyphen and the layer."""
 
 
 def look(context: Context, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
@@ -165,11 +148,11 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
     import numpy as np
 
     _check_layout()
-    lib, n = llama_cpp(), len(tokens)
-    found: dict[tuple[str, int], Any] = {}
+    lib, n, found = llama_cpp(), len(tokens), dict[tuple[str, int], Any]()
 
     def on_node(address: int, asks: bool, _: Any) -> bool:
-        match = _LOOKED_AT.fullmatch(ggml().ggml_get_name(address).decode(errors="replace"))
+        name = ggml().ggml_get_name(address).decode(errors="replace")
+        match = re.fullmatch(rf"({'|'.join(KINDS)})-(\d+)", name)
         if match and not asks:  # its numbers, the outer dimension first; the tensor may be a view with gaps
             tensor, n_bytes = TensorStruct.from_address(address), ggml().ggml_nbytes(address)
             raw = ctypes.create_string_buffer(n_bytes)
@@ -198,25 +181,21 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
     finally:
         llama.free_context(looking)
     layers = sorted({layer for _, layer in prefill})
-    kinds = ("kq_soft_max", "Kcur", "Vcur")
-    if not layers or any((kind, layer) not in prefill for kind in kinds for layer in layers):
+    if not layers or any((kind, layer) not in prefill for kind in KINDS for layer in layers):
         raise LabError(
             "llama.cpp does not show the attention weights, K and V of every layer of this model.",
             "Use a model of another architecture, such as smollm2-135m.",
         )
-
-    def weights(seen: dict[tuple[str, int], Any], layer: int) -> Any:
-        return seen["kq_soft_max", layer][0].mean(axis=0)[:, :n]
-
-    def change(kind: str, layer: int) -> float:
-        first, other = (seen[kind, layer].reshape(n, -1)[replaced + 1 :] for seen in (prefill, changed))
-        return float(np.linalg.norm(first - other) / np.linalg.norm(first))
-
-    return Looks(
-        tuple(tuple(tuple(map(float, row)) for row in weights(prefill, layer)) for layer in layers),
-        tuple(tuple(map(float, weights(decode, layer)[0])) for layer in layers),
-        tuple((change("Kcur", layer), change("Vcur", layer)) for layer in layers),
-    )
+    prefills, rows, changes = list[Any](), list[Any](), list[Any]()
+    for layer in layers:
+        triangle, (row,) = (seen["kq_soft_max", layer][0].mean(axis=0)[:, :n].tolist() for seen in (prefill, decode))
+        keys, values = (
+            [seen[kind, layer].reshape(n, -1)[replaced + 1 :] for seen in (prefill, changed)] for kind in KINDS[1:]
+        )
+        prefills.append(tuple(map(tuple, triangle)))
+        rows.append(tuple(row))
+        changes.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in (keys, values)))
+    return Looks(tuple(prefills), tuple(rows), tuple(changes))
 
 
 def _check_layout() -> None:

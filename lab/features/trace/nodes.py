@@ -1,15 +1,8 @@
-"""What crosses the pipe: the operations that the child stops at (child.py), and what it sees of attention."""
+"""What crosses the pipe: the operations that the child stops at (child.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from lab.core.payloads import Looks
-
-if TYPE_CHECKING:
-    from lab.process.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -62,15 +55,3 @@ class Trace:
 
     prefill: StepTrace
     decode: StepTrace
-
-
-def trace(worker: Worker, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
-    """The operations of prefill and of `n_gen` decode steps, in `n_rounds` rounds beside untraced steps."""
-    asked = {"tokens": list(tokens), "n_gen": n_gen, "n_rounds": n_rounds}
-    return worker.call(Trace, "lab.features.trace.child.trace", **asked)
-
-
-def look(worker: Worker, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
-    """The attention weights of a prompt, and how K and V move if the token at index `replaced` is another one."""
-    asked = {"tokens": list(tokens), "replaced": replaced, "replacement": replacement}
-    return worker.call(Looks, "lab.features.trace.child.look", **asked)
