@@ -57,7 +57,6 @@ __attribute__((constructor)) static void start(void) { raise(SIGNAL); }
 FAULTS = {
     "kernel": (_COMPUTE, "SIGILL", 'does(node, "MUL_MAT")'),
     "repacked": (_COMPUTE, "SIGSEGV", "is_repacked(node)"),
-    "long": (_COMPUTE, "SIGSEGV", 'does(node, "MUL_MAT") && node->src[1]->ne[1] == 40'),
     "start": (_START, "SIGILL", "1"),
 }
 """Of each fault the source, the signal, and the condition."""

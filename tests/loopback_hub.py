@@ -32,14 +32,10 @@ class Repo:
     commit: str = "c0ffee" + "0" * 34
     refs: tuple[str, ...] = ("main",)
     gated: bool = False
-    lfs: bool = True
     announced: str | None = None  # instead of the true sum
 
     def etag(self, file: str) -> str:
-        """The sha256 of a large file, git's own sum of a small one."""
-        data = self.files[file]
-        true = hashlib.sha256(data) if self.lfs else hashlib.sha1(b"blob %d\0" % len(data) + data)
-        return self.announced or true.hexdigest()
+        return self.announced or hashlib.sha256(self.files[file]).hexdigest()
 
 
 @dataclass
@@ -90,12 +86,10 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """Let `endpoint` be the hub, for commands and here."""
     from huggingface_hub import constants
 
-    for name, value in {
-        "HF_ENDPOINT": endpoint,
-        "NO_PROXY": "127.0.0.1,localhost",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }.items():
-        monkeypatch.setenv(name, value)  # with telemetry it asks for a list of agents to put in a header
+    # with telemetry it asks for a list of agents to put in a header
+    variables = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1,localhost", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
@@ -143,12 +137,8 @@ class _HubHandler(_Handler):
             self.error(404, "EntryNotFound")
             return
         size, etag = str(len(repo.files[file])), f'"{repo.etag(file)}"'
-        location = f"{self.state.cdn}/{name}/{file}"
-        linked = {"X-Linked-Size": size, "X-Linked-Etag": etag, "Location": location} if repo.lfs else {}
-        self.answer(
-            302 if repo.lfs else 200,
-            {"X-Repo-Commit": repo.commit, "ETag": etag, **linked, "Content-Length": "0" if repo.lfs else size},
-        )
+        linked = {"X-Linked-Size": size, "X-Linked-Etag": etag, "Location": f"{self.state.cdn}/{name}/{file}"}
+        self.answer(302, {"X-Repo-Commit": repo.commit, "ETag": etag, **linked, "Content-Length": "0"})
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path

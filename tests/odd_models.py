@@ -22,13 +22,6 @@ def per_layer(sizes: Sizes, start: str = "blk", layers: range = range(N_LAYER)) 
     return {f"{start}.{i}.{name}": size for i in layers for name, size in sizes.items()}
 
 
-def _bert() -> Sizes:
-    norms = [f"{name}.{kind}" for name in ("attn_output_norm", "layer_output_norm") for kind in ("weight", "bias")]
-    layer = {**PRODUCTS, "ffn_up.weight": UP, "ffn_down.weight": DOWN, **dict.fromkeys(norms, NORM)}
-    first: Sizes = {"position_embd.weight": (WIDTH, 512), "token_embd_norm.weight": NORM, "token_embd_norm.bias": NORM}
-    return {**EMBEDDING, **first, **per_layer(layer)}
-
-
 def _t5() -> Sizes:
     attention: Sizes = {f"attn_{name}.weight": SQUARE for name in "qkvo"}
     both: Sizes = {**attention, "attn_norm.weight": NORM, "ffn_norm.weight": NORM, **FEED_FORWARD}
@@ -73,20 +66,12 @@ def _grok() -> Sizes:
     return {**OUTPUT, **per_layer({**layer, **experts, **norms})}
 
 
-def _hy_v3() -> Sizes:
-    norms: Sizes = {f"attn_{name}_norm.weight": (HEAD,) for name in "qk"}
-    return {**OUTPUT, **per_layer({**LLAMA, **norms})}
-
-
 _MAMBA = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, "ssm.time_step_rank": 8}
 MODELS: dict[str, tuple[Sizes, dict[str, Any]]] = {
     "llada": ({**OUTPUT, **per_layer(LLAMA)}, {}),
-    "dream": ({**OUTPUT, **per_layer(LLAMA)}, {}),
     "t5": (_t5(), {"attention.relative_buckets_count": 32}),
-    "bert": (_bert(), {"pooling_type": 1, "attention.causal": False, "attention.layer_norm_epsilon": 1e-5}),
     "mamba": (_mamba(), {**_MAMBA, "attention.head_count": 0, "feed_forward_length": 0}),
     "lfm2": (_lfm2(), {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 4]}),
-    "hy_v3": (_hy_v3(), {"expert_feed_forward_length": N_FF}),
     "grok": (_grok(), {"expert_count": 2, "expert_used_count": 1}),
     "llama": ({**OUTPUT, **per_layer(LLAMA)}, {"pooling_type": 3}),
 }

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner.progress import Status
 from lab.show import console
-from tests.conftest import make_record, run_lab, run_process, start_lab
+from tests.conftest import make_record, run_lab, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 
@@ -30,18 +29,6 @@ def fails(*arguments: object, says: str, status: int = 1) -> None:
     assert code == status, err
     assert says in err
     assert "tokens/s" not in out
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ("smolm2", "Did you mean smollm2-135m"),
-        ("xyz", "Known: smollm2-135m"),
-        ("no/such.gguf", "no model file no/such.gguf"),
-    ],
-)
-def test_models_that_are_not_there(model: str, says: str) -> None:
-    fails("-m", model, says=says)
 
 
 def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
@@ -55,10 +42,6 @@ def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
     fails("-m", cut, says="cut.gguf is truncated: it has 49,181,216 of 98,362,432 bytes")
     cut.write_bytes(whole[:50_000])
     fails("-m", cut, says="cut.gguf is a broken GGUF file")
-
-    vocabulary = tmp_path / "vocabulary.gguf"
-    vocabulary.write_bytes(vocabulary_only())
-    fails("-m", vocabulary, says="holds only a vocabulary")
     fails("-m", tmp_path, says="is a folder")
 
 
@@ -67,12 +50,6 @@ def test_a_model_that_llama_cpp_refuses(tmp_path: Path, embedded: Path) -> None:
     broken.write_bytes(embedded.read_bytes().replace(b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight"))
     fails("-m", broken, "-o", tmp_path / "out", says="llama.cpp cannot load broken.gguf")
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_usage_errors() -> None:
-    assert run_process("measure", "--repeat", "many")[0] == 1
-    assert run_lab("measure", "--no-such-option")[0] == 1
-    assert run_lab("mesure")[0] == 1
 
 
 def test_results_folders_that_cannot_be_used(tmp_path: Path) -> None:
@@ -101,13 +78,6 @@ def test_a_closed_output_is_no_traceback(tmp_path: Path, options: str) -> None:
     command = f"{sys.executable} -m lab show {options} {tmp_path} >&-"
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_ctrl_c_while_the_lab_imports_is_no_traceback() -> None:
-    code = "import sys, lab.__main__; sys.modules['click'] = Stop(); lab.__main__.main()"
-    stop = "class Stop:\n    def __getattr__(self, name):\n        raise KeyboardInterrupt\n"
-    ended = subprocess.run([sys.executable, "-c", stop + code], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
@@ -156,19 +126,6 @@ def test_options_without_effect_are_errors(arguments: tuple[str, ...], says: str
     results.save(path, make_record())
     code, _, err = run_lab(*(path if word == "RESULTS" else word for word in arguments))
     assert code == 1 and says in err
-
-
-def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    results.save(path, make_record())
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole.replace(b'"schema":3', b'"schema":7') + whole[:300])
-    code, out, err = run_lab("show", path)
-    assert code == 0 and "tiny" in out
-    assert "schema 7" in err and "the line is truncated" in err
-    assert run_lab("show", tmp_path / "none.jsonl")[0] == 1
-    path.write_bytes(b"nonsense\n")
-    assert "contains no runs" in run_lab("show", path)[2]
 
 
 def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
@@ -222,20 +179,6 @@ def test_a_lab_that_is_killed_takes_its_engine_along(tmp_path: Path) -> None:
     process.communicate()
     child.wait(timeout=2)
     assert finished_runs(tmp_path) == [(10, OK)]
-
-
-def vocabulary_only() -> bytes:
-    """A GGUF file with two tokens and no tensor."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    string, array = struct.pack("<I", 8), struct.pack("<I", 9)
-    pairs = [
-        text("general.architecture") + string + text("llama"),
-        text("tokenizer.ggml.tokens") + array + string + struct.pack("<Q", 2) + text("a") + text("b"),
-    ]
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs)
 
 
 def test_lengths_without_commas_are_met_with_a_hint() -> None:

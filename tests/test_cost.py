@@ -62,13 +62,6 @@ def test_tied_embeddings_are_read_once_and_untied_ones_not_at_all() -> None:
     assert untied.weight_bytes == sum(PHI.tensor_bytes.values()) - 2 * 32064 * 3072
 
 
-def test_steps_add_up_to_the_prefill() -> None:
-    whole = cost_of(LLAMA, 1024, 0, 1)
-    parts = [cost_of(LLAMA, 512, 0, 0), cost_of(LLAMA, 512, 512, 1)]
-    assert sum(part.flops for part in parts) == pytest.approx(whole.flops)
-    assert parts[0].weight_bytes < parts[1].weight_bytes  # no head, no last feed-forward
-
-
 def test_what_the_header_does_not_tell_has_no_cost() -> None:
     for changes in ({"n_head_kv": None}, {"uncounted": "its layers are recurrent"}, {"matrices": None}):
         assert cost.step(dataclasses.replace(LLAMA, **changes), 1, 0, 1) is None
@@ -110,12 +103,6 @@ def test_attention_looks_back_only_as_far_as_its_window() -> None:
     growing, *_ = cost.attended(GEMMA, 300, 400) or []
     alone = [cost.attended(GEMMA, 1, 400 + i) or [] for i in range(300)]
     assert growing.n_pairs == sum(part[0].n_pairs for part in alone)
-
-
-def test_gpt_oss_alternates_and_runs_its_last_layer_for_all() -> None:
-    assert OSS.windows == (128, 0) * 12
-    all_rows, one_row = cost_of(OSS, 100, 0, 100), cost_of(OSS, 100, 0, 1)
-    assert all_rows.layer_flops == one_row.layer_flops
 
 
 def test_windowed_layers_keep_the_window_and_one_ubatch() -> None:

@@ -1,6 +1,5 @@
 """What is found out when native code ends the engine: with a fake engine, and with libraries that die for real."""
 
-import json
 import re
 import shutil
 import signal
@@ -25,7 +24,7 @@ from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.warm_engine import Diagnosed
 from tests import faults
-from tests.conftest import FakeWorker, run_lab
+from tests.conftest import FakeWorker
 
 WORDS = "The engine's process ended: SIGSEGV."
 
@@ -192,16 +191,3 @@ def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker,
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
-
-
-@needs_linux
-def test_a_measurement_goes_on_and_nothing_is_lost(mini: Path, tmp_path: Path, patience: None) -> None:
-    """The fault is met by the longer prompt only, after the shorter one was measured."""
-    libraries = faults.plant("long", tmp_path)
-    asked = ("-m", mini, "--prompt", "random", "-p", "8,40", "-n", "4", "-r", "1", "-t", "1", "--lib", libraries)
-    status, out, err = run_lab("measure", *asked, "--no-plot", "-o", tmp_path / "out", "--json")
-    document = json.loads(out)
-    assert status == 1 and "Looking for the cause" in err
-    assert [row["n_prompt"] for row in document["rows"]] == [8]
-    (failure,) = document["failures"]
-    assert failure.startswith("40 prompt tokens") and "also with each of --no-repack" in failure

@@ -20,12 +20,6 @@ def test_steps_of_a_prompt_in_three_chunks_and_four_tokens() -> None:
     assert steps.end_ns == tuple(t * MS for t in (8, 16, 21, 32, 43, 54))
 
 
-def test_a_single_token_needs_no_decode_step() -> None:
-    steps = exact_steps(n_prompt=3, n_gen=1, n_ubatch=8)
-    assert steps.kind == (PREFILL,)
-    assert steps.end_ns == (4 * MS,)
-
-
 def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     order: list[str] = []
     moves: list[loop.Move] = [
@@ -78,16 +72,6 @@ def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
     for leg in legs:
         alone = make_run(n_prompt=leg.n_prompt, n_gen=3, per_position_ms=0.5)
         assert leg.steps == alone.steps
-
-
-def test_a_sweep_without_decoding() -> None:
-    legs = phases.by_length(make_run(n_prompt=20, n_gen=1, every=8))
-    assert [(leg.n_prompt, phases.ttft_ns(leg)) for leg in legs] == [(8, 9 * MS), (16, 17 * MS), (20, 21 * MS)]
-
-
-def test_an_ordinary_run_is_its_own_only_leg() -> None:
-    run = make_run()
-    assert phases.by_length(run) == (run,)
 
 
 def test_phases_of_a_run() -> None:

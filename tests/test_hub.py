@@ -208,26 +208,6 @@ def test_a_file_without_room_is_refused_before_its_first_byte(
     assert server.n_bytes == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="may not mount")
-def test_a_disk_that_fills_up_is_said(server: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("may not mount")
-    try:
-        loopback_hub.set_home(monkeypatch, disk)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9))
-        assert "disk is too full" in refused() and is_empty()
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
-
-
-def test_a_cache_that_cannot_be_used_is_said(server: LoopbackHub, tmp_path: Path) -> None:
-    (tmp_path / "hf").write_text("a file where a folder should be")
-    assert "cache cannot be used" in refused()
-
-
 @pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_or_a_kill_and_again(server: LoopbackHub, how: signal.Signals) -> None:

@@ -95,12 +95,6 @@ def test_a_broken_library(libllama: Callable[[bytes], Path]) -> None:
         builds.folder_of(str(libllama(b"not a library")))
 
 
-def test_the_command_says_it_in_a_sentence(libllama: Callable[[bytes], Path]) -> None:
-    for command in (("machine",), ("measure", "--prompt-len", 8), ("ceilings",)):
-        status, _, err = run_lab(*command, "--lib", libllama(b"not a library"))
-        assert (status, err.startswith("Error: --lib ")) == (1, True), err
-
-
 def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callable[[bytes], Path]) -> None:
     class Crashing(FakeWorker):
         def libraries(self) -> Libraries:

@@ -16,7 +16,7 @@ from lab.core.record import CRASHED, FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import Progress
 from lab.process.worker import Worker
-from lab.runner import prompts, warm_engine
+from lab.runner import prompts
 from lab.runner.cases import Until
 from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
@@ -58,18 +58,6 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
 def test_a_cpu_is_warmed_up_by_a_short_run_and_a_whole_step_in_each_engine(bench: Any) -> None:
     records, _ = bench(prompt_len="10,600,1112", repeat=2)
     assert [r.run.n_prompt for r in records if r.run.warmup] == [32, 512, 32, 512]
-
-
-def test_a_whole_step_that_takes_long_is_not_warmed_up(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_engine, "FULL_WARMUP_S", 0.0)
-    records, _ = bench(prompt_len="10,600", repeat=1)
-    assert [r.run.n_prompt for r in records if r.run.warmup] == [32]
-
-
-def test_prompts_of_a_round_start_together_and_of_rounds_apart(bench: Any) -> None:
-    records, _ = bench(repeat=2)
-    offsets = {(r.run.repeat, r.run.prompt_offset) for r in records if not r.run.warmup}
-    assert len(offsets) == 2
 
 
 def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: FakeWorker) -> None:
@@ -127,12 +115,6 @@ def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None
     assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
     assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
     assert {"loading the model", "creating the context", "warming up"} <= {status.doing for status in seen}
-
-
-def test_results_folder_is_checked_before_anything_is_measured(bench: Any, tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("a file where the folder should be")
-    with pytest.raises(LabError, match="cannot be written"):
-        bench()
 
 
 @pytest.mark.parametrize("n_kept", [0, 2])
@@ -243,11 +225,6 @@ def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.
     assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
-
-
-def test_two_sessions_in_one_second_have_files_of_their_own(tmp_path: Path) -> None:
-    _, plan = plan_of(tmp_path, prompt_len="10")
-    assert len({new_results_file(plan, tmp_path) for _ in range(5)}) == 5
 
 
 def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:

@@ -43,11 +43,6 @@ def on(n_physical: int, n_logical: int, n_threads: int, others: float, **changes
     return make_record(watched([round(100 * others)] * 20), machine=here, settings=settings)
 
 
-def test_a_quiet_run_is_not_disturbed() -> None:
-    assert disturbances.disturbances(on_two_cores([0, 10, 0, 0, 10] * 4)) == {}
-    assert disturbances.disturbances(make_record()) == {}  # nothing was read
-
-
 def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
     assert disturbances.disturbances(on_two_cores([90] * 20)) == {disturbances.OTHERS: pytest.approx(0.9)}
     burst = [0] * 90 + [80] * 10  # one second of ten
@@ -239,12 +234,6 @@ def test_only_packages_and_their_memory_are_read(tmp_path: Path) -> None:
     assert describe_energy(found) == "package, dram"
 
 
-def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path) -> None:
-    write_zone(tmp_path, "intel-rapl:0", name="package-0")  # energy_uj cannot be read
-    assert describe_energy(READ_COUNTERS(NO_GPU, tmp_path)).startswith("Only root can read RAPL. To allow all users")
-    assert describe_energy(READ_COUNTERS(NO_GPU, tmp_path / "none")).startswith("no counter that can be read")
-
-
 def reads(*values: int | None) -> Callable[[], int | None]:
     return iter(values).__next__
 
@@ -266,14 +255,6 @@ def test_what_was_used_between_readings(monkeypatch: pytest.MonkeyPatch, found: 
     watch = EnergyWatch(NO_GPU)
     watch.sample()
     assert watch.joules() == joules
-
-
-def test_a_run_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: [Counter(PACKAGE, reads(0, 40, 100), 0.5)])
-    watch = noise_watch.NoiseWatch(1)
-    watch.sample()
-    monkeypatch.setattr(watch, "sample", lambda: None)  # `finish` reads the last value once
-    assert watch.finish().joules == {PACKAGE: 50}
 
 
 def with_joules(joules: dict[str, float] | None, **changes: Any) -> Record:

@@ -48,14 +48,6 @@ def test_the_last_layers_go_to_devices_by_their_shares(
     assert memory.layers(4, n_gpu_layers, shares) == known
 
 
-def test_shares_are_free_memory() -> None:
-    free = {"A": 3, "B": 1}
-    assert memory.shares(free, ["A", "B"]) == (3, 1)
-    assert memory.shares({**free, CPU: 2}, ["A", "C"]) == (3, 2)
-    assert memory.shares({}, ["A", "B"]) == (1, 1)
-    assert memory.shares({"A": 0, "B": 0}, ["A", "B"]) == (1, 1)
-
-
 TENSORS = (
     Tensor("token_embd.weight", 1000),
     Tensor("output_norm.weight", 1),
@@ -99,14 +91,6 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
     unknown = dataclasses.replace(MODEL, uncounted="it is odd")
     places = memory.places(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
     assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {(None, None)}
-
-
-def test_buffers_of_the_log_are_told_by_device() -> None:
-    devices = [
-        Device("MTL0", "Apple M4", "igpu"),
-    ]
-    names = ["MTL0_Mapped", "MTL0", "CPU", "CPU_REPACK", "CPU_Mapped", "CUDA_Host", "AMX", "BLAS"]
-    assert [memory.device_of(name, devices) for name in names] == [*("MTL0", "MTL0", CPU, CPU, CPU, CPU, CPU, "BLAS")]
 
 
 def test_devices_come_in_llama_cpps_order() -> None:

@@ -15,7 +15,6 @@ from lab.core.record import OK
 from lab.errors import LabError
 from lab.process.wire import Progress
 from lab.process.worker import Worker
-from lab.runner import prompts
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
 from lab.runner.warm_engine import WarmEngine
@@ -45,14 +44,6 @@ def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
     assert model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
-
-
-def test_settings_come_back_resolved(worker: Worker) -> None:
-    resolved = worker.new_context(REAL)
-    assert resolved.n_ctx >= 700
-    assert resolved.flash_attn_resolved in ("on", "off")
-    assert worker.new_context(dataclasses.replace(REAL, flash_attn="off")).flash_attn_resolved == "off"
-    worker.new_context(REAL)
 
 
 def test_steps_of_a_real_run(worker: Worker) -> None:
@@ -91,12 +82,6 @@ def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker
         worker.new_context(dataclasses.replace(REAL, flash_attn="off", type_v="q8_0"))
     worker.new_context(REAL)
     assert len(run(worker, [1, 2, 3], 2)[1]) == 2
-
-
-def test_the_labs_own_texts_fill_a_long_prompt(worker: Worker) -> None:
-    text = prompts.source("text").text
-    assert text is not None
-    assert len(worker.tokenize(text)) >= 12_000
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not count page faults in /proc")
@@ -158,14 +143,6 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     (row,) = document["rows"]
     assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
     assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))
-
-
-def test_streamed_text_comes_to_stdout(tmp_path: Path) -> None:
-    (tmp_path / "prompt.txt").write_text("The capital of France is")
-    arguments = ["-p", "5", "-n", "8", "-r", "1", "-t", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
-    status, out, _ = run_lab("measure", *arguments, tmp_path / "prompt.txt")
-    assert status == 0
-    assert "--- 5 prompt tokens, repeat 1" in out
 
 
 def test_dry_run_measures_nothing(tmp_path: Path) -> None:

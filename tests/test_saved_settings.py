@@ -1,8 +1,6 @@
 """Settings with a name: kept in a file, taken by every command with settings of the engine."""
 
-import inspect
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from lab.core.asked_settings import table
 from lab.errors import LabError
 from lab.features.measure.measuring import parse_variant
 from lab.main import lab as main
-from lab.runner import as_options
 from lab.runner.as_options import save
 from lab.runner.as_options import settings as load
 from tests.conftest import run_lab
@@ -43,12 +40,6 @@ def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
     assert load("fast") == lab.settings("fast") == FAST
     save("fast", {"threads": 2})
     assert load("fast") == {"threads": 2}
-
-
-def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LAB_SETTINGS")
-    monkeypatch.setattr("platformdirs.user_config_path", lambda name, **_: Path("/config") / name)
-    assert as_options.folder() == Path("/config/mini-lab/settings")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -131,15 +122,6 @@ def test_a_variant_may_name_saved_settings() -> None:
         parse_variant("--settings slow")
 
 
-def test_a_measurement_uses_them(tmp_path: Path) -> None:
-    save("fast", {"threads": 1, "ubatch": 64})
-    words = shlex.split("measure --settings fast -u 32 -p 10 -n 4 --dry-run --json")
-    status, out, err = run_lab(*words, "--out", tmp_path)
-    assert status == 0 and err.startswith("Note: --settings fast stands for --threads 1 --ubatch 64.\n")
-    settings = json.loads(out)["settings"]
-    assert (settings["n_threads"], settings["n_ubatch"]) == (1, 32)
-
-
 def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
     assert run_lab("measure", "--settings", "fast")[::2] == (
         1,
@@ -151,9 +133,3 @@ def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
     (folder / "fast.json").write_text('{"colour": 1}')
     status, _, err = run_lab("batch", "--settings", "fast")
     assert status == 1 and "The settings fast cannot be used: this lab has no setting colour" in err
-
-
-def test_python_takes_them_as_keywords() -> None:
-    save("fast", {"threads": 1, "ubatch": 64})
-    bound = inspect.signature(lab.measure).bind("10", gen=4, **lab.settings("fast"))
-    assert bound.kwargs["threads"] == 1

@@ -3,7 +3,6 @@
 Nothing here replaces a run on Windows: native libraries, processes, file locks and links are not seen.
 """
 
-import ast
 import dataclasses
 import json
 import os
@@ -11,11 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from lab.core import results
 from tests.conftest import MODEL, make_record
-from tests.test_project import FILES, PACKAGE, ROOT
+from tests.test_project import ROOT
 
 SAMPLE = ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"
 
@@ -71,35 +68,6 @@ def test_every_module_imports_and_works_without_what_windows_lacks() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert "prefill" in done.stdout and "decode" in done.stdout
-
-
-def default_encodings(source: str) -> list[int]:
-    """The lines that read or write text in the encoding of whatever system they run on."""
-    lines = []
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or "formatter" in ast.unparse(node.func):  # click's write_text writes help
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        named = {keyword.arg: keyword.value for keyword in node.keywords}
-        modes = [value for value in (*node.args, named.get("mode")) if isinstance(value, ast.Constant)]
-        is_text = {
-            "read_text": True,
-            "write_text": True,
-            "open": (not node.args and not modes) or any(set(str(mode.value)) <= set("rwax+t") for mode in modes),
-            "fdopen": not any("b" in str(mode.value) for mode in modes),
-            "TextIOWrapper": True,
-            "run": bool({"text", "universal_newlines"} & named.keys()),
-            "Popen": bool({"text", "universal_newlines"} & named.keys()),
-            "check_output": bool({"text", "universal_newlines"} & named.keys()),
-        }
-        if is_text.get(name) and "encoding" not in named:
-            lines.append(node.lineno)
-    return lines
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_text_names_its_encoding(file: str) -> None:
-    assert default_encodings((PACKAGE / f"{file}.py").read_text(encoding="utf-8")) == []
 
 
 def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
