@@ -47,23 +47,20 @@ class Part:
 class Operation:
     """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`.
 
-    forget: everything from position `first` on. copy: to the empty sequence `target`. save, load: to or from the file
-    `path`. speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time, by the class Speculation of
-    the module `by`, which the child loads by name. `of_draft`: on the draft model, or (speculate) drafted by it instead
-    of looked up in the text. Without `waits` the step is only submitted, and finishes with a later one.
+    speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time.
     """
 
     kind: str
     parts: tuple[Part, ...] = ()
     times: int = 1
     sequence: int = 0
-    first: int = 0
-    target: int = 0
-    path: str | None = None
-    by: str = ""
+    first: int = 0  # forget: everything from this position on
+    target: int = 0  # copy: to this empty sequence
+    path: str | None = None  # the file of save and load
+    by: str = ""  # speculate: the module whose class Speculation does it, which the child loads by name
     n_draft: int = 0
-    of_draft: bool = False
-    waits: bool = True
+    of_draft: bool = False  # on the draft model, or (speculate) drafted by it instead of looked up in the text
+    waits: bool = True  # or the step is only submitted, and finishes with a later one
 
 
 Script = Sequence[Operation]

@@ -110,7 +110,6 @@ class Worker:
         return from_json(Build, self._ask("build"))
 
     def libraries(self) -> Libraries:
-        """The libraries that the child has loaded."""
         return from_json(Libraries, self._ask("libraries"))
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
@@ -122,7 +121,6 @@ class Worker:
             raise LabError(f"{path.name} is a broken GGUF file: {problem}.", "Download it again.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
-        """The tensors of a model file, from its header."""
         return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
 
     def free_memory(self) -> dict[str, int]:
@@ -130,7 +128,6 @@ class Worker:
         return dict(json.loads(self._ask("free_memory")))
 
     def quantizations(self) -> list[str]:
-        """The quantizations that llama.cpp can make."""
         return list(json.loads(self._ask("quantizations")))
 
     def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
@@ -147,7 +144,6 @@ class Worker:
         return from_json(Vocabulary, self._ask("load", path=path, asked=asked, draft=draft))
 
     def placement(self) -> Placement:
-        """The devices and buffers of the loaded model and its context."""
         return from_json(Placement, self._ask("placement"))
 
     def vocabularies_differ(self, path: Path, other: Path) -> str | None:
@@ -155,8 +151,7 @@ class Worker:
         answer = self._ask("vocabularies_differ", path=path, other=other)
         return None if json.loads(answer) is None else str(json.loads(answer))
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, without BOS."""
+    def tokenize(self, text: str) -> list[int]:  # without BOS
         return list(json.loads(self._ask("tokenize", text=text)))
 
     def pieces(self) -> list[bytes]:
@@ -182,7 +177,6 @@ class Worker:
         return outcome
 
     def probe(self, probe: Probe) -> Rate:
-        """Time one kernel."""
         return from_json(Rate, self._ask("probe", probe=probe))
 
     def call(self, answer: type[T], function: str, **arguments: Any) -> T:

@@ -1,7 +1,6 @@
 """Settings as command-line options: those that reproduce a record, and those that `lab tune --save NAME` found.
 
-The settings of a name are a JSON file in the user's configuration folder, or in $LAB_SETTINGS, with settings by their
-names in `AskedSettings`.
+The settings of a name are a JSON file with settings by their names in `AskedSettings`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def asked(settings: Settings) -> dict[str, Any]:
         chosen["threads"] = None
     if settings.n_gpu_layers < 0:  # all of a model that does not say how many it has
         chosen["n_gpu_layers"] = None
-    if settings.lib is not None:  # a record has only the end of the path
-        chosen["lib"] = settings.lib.rpartition(" ")[0]
+    chosen["lib"] = settings.lib and settings.lib.rpartition(" ")[0]  # a record has only the end of the path
     chosen["kv_unified"] = "on" if settings.kv_unified else "off"
     return {name: value for name, value in chosen.items() if value is not None and value != defaults()[name]}
 
@@ -51,14 +49,12 @@ def options(record: Record) -> list[tuple[str, ...]]:
         chosen.pop("prompt", None)  # always random
     if record.run.lever and record.run.lever.kv_unified == "on":  # by default
         chosen["kv_unified"] = "on" if settings.kv_unified else "off"
-    made = {name: option(name, value) for name, value in chosen.items()}
-    placing = [words for name, words in made.items() if table()[name].is_placing]
-    spec = catalog.spec_of(model)
-    return [
-        *placing,
-        *([] if spec == catalog.DEFAULT else [("--model", spec)]),
-        *(words for words in made.values() if words not in placing),
-    ]
+    made, spec = (
+        [(table()[name].is_placing, option(name, value)) for name, value in chosen.items()],
+        catalog.spec_of(model),
+    )
+    placing, others = ([words for is_placing, words in made if is_placing is side] for side in (True, False))
+    return [*placing, *([] if spec == catalog.DEFAULT else [("--model", spec)]), *others]
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
@@ -100,10 +96,7 @@ def folder() -> Path:
 
 
 def save(name: str, settings: Mapping[str, Any]) -> Path:
-    """Keep settings (keywords of AskedSettings) under a name, instead of earlier ones of that name; returns the file.
-
-    LabError for a name with odd characters, for invalid settings, and if the file cannot be written.
-    """
+    """Keep settings (keywords of AskedSettings) under a name, in the place of earlier ones; returns the file."""
     path, text = path_of(name), to_json({key: value for key, value in settings.items() if value is not None})
     _parse(text, f"Settings cannot be saved as {name}", "Correct them.")
     try:

@@ -1,8 +1,7 @@
 """The data of a plan: its cases, and the run that records a failure.
 
 A case is measured repeatedly and becomes a script. A plain case has a number of prompt tokens and of generated tokens.
-An experiment (lab/features) has cases with a lever and writes their scripts itself. A plan has a model, a machine,
-the cases to measure, and their order.
+An experiment (lab/features) has cases with a lever and writes their scripts itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Describe the machine for every record: each fact comes from the operating system, or is None.
 
-Also the cores and the memory that this process may use. Linux limits processes by control groups (version 2), which
-containers, systemd, Slurm and Kubernetes use; the limits of all groups above a process's own apply too
-(docs.kernel.org, admin-guide/cgroup-v2). `root` replaces `/`.
+Also the cores and the memory that this process may use. Linux limits processes by control groups (version 2); the
+limits of all groups above a process's own apply too (docs.kernel.org, admin-guide/cgroup-v2). `root` replaces `/`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
     """This machine, with the llama.cpp build that the engine reported, if any."""
     import psutil
 
-    usable, quota = n_cores_usable(), cpu_quota()
+    usable, quota, battery = n_cores_usable(), cpu_quota(), None
     flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
     virtual = "hypervisor" in flags[1].split() if flags else None
     if sys.platform == "darwin":
         virtual = {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
-    battery = None
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: psutil has no such function for this system
         battery = psutil.sensors_battery()
     plugged = battery.power_plugged if battery else None
@@ -81,12 +79,10 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     """The devices with layers, except the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
     if settings.n_gpu_layers == 0:
         return ()
+    if settings.devices is None:
+        return by_default(machine.devices)
     known = {device.name: device for device in accelerators(machine.devices)}
-    if settings.devices is not None:
-        offload = tuple(known[name] for name in settings.devices if name in known)
-    else:
-        offload = by_default(machine.devices)
-    return offload
+    return tuple(known[name] for name in settings.devices if name in known)
 
 
 def is_software(device: Device) -> bool:
@@ -148,11 +144,7 @@ def _cpu_name(root: Path = ROOT) -> str | None:
 
 
 def _emulated_on(root: Path) -> str | None:
-    """The kernel's architecture if this program is emulated on it (QEMU, Rosetta), otherwise None.
-
-    Since 6.1 Linux has a file with it, which emulators pass through. i686 and armv8l are 32-bit programs on a 64-bit
-    CPU.
-    """
+    """The kernel's architecture if this program is emulated on it; i686 and armv8l are 32-bit programs."""
     kernel = system_text(root / "proc/sys/kernel/arch").strip()
     return kernel if kernel and platform.machine() not in (kernel, "i686", "armv8l") else None
 
@@ -172,9 +164,8 @@ def n_cores_usable(root: Path = ROOT) -> float | None:
 def default_threads(root: Path = ROOT) -> int:
     """The default number of threads: one for each fast physical core that this process may use.
 
-    Two threads on one physical core share its arithmetic units. A step lasts as long as its slowest thread, so a slow
-    core delays the fast ones. All NUMA nodes count, because each adds memory bandwidth; a container's CPU quota limits
-    the number. On a machine without slow cores this is llama-bench's default.
+    Two threads on one physical core share its arithmetic units; a slow core delays the fast ones, as a step lasts as
+    long as its slowest thread. On a machine without slow cores this is llama-bench's default.
     """
     import psutil
 
@@ -226,9 +217,8 @@ def _count(path: Path, name: str) -> int | None:
 def _n_fast_cores(root: Path) -> int | None:
     """Fast physical cores among those that this process may run on; None if the system does not say.
 
-    macOS counts performance cores. Linux lists Intel's in /sys/devices/cpu_core (ABI/testing,
-    sysfs-bus-event_source-devices); for Arm it gives each core's capacity relative to the fastest one
-    (sysfs-devices-system-cpu), or its highest frequency.
+    Linux lists Intel's in /sys/devices/cpu_core (ABI/testing, sysfs-bus-event_source-devices); for Arm it gives each
+    core's capacity relative to the fastest one (sysfs-devices-system-cpu), or its highest frequency.
     """
     if sys.platform == "darwin":
         count = sysctl("hw.perflevel0.physicalcpu")

@@ -38,10 +38,7 @@ def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> l
     """A sentence for each setting without effect on this model, or on these devices."""
     words, n_layers = [], asked.n_gpu_layers
     if isinstance(n_layers, int) and n_layers and not asked.is_on_cpu and not machine.accelerators(devices):
-        words.append(
-            f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU. "
-            "INSTALL.md says how to install a build for a GPU."
-        )
+        words.append(f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU (see INSTALL.md).")
     if asked.n_cpu_moe and not model.n_expert:
         words.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
     return words
@@ -130,11 +127,8 @@ def _problem(plan: Plan, case: Case) -> str | None:
     """
     need, room = plan.memory(case), with_room(plan.settings, [case])
     several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
-    context = f"A context of {room.n_ctx:,} tokens{several}"
-    total = (
-        f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory "
-        f"(KV cache: {(need.kv_cache_bytes or 0) / 1e9:,.1f} GB)"
-    )
+    context, cache = f"A context of {room.n_ctx:,} tokens{several}", (need.kv_cache_bytes or 0) / 1e9
+    total = f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory (KV cache: {cache:,.1f} GB)"
     where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
     if where is None:
         available = memory_for(plan)
