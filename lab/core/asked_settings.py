@@ -42,10 +42,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSettings:
-    """The settings of a measurement as the user gave them. None: llama.cpp's or the lab's choice.
-
-    A list may also be one string with commas.
-    """
+    """The settings as the user gave them; a list may be a string with commas. None: llama.cpp's or the lab's choice."""
 
     prompt: str = "text"
     seed: int = 1

@@ -70,10 +70,7 @@ class Place:
 
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
-    """Bytes of one token in the KV cache: the sum over the layers of n_head_kv x (K + V of head_dim elements).
-
-    Layers with a sliding window count in full.
-    """
+    """Bytes of one token in the KV cache, summed over the layers; those with a sliding window count in full."""
     layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None

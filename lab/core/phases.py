@@ -29,11 +29,7 @@ FIGURE_NAMES = {"gap_ms": "longest gap", "newcomer_s": "TTFT of the newcomer", "
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
-    """A sweep as separate runs, one per length; any other run unchanged.
-
-    The run for a length has all prefill steps up to it and the tokens generated there, as a separate run of that length
-    would have.
-    """
+    """A sweep as separate runs, one per length, with all prefill steps up to it; any other run unchanged."""
     import numpy as np
 
     if run.every is None or not run.steps.kind:

@@ -50,10 +50,7 @@ def chunk_gaps_ns(request: Request) -> list[int]:
 
 
 def itl_ns(request: Request) -> list[int] | None:
-    """The gap before each token except the first; 0 for tokens that came together.
-
-    None if the number of tokens in each event is unknown, or the answer came at once.
-    """
+    """The gap before each token except the first; 0 for tokens that came together. None if it cannot be known."""
     n_tokens = request.events.n_tokens
     if n_tokens is None or came_at_once(request):
         return None

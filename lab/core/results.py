@@ -51,10 +51,7 @@ class Contents:
 
 
 def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
-    """The results in these folders, except the sessions of `measured`: they show how much sessions differ.
-
-    Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files.
-    """
+    """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`."""
     known, n_bytes, contents = {one.session for one in measured}, 0, list[Contents]()
     paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
@@ -198,10 +195,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _identity(parsed: Line) -> Hashable:
-    """The fields that identify a run in different files: its session, its start, its results.
-
-    Imported runs may lack a time; their setup identifies them.
-    """
+    """The fields that identify a run in different files; imported ones may lack a time, and have their setup."""
     if isinstance(parsed, Ceilings):
         return parsed
     if isinstance(parsed, RequestRecord):

@@ -29,10 +29,7 @@ MOVES = (FORGET, COPY, SAVE, LOAD)  # operations without computation: they chang
 
 @dataclass(frozen=True)
 class Part:
-    """One sequence's tokens in a step: given ones, or (None) the one last chosen for it.
-
-    The last `n_outputs` tokens get logits, from which the step chooses a token each.
-    """
+    """One sequence's tokens in a step; the last `n_outputs` get logits, from which a token each is chosen."""
 
     sequence: int
     tokens: tuple[int, ...] | None
@@ -45,10 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Operation:
-    """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`.
-
-    speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time.
-    """
+    """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`."""
 
     kind: str
     parts: tuple[Part, ...] = ()
@@ -105,10 +99,7 @@ def decode(sequences: Sequence[int], n: int) -> list[Operation]:
 
 
 def wait_once(script: Script) -> list[Operation]:
-    """The same script without waiting for steps that have no logits and are followed by another step.
-
-    Devices with different layers then work on different steps at the same time, as in llama-bench.
-    """
+    """The same script without waiting for steps without logits, so that devices in a pipeline work at the same time."""
     followed = [after.kind not in (*MOVES, SPECULATE) for after in script[1:]] + [False]
     outputs = [sum(part.n_outputs for part in operation.parts) for operation in script]
     return [

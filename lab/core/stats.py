@@ -56,10 +56,7 @@ def mean_half_width(values: Sequence[float], confidence: float) -> float:
 
 
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The interval of the geometric mean of positive values, by Student's t on logarithms; None for fewer than 3.
-
-    Assumes that logarithms are about normal, and so works for 3 to 5 values, where `median_interval` does not.
-    """
+    """The interval of the geometric mean of positive values, by Student's t on logarithms; None for fewer than 3."""
     if len(values) < 3:
         return None
     logs = [math.log(value) for value in values]

@@ -147,11 +147,7 @@ def ggml() -> Any:
 
 
 def loaded(name: str) -> Any:
-    """A library that llama.cpp has loaded, such as ggml-base; its functions have no types yet.
-
-    Loading the file by name could give a second copy, with its own devices and log. Outside Windows, libllama's handle
-    also finds the symbols of its dependencies.
-    """
+    """A library that llama.cpp has loaded: its file could give a second copy, with its own devices and log."""
     library = llama_cpp()._lib
     if os.name != "nt":
         return ctypes.CDLL(library._name, handle=library._handle)

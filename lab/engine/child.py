@@ -50,10 +50,7 @@ class _Child:
         self._context: llama.Context
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call a function with arguments from JSON, converted to the types that it declares.
-
-        A verb with dots is a feature's function; its first argument is the context.
-        """
+        """Call a function with arguments from JSON, as it declares them; a feature's (with dots) gets the context."""
         verb = request.pop("verb")
         if verb != "probe":
             kernels.release()

@@ -90,11 +90,7 @@ class _Bench:
         self._buffers[context.value] = buffer
 
     def _weights_buffer(self, product: Any) -> Any:
-        """The buffer type that llama.cpp chooses: the device's first that supports the product; for caches its own.
-
-        Like llama.cpp, this tests each type with an empty buffer for the weight; computing with an unsupported type
-        would abort the process.
-        """
+        """The first buffer type of the device that supports the product, as llama.cpp chooses; for caches its own."""
         lib, device = self.lib, self.device
         place = P.from_address(self.tensors[0].value + 8)  # ggml_tensor.buffer, after the enum type
         repacks = self.probe.repack is not False and self.probe.op in (MUL_MAT, MUL_MAT_ID)
@@ -137,10 +133,7 @@ def release() -> None:
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes after one warm-up pass, for `probe.seconds` or until their best is sure.
-
-    LabError if ggml cannot compute the probe. The weights stay in memory until `release` or a probe with others.
-    """
+    """Time passes after a warm-up pass, for `probe.seconds` or until their best is sure. The weights stay in memory."""
     _check(probe)
     first, own = (_kept[0].probe if _kept else probe), {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
     is_alike = dataclasses.replace(first, **own) == dataclasses.replace(probe, **own)  # type: ignore[arg-type]
@@ -241,10 +234,7 @@ def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
 
 
 def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
-    """Multiply experts' weights; each token uses its own random experts.
-
-    A small step reads few experts, so a pass has several steps, which together read all experts.
-    """
+    """Multiply experts' weights; each token uses its own random ones, the steps of a pass together all of them."""
     import numpy as np
 
     lib, n, n_used = bench.lib, probe.n_expert or 1, probe.n_expert_used or 1
@@ -317,10 +307,7 @@ def type_number(name: str) -> int:
 
 
 def random_rows(name: str, rows: int, columns: int) -> bytes:
-    """Random weights of a type. Never zeros, because some kernels and memories handle zeros faster.
-
-    Repeats a few hundred random rows. Types that need an importance matrix get equal importances.
-    """
+    """Random weights of a type, some hundred rows repeated: some kernels and memories handle zeros faster."""
     import numpy as np
 
     number = type_number(name)

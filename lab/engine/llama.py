@@ -245,10 +245,7 @@ class _Override(ctypes.Structure):
 
 
 def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
-    """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model.
-
-    LabError for an unknown device.
-    """
+    """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model."""
     params.n_gpu_layers = asked.n_gpu_layers
     if asked.mmap is not None:
         params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP

@@ -82,10 +82,7 @@ class Checkup:
 
 
 def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.ROOT) -> Checkup:
-    """Check build, engine, threads and machine, in half a minute. An engine that fails is one of the checks.
-
-    LabError for settings that `make_plan` rejects.
-    """
+    """Check build, engine, threads and machine, in half a minute. An engine that fails is one of the checks."""
     began, best = time.monotonic(), machine.default_threads(root)
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
     given |= {name: value for name, value in asked.items() if value is not None}
@@ -119,10 +116,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
 
 
 def work_s(seconds: float) -> float:
-    """Seconds of its core's time that a unit of work takes, while one core is busy for so long.
-
-    The work (SHA-256 of 64 KiB) stays within the core's caches: it shows the clock, not memory or halts.
-    """
+    """Seconds of CPU time that a unit of work (SHA-256 within the caches) takes, while one core is busy for so long."""
     data, n = bytes(2**16), 0
     start, start_cpu = time.perf_counter(), time.thread_time()
     while time.perf_counter() - start < seconds:
@@ -196,10 +190,7 @@ def readings(here: Machine, plan: Plan | None, runs: Sequence[Record], slower: f
 
 
 def of_threads(effects: Mapping[str, tuple[Ratio, float]], n: int, other: int, best: int, is_busy: bool) -> Check:
-    """The number of threads, with `best` as default. `effects`: the speed-up with `other`, and the noise, by phase.
-
-    `is_busy`: other programs use cores, so that fewer threads can be faster.
-    """
+    """The number of threads. `effects`: the speed-up with `other`, and the noise, by phase. `is_busy`: of others."""
     gains = {phase: ratio.low > max(CLEAR, noise) for phase, (ratio, noise) in effects.items()}
     loses = any(ratio.high < 1 / max(CLEAR, noise) for ratio, noise in effects.values())
     verdict = LOOK if any(gains.values()) else FINE if effects else UNKNOWN

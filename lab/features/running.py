@@ -275,10 +275,7 @@ def collect(
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
 ) -> tuple[list[Any], LabError | None]:
-    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
-
-    `describe` gives the line of a finished record, where they are not runs of the engine.
-    """
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
     from lab.features.measure import text_results
     from lab.show import console
 

@@ -118,10 +118,7 @@ def entries() -> dict[str, Entry]:
 
 
 def parse(text: str, or_shape: bool = False) -> Spec:
-    """Parse a SPEC. LabError for an unknown name offers similar ones.
-
-    With `or_shape` a model that the catalog has only as a shape becomes synthetic; else it is a LabError.
-    """
+    """Parse a SPEC. `or_shape`: a model that the catalog has only as a shape becomes synthetic."""
     if text.startswith("hf:"):
         match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
         if not match:

@@ -30,10 +30,7 @@ def silently(what: str, done: int, total: int | None) -> None:
 
 
 def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header if it is here, or else from its shape in the catalog.
-
-    Of a file on the hub that is not here only the header is read.
-    """
+    """The model that `text` names: from its file's header, also on the hub, or from its shape in the catalog."""
     spec = catalog.parse(text, or_shape=True)
     if file := locate(spec):
         return worker.read_model(file.path, file.name, file.source)

@@ -125,10 +125,7 @@ def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int)
 
 
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
-    """The tensors of a model of this shape, with the types that llama.cpp's quantizer chooses.
-
-    Vectors, biases and the routers of experts stay F32. A tensor's random numbers depend on the order of this list.
-    """
+    """The tensors of such a model. A tensor's random numbers depend on the order of this list."""
     arch, width, n_ff, n_ff_expert = shape.arch, shape.n_embd, shape.n_ff, shape.n_ff_expert or 0
     heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     is_hybrid, n_shared = arch in DELTA_NETS, shape.n_ff_shared or 0
@@ -237,11 +234,7 @@ def n_bytes(shape: Shape, quantization: str) -> int:
 def write(
     shape: Shape, quantization: str, path: Path, seed: int = 1, watch: Callable[[int, int], object] = lambda *_: None
 ) -> None:
-    """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes.
-
-    Calls `watch` with the bytes written and the total. The file gets its name when it is complete. LabError if the disk
-    is full.
-    """
+    """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes. LabError if the disk is full."""
     import gguf
     import numpy as np
 
@@ -317,10 +310,7 @@ class _Random:
 
 
 def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
-    """n random weights (a multiple of the type's block) with standard deviation `scale`, as bytes.
-
-    The block layouts are those of ggml-common.h. Quants are uniform; the block's factor corrects for their spread.
-    """
+    """n random weights with standard deviation `scale`, as bytes in the block layouts of ggml-common.h."""
     import numpy as np
 
     def half(values: Any) -> Any:

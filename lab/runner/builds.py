@@ -39,10 +39,7 @@ BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache
 
 
 def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
-    """Instruction sets that the build needs and this CPU lacks, and those that it does not use; None: CPU unknown.
-
-    `system_info` is the build's text of `llama_print_system_info`.
-    """
+    """Instruction sets that a build needs and this CPU lacks, and those that it does not use; None: CPU unknown."""
     arm = platform.machine().lower() in ("arm64", "aarch64")
     # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
     lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
@@ -68,10 +65,7 @@ def of_worker(worker: Worker) -> Build:
 
 
 def folder_of(asked: str | None) -> str | None:
-    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: the installed ones.
-
-    LabError if it is missing, contains no libllama, or its libraries do not fit the bindings.
-    """
+    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH, if they fit; None: the installed ones."""
     lib = asked or os.environ.get(LIB_VARIABLE)
     if not lib:
         return None

@@ -175,10 +175,7 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def memory_available(root: Path = ROOT) -> int:
-    """Bytes that can be allocated without swapping, according to the system and the container.
-
-    A group's inactive page cache (`inactive_file`) can be reclaimed, so it does not count as used.
-    """
+    """Bytes that can be allocated without swapping; a group's inactive page cache does not count as used."""
     import psutil
 
     left = [int(psutil.virtual_memory().available)]

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 class NoiseWatch:
-    """Call `sample` ten times a second during a run, then `finish`.
-
-    The CPU time of this process and of the engine's process (`pid`) is not noise.
-    """
+    """Call `sample` ten times a second during a run, then `finish`. The lab's own processes are not noise."""
 
     def __init__(self, pid: int) -> None:
         import psutil

@@ -121,10 +121,7 @@ def _with_layers(plan: Plan, n: int) -> Plan:
 
 
 def _problem(plan: Plan, case: Case) -> str | None:
-    """Why a case does not fit, with the largest number of layers that does; None if it fits, or this is unknown.
-
-    Allocating it anyway could bring the machine down.
-    """
+    """Why a case does not fit, with the largest number of layers that does; None if it fits, or this is unknown."""
     need, room = plan.memory(case), with_room(plan.settings, [case])
     several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
     context, cache = f"A context of {room.n_ctx:,} tokens{several}", (need.kv_cache_bytes or 0) / 1e9

@@ -26,10 +26,7 @@ from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
 def parse_lengths(asked: str | int | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
-    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`.
-
-    LabError for anything else, and for prompt lengths that cannot be measured.
-    """
+    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`."""
     lengths = [] if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
     for part in asked.split(",") if isinstance(asked, str) else ():
         match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))

@@ -65,10 +65,7 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Calls `watch` with a Status. `todo` is the loop's own list of the (repeat, case) still to come.
-
-    `n_tokens` returns the tokens that a case prefills, and those that it generates.
-    """
+    """Calls `watch` with a Status. `todo` is the loop's own list; `n_tokens`: what a case prefills and generates."""
 
     def __init__(
         self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]

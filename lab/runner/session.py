@@ -144,10 +144,7 @@ class _Loop:
         return bool(self.todo)
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
-        """Load, make a context and warm up. A failure is recorded for the largest case, which sets the context's size.
-
-        LabError if the model cannot be loaded, and no diagnosed change helps.
-        """
+        """Load, make a context and warm up. A failure is the largest case's, which sets the context's size."""
         engine = self.engine
         possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.given_up}]
         is_loaded = is_open = False
@@ -180,10 +177,7 @@ class _Loop:
 
 
 def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:
-    """The figures (prompt length and name) whose interval exceeds +- `share` of the median.
-
-    With the relative distance of the interval's farther end from the median; None without an interval.
-    """
+    """The figures (prompt length, name) whose interval exceeds +- `share` of the median, and its farther end."""
     wide = []
     for (n_prompt, name), values in sorted(_figures(runs).items()):
         interval, middle = stats.median_interval(values), statistics.median(values)

@@ -127,11 +127,7 @@ class WarmEngine:
         self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[Run]:
-        """Warm-up runs: on a GPU one for every shape of step of these cases; on a CPU a short run and a full step.
-
-        GPU backends compile kernels and record graphs for each shape. On a CPU only the largest step matters, because
-        it touches the whole compute buffer (see FULL_WARMUP_S).
-        """
+        """Warm-up runs: on a GPU one for every shape of step of these cases; on a CPU a short run and a full step."""
         parts: set[int] = set()
         for case in cases:
             n, every = case.n_prompt, case.every or case.n_prompt
@@ -272,10 +268,7 @@ class WarmEngine:
 
 
 def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Diagnosed:
-    """Why the engine crashed with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
-
-    Leaves the worker without a model.
-    """
+    """Why the engine crashed with a plan's settings. Leaves the worker without a model."""
     until = time.monotonic() + SECONDS
 
     def runs(settings: Settings | None = plan.settings) -> bool | None:

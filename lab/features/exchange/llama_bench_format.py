@@ -301,10 +301,7 @@ def _markdown_row(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
-    """One record per sample of a test; none for prefill and decode together, or for prefill after a depth.
-
-    Pasted rows, which have a `line`, may lack facts.
-    """
+    """One record per sample of a test; none for prefill and decode together, or for prefill after a depth."""
     if missing := [name for name in REQUIRED if row.get(name) is None and "line" not in row]:
         raise KeyError(", ".join(missing))
     n_prompt, n_gen, n_depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))

@@ -31,10 +31,7 @@ ALL_LAYERS = 999  # more than any model has; llama.cpp takes it for all
 
 
 def llama_server(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1) -> str:
-    """The command that runs a GGUF file as `settings` say, with room for `n_users` answers at once.
-
-    What `settings` leave to llama.cpp is left out, and so are prompts and seeds.
-    """
+    """The command that runs a GGUF file as `settings` say, with room for `n_users` answers at once."""
     values: dict[str, Any] = {name: getattr(settings, name) for name in OPTIONS}
     values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
     if n_users == 1:

@@ -154,10 +154,7 @@ class Shown:
 
 
 def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
-    """Write plain runs as `lab report` does, a page with sliders. Returns it for display below the cell.
-
-    Jupyter shows files of its own folder only, so `path` is relative and without "..".
-    """
+    """Write plain runs as `lab report` does, a page with sliders, and return it for display below the cell."""
     written = page.report(path, _timed(records), [ceilings])
     print(f"The page is also in the file {written}. You can open it in a browser.")
     return Shown(path)
@@ -292,10 +289,7 @@ def machine_name(record: Record) -> str:
 
 
 def serve(n_threads: int | None = None) -> OwnServer:
-    """Start a server with the embedded model on a free port of this machine, and wait until it answers.
-
-    It ends with `end()`, with this process, or when another one is started. LabError if it does not start.
-    """
+    """Start a server with the embedded model on a free port, in the place of an earlier one; it ends with `end()`."""
     while _running:
         _running.pop().end()
     _running.append(servers.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads))
@@ -402,10 +396,7 @@ def _forget(number: str) -> None:
 
 
 def _kept() -> dict[str, dict[str, Any]]:
-    """The questions to ask again, by their numbers, with their answers and the wrong guesses of earlier ones.
-
-    LabError if KEPT is not such a file.
-    """
+    """The questions to ask again, by their numbers. LabError if KEPT is not such a file."""
     try:
         questions = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         for one in questions.values():
