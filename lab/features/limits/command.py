@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,7 @@ import click
 from lab.cli.help import EXIT_INTERRUPTED, Command
 from lab.cli.options import DETAILS, NO_PLOT, PLOTS_OUT, SETTINGS, as_json_option, out_option, with_options
 from lab.errors import LabError
-from lab.features.running import (
-    RESULTS,
-    ceilings_of,
-    draws,
-    hint,
-    plot_folder,
-    read,
-    without_tuning,
-)
+from lab.features.running import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_tuning
 
 
 @click.command(cls=Command, first=("model", "types", "threads", "again", "out"))
@@ -52,18 +45,16 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     from lab.show import console
     from lab.show.section import print_sections
 
-    err, warned = console.console(stderr=True), list[str]()
-
-    extra, model = [kind.strip().upper() for kind in types.split(",") if kind.strip()], asked.pop("model")
+    err, model = console.console(stderr=True), asked.pop("model")
+    extra, warn = (
+        [kind.strip().upper() for kind in types.split(",") if kind.strip()],
+        partial(err.print, style="yellow"),
+    )
     try:
         with console.transfer(err) as watch_file, console.progress(err, None, str) as (watch, _):
-            measured = probing.measure(
-                model, extra, Path(out), err.print, watch, warned.append, again, watch_file, **asked
-            )
+            measured = probing.measure(model, extra, Path(out), err.print, watch, warn, again, watch_file, **asked)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    for sentence in warned:
-        err.print(sentence, style="yellow")
     if as_json:
         console.print_json(dataclasses.asdict(measured))
         return
@@ -103,8 +94,7 @@ def explain(
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
-    given = ceilings_of(reading, folder)
-    setups, documents = table.setups(table.runs(records)), []
+    given, documents, setups = ceilings_of(reading, folder), [], table.setups(table.runs(records))
     for number, (label, setup) in enumerate(setups):
         stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]

@@ -1,14 +1,12 @@
 """Explains the time of runs from the best rates of the machine's own kernels, and predicts what would help.
 
-A phase's least time is the sum of its kernels at their ceilings: every weight type at the columns of its steps, and
-attention over its positions. Measured time beyond that is overhead (norms, softmax, threads that wait for each other,
-small matrices that do not fill a core). Below are the two classical roofs: arithmetic (FLOPs over the machine's best
-FLOP/s) and memory traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is a separate
-limit if it takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009).
+A phase's least time is the sum of its kernels at their ceilings. Measured time beyond that is overhead (norms, softmax,
+threads that wait for each other, small matrices that do not fill a core). Below are the two classical roofs: arithmetic
+(FLOPs over the machine's best FLOP/s) and memory traffic (bytes over its best bytes/s). The nearest of the three is the
+limit; attention is one if it takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009).
 
 `levers` predicts changes of settings: it replaces one part of a phase by another with a known ceiling and keeps
-everything else, including overhead, as measured. `experiments` predicts the gains of batches, cached prompts and
-speculation from the times of steps that the runs do not have (StepPrediction in predict/learning.py).
+everything else as measured. `experiments` predicts gains from the times of steps that the runs do not have.
 """
 
 from __future__ import annotations
@@ -43,13 +41,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
-LAYERS, ATTENTION, OUTPUT, BETWEEN = "layers", "attention", "output", "between devices"
-"""Parts of a phase; attention is a limit too."""
+LAYERS, ATTENTION, OUTPUT, BETWEEN = "layers", "attention", "output", "between devices"  # parts; attention limits too
 
-OVERHEAD_SHARE, ATTENTION_SHARE, KERNEL_FACTOR = 0.5, 0.5, 1.5
-"""Overhead limits a phase with more than this share outside its kernels; attention one with more than this share of its
-kernels' time; the kernel one that is slower than arithmetic and memory traffic by this factor."""
-
+OVERHEAD_SHARE = 0.5  # overhead limits a phase with more than this share outside its kernels
+ATTENTION_SHARE = 0.5  # attention limits a phase with more than this share of its kernels' time
+KERNEL_FACTOR = 1.5  # the kernel limits a phase if it is slower than arithmetic and memory traffic by this factor
 BEYOND = 1.005  # a phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts
 CASE = ["n_prompt", "n_gen", "phase"]
 
@@ -154,16 +150,15 @@ def limit_of(row: Any) -> str:
 
 # Advice
 
-LEAST_GAIN = 1.05
-MOST_LEVERS = 3
+LEAST_GAIN, MOST_LEVERS = 1.05, 3
 IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
-
-SEQUENCES = (2, 4, 8, 16)
+SEQUENCES, DRAFT_LENGTHS = (2, 4, 8, 16), range(1, 9)
 NEW = 64  # most tokens of a new message after the cached ones
-ANSWER = 2
-"""Tokens of an answer in the command: the fewest of `lab turns`."""
-DRAFT_LENGTHS = range(1, 9)
+ANSWER = 2  # tokens of an answer in the command: the fewest of `lab turns`
 ACCEPTANCE = 0.8  # the acceptance for which a speed-up is predicted
+FEW = 5  # the most lengths that a picture or a sentence names each
+FIRST = MOST_LINES - 1  # verdicts of an explanation on a terminal, before the first advice; --details shows all
+
 LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "on"), ("--prompt", "random")]}
 """Options that commands do not get: they have one sequence, and speculation uses the lab's texts, not random tokens."""
 
@@ -337,11 +332,6 @@ def advice_of(one: Advice) -> str:
 
 # Words
 
-FEW = 5
-"""The most lengths that a picture or a sentence names each."""
-
-FIRST = MOST_LINES - 1  # verdicts of an explanation on a terminal, before the first advice; --details shows all
-
 
 def _shares(row: Any) -> str:
     if row.is_split or shown.ABOVE in row.doubts:  # of a GPU and the CPU a sentence has them
@@ -395,15 +385,16 @@ def of_ceilings(ceilings: Ceilings) -> Section:
         ("GFLOP/s", lambda rate: digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
     )
 
-    def order(rate: Rate) -> tuple[Any, ...]:
-        return rate.op, rate.type, -rate.n_threads, rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
-
-    best = roof(ceilings)
+    best, sizes = roof(ceilings), ("rows", "columns", "n_tokens", "n_positions")
+    rates = sorted(
+        ceilings.rates,
+        key=lambda rate: (rate.op, rate.type, -rate.n_threads, *(getattr(rate, name) or 0 for name in sizes)),
+    )
     return Section(
         f"Ceilings of {probing.device_label(ceilings.machine, ceilings.device)}, measured {ceilings.measured_at}",
         answer=f"Best: {digits(best.gbps)} GB/s and {digits(best.gflops)} GFLOP/s. Arithmetic limits work above "
         f"{digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below.",
-        **tabled(columns, sorted(ceilings.rates, key=order), keep_all=True),
+        **tabled(columns, rates, keep_all=True),
         parts=[of_ceilings(other) for other in ceilings.others or ()],
     )
 

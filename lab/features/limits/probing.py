@@ -133,42 +133,22 @@ def hold_for(ceilings: Ceilings, where: Where) -> bool:
 COLUMNS = (1, 2, 4, 8, 32, 128)  # batch sizes between decode and prefill; a full ubatch is added
 SECONDS = 0.2  # of repetitions of a probe in a round, at most
 ROUNDS, MOST_EXTRA_ROUNDS = 2, 1  # every probe is run in each; further ones while the machine is disturbed
-
-MIN_SHARE, SECOND_SHARE = 0.01, 0.2
-"""Types with less than this share of the bytes of a decode step are not probed; a second shape from this share of its
-type."""
-
-MOST_ROWS, MOST_OUTPUTS = 16_384, 8
-"""The most rows of a probed matrix, and the most tokens for an output matrix, so that a pass does not take seconds."""
-
-DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)
-"""Positions a layer that attention is probed over: of one token, of a full ubatch."""
-
-UNPACKED = ("F16", "BF16", "F32")
-"""Types of caches that attention works on without flash attention: llama.cpp wants it for a packed cache of values."""
-
-COPIES = (16 * 2**10, 64 * 2**20)
-"""Bytes of the copies to and from a device: one that shows what any copy takes, one that shows what a byte takes."""
+MIN_SHARE = 0.01  # of the bytes of a decode step: types with less are not probed
+SECOND_SHARE = 0.2  # of the bytes of a type: from this share on a second shape is probed
+MOST_ROWS, MOST_OUTPUTS = 16_384, 8  # of a matrix, and tokens for an output matrix: a pass does not take seconds
+DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)  # positions of attention: one token, a full ubatch
+UNPACKED = ("F16", "BF16", "F32")  # caches without flash attention: llama.cpp wants it for a packed cache of values
+COPIES = (16 * 2**10, 64 * 2**20)  # bytes: one shows what any copy to a device takes, one what a byte takes
+MANY, MIDDLE, FEW = 4, 1, 0.25  # times the last-level cache of a pass: where memory traffic matters, less, not at all
+DEFAULT_CACHE = 64 * 2**20  # bytes, where the system does not tell: L2 caches of today's GPUs hold 4 to 96 MB
+LEAST_PASS, MOST_PASS = 64 * 2**20, 2 * 2**30  # bytes of a pass
+MOST_LAYER = 2**30  # bytes of a layer's cache: longer contexts are not probed
+READ, BIG = "read", 256 * 2**20  # a plain read in ceilings, and the smallest number of bytes that it goes through
+EACH_S, SURE = 0.5, 20  # seconds of a probe, about: the forecast trusts them as much as SURE measured probes
 
 THREAD_FLOPS = 2e9
 """FLOPs of a thread in a pass on the CPU, at most about: where arithmetic is the limit, a pass need not go through much
 memory."""
-
-MANY, MIDDLE, FEW = 4, 1, 0.25
-"""How many times the last-level cache a pass goes through: where memory traffic matters, less, not at all."""
-
-DEFAULT_CACHE = 64 * 2**20
-"""Bytes taken for the last-level cache where the system does not tell, and for that of any other device than the CPU:
-the L2 caches of today's GPUs hold 4 to 96 MB."""
-
-LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
-"""The least and most bytes of a pass; contexts whose cache is larger than MOST_LAYER per layer are not probed."""
-
-READ, BIG = "read", 256 * 2**20
-"""The name of a plain read in ceilings, and the smallest number of bytes that it goes through."""
-
-EACH_S, SURE = 0.5, 20
-"""Seconds that a probe takes, about; the forecast trusts them as much as SURE measured probes."""
 
 
 def ceilings(
@@ -185,14 +165,12 @@ def ceilings(
     `types` are measured besides the model's own; `asked` are settings such as threads or device. The ceilings
     are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
-    show, warned = progress.notebook_line(), list[str]()
+    show = progress.notebook_line()
 
     def watch(status: Status) -> None:
         show(f"{status.words}; {duration(status.left_s or 0)} left")
 
-    best = measure(model, types, Path(out), show, watch, warned.append, **asked)
-    for sentence in warned:
-        warnings.warn(sentence, stacklevel=2)
+    best = measure(model, types, Path(out), show, watch, warnings.warn, **asked)
     show(f"The speeds of {len(best.rates)} basic operations (kernels) were measured at {best.measured_at}")
     return best
 

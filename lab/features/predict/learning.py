@@ -5,10 +5,9 @@ cost of every layer per step (thread synchronization) and per token (norms, acti
 setup with runs of its own is corrected by their mean deviation. All runs of one setup at one length are one point:
 their median.
 
-The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation (a longer or
-shorter context, another model, another quantization, other settings) has a variance: the mean squared error of the
-points held out in this way, combined with a figure of the lab's benchmark (PRIOR). Predictions without extrapolation
-and differences between sessions have a variance too. Points of disturbed runs add theirs by their share of all points.
+The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation has a variance: the
+mean squared error of the points held out in this way, combined with a figure of the lab's benchmark (PRIOR). Predictions
+without extrapolation and differences between sessions have one too; points of disturbed runs add theirs by their share.
 The variances that apply to a prediction are added.
 """
 

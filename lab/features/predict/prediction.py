@@ -1,13 +1,9 @@
 """Predicts requests: on this machine from its kernels' ceilings, on other devices from their datasheets.
 
-On this machine the expected time is fitted to earlier runs (learning.py). The range around it comes from the errors of
-predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the theoretical
-limit is bytes over bandwidth, or FLOPs over peak, from its datasheet, and the expected time is learned from what others
-published (datasheet.py).
-
+On this machine the expected time is fitted to earlier runs (learning.py). For a device that was not measured it is
+learned from what others published (datasheet.py). The range comes from the errors of predictions of what was left out.
 Several users decode together in one step, which reads the weights once and each user's cache: its time is that of a
-single user's step times the ratio of their predicted times (by steps where the kernels were measured, elsewhere by the
-law of published rates).
+single user's step times the ratio of their predicted times.
 """
 
 from __future__ import annotations
