@@ -6,7 +6,7 @@ setup with runs of its own is corrected by their mean deviation. All runs of one
 their median.
 
 The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation has a variance: the
-mean squared error of the points held out in this way, combined with a figure of the lab's benchmark (PRIOR). Predictions
+mean squared error of the points held out in this way, combined with a figure of the benchmark (PRIOR). Predictions
 without extrapolation and differences between sessions have one too; points of disturbed runs add theirs by their share.
 The variances that apply to a prediction are added.
 """
