@@ -3,6 +3,7 @@
 Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
 """
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -141,10 +142,11 @@ def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
 
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
     with connect(asked.url, "cache") as server:
-        made = [server.prompt(30, "the same words each time", seed=1, repeat=0) for _ in range(3)]
-    assert len({prompt.text[:3] for prompt in made}) > 1  # they differ from the beginning on
-    cached = [send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage for prompt in made]
-    assert all(usage and (usage.cached_tokens or 0) < 8 for usage in cached)
+        ask = server.ask(30, 4, "the same words each time")
+        ask = dataclasses.replace(ask, body=ask.body.replace('"cache_prompt": false, ', ""))
+        (reply, *others) = server.client.run(SendPlan(asks=(ask,), api=CHAT, n_requests=3))
+    for one in (reply.request.usage, *(other.request.usage for other in others)):
+        assert one and one.prompt_tokens == 30 and (one.cached_tokens or 0) < 8  # another nonce each time
 
 
 # 5: ignore_eos is not everywhere
@@ -177,12 +179,11 @@ def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> N
     with null_server(settings) as started, connect(started.url, api=api) as server:
         assert server.counter and server.counter.by == ("tokenize" if has_tokenize else "usage")
         for n in (13, 100, 2000):
-            prompt = server.prompt(n, "some words of a text", seed=n, repeat=0)
-            assert prompt.n_tokens == n
-            usage = send(server.client, "null", 1, prompt.text, api).usage
-            assert usage and usage.prompt_tokens == n
+            ask = server.ask(n, 1, "some words of a text")
+            usage = server.send(ask).request.usage
+            assert usage and usage.prompt_tokens == ask.asked.n_prompt_counted == n
         with pytest.raises(LabError, match="A prompt of 7 tokens is not possible: the shortest one has"):
-            server.prompt(7, "words", seed=1, repeat=0)
+            server.ask(7, 1, "words")
 
 
 # 10: failures are classes of their own

@@ -174,17 +174,14 @@ def test_never_more_than_max_requests_are_sent(server: NullServer, tmp_path: Pat
     assert Counter(load_of(one.request).label for one in records) == {"2 users": 10, "4 users": 10}
 
 
-@pytest.mark.parametrize("has_tokenize", [True, False])
-def test_answers_that_no_stream_counts_are_tokenised_afterwards_or_unknown(tmp_path: Path, has_tokenize: bool) -> None:
-    settings = NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})}, has_tokenize=has_tokenize)
-    with null_server(settings) as plain:
+def test_answers_that_no_stream_counts_are_tokenised_afterwards_and_never_sent_again(tmp_path: Path) -> None:
+    with null_server(NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})})) as plain:
         with connect(plain.url):
             n_probes = plain.sent()["n_requests"]
         records = lab.load(plain.url, concurrency=2, out=tmp_path, **SHORT)
-        if has_tokenize:  # none is sent again
-            assert plain.sent()["n_requests"] == 2 * n_probes + len(records)
+        assert plain.sent()["n_requests"] == 2 * n_probes + len(records)
     counts = {(one.completion_tokens, one.counted_by) if (one := record.request.usage) else None for record in records}
-    assert counts == ({(4, "tokenize")} if has_tokenize else {None})
+    assert counts == {(4, "tokenize")}
 
 
 def test_a_server_that_dies_ends_the_session_and_what_had_ended_is_kept(tmp_path: Path) -> None:

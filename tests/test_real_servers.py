@@ -106,9 +106,8 @@ def send(server: Server, ask: Ask) -> Request:
     return server.counted(reply)
 
 
-def ask_of(server: Server, n_prompt: int, n_gen: int, is_sent_once: bool = False) -> Ask:
-    prompt = server.prompt(n_prompt, WORDS, seed=1, repeat=0)
-    return server.ask(prompt, n_prompt, n_gen, is_sent_once, seed=1)
+def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
+    return server.ask(n_prompt, n_gen, WORDS, seed=1)
 
 
 def as_it_is(ask: Ask, **fields: object) -> Ask:
@@ -146,15 +145,15 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(
     reached: dict[tuple[str, str], Server], which: tuple[str, str]
 ) -> None:
     server, n = reached[which], 97
-    prompt = server.prompt(n, WORDS, seed=1, repeat=0)
-    ask = as_it_is(server.ask(prompt, n, 2), stream=None, stream_options=None)
+    sized = server.ask(n, 2, WORDS)
+    ask = as_it_is(sized, stream=None, stream_options=None)
     path = "chat/completions" if which[1] == CHAT else "completions"
     request = urllib.request.Request(
         f"{server.client.access.url}/{path}", ask.body.encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:
-        assert json.load(answer)["usage"]["prompt_tokens"] == prompt.n_tokens == n
-    usage = send(server, ask_of(server, n, 2, is_sent_once=True)).usage  # with another nonce
+        assert json.load(answer)["usage"]["prompt_tokens"] == sized.asked.n_prompt_counted == n
+    usage = send(server, ask_of(server, n, 2)).usage  # with another nonce
     assert usage is not None and usage.prompt_tokens == (n if which[0] == LLAMA else None)
 
 
@@ -163,7 +162,7 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
     reached: dict[tuple[str, str], Server], which: tuple[str, str]
 ) -> None:
     server = reached[which]
-    request = send(server, ask_of(server, 64, 10, is_sent_once=True))
+    request = send(server, ask_of(server, 64, 10))
     assert request.status == OK, request.error
     kinds = request.events.kind
     assert kinds.count(TEXT) == 10 == times.n_generated(request)
@@ -323,8 +322,8 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 
 
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "NEEDS", ("fastapi", "no_such_package"))
-    with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
+    monkeypatch.setattr(servers, "_CHILD", "import no_such_package")
+    with pytest.raises(LabError, match=r"No module named 'no_such_package'\nInstall .*mini-lab\[server\]"):
         lesson.serve()
 
 

@@ -102,7 +102,6 @@ def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureF
     assert "TTFT" in out and "prefill alone is not visible" in out and "prefill\n" not in out
     assert "0.0610" in out and "0.0600-0.0620" in out  # 50 + 10 + repeat ms
     assert "10.0" in out and "100" in out
-    assert "TTFT of 100 prompt tokens was 2.48x that of 10 (10x the tokens)." in out
     assert "!" not in out  # everything is known
 
 
@@ -120,8 +119,6 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
         (served(cached=90), "1 of 1 requests had 90 prompt tokens in the server's cache"),
         (served(cached=None), "does not report cached prompt tokens"),
         (served(usage=Usage(completion_tokens=4, cached_tokens=0)), "answers were shorter than requested (4 tokens"),
-        (served(usage=Usage(prompt_tokens=103, completion_tokens=5, cached_tokens=0)), "103 instead of 100"),
-        (served(usage=None), "1 of 1 answers have no token count"),
         (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenized afterwards"),
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],

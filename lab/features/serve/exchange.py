@@ -40,9 +40,6 @@ from lab.process import spawning
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
 HUNG_UP_S = 1.0  # a request fails within this time if the server closed the connection just before
-FRESH_S = 2.0
-"""An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
-
 PREPARE_S = 0.1  # a request's connection is opened this long before its time
 PAUSE_S = 0.25
 """A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
@@ -263,12 +260,12 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, to: Sending) -> None:
         self.answer: Exchange | None = None
-        self.to, self.is_open, self.was_used, self.free_ns = to, False, False, 0
+        self.to, self.is_open, self.was_used = to, False, False
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can be sent: it is open and free, and was used within FRESH_S."""
-        return self.is_open and self.answer is None and time.perf_counter_ns() - self.free_ns < FRESH_S * 1e9
+        """Whether a request can be sent: it is open and free."""
+        return self.is_open and self.answer is None
 
     async def connect(self) -> None:
         """Open the connection, unless it can be used. Raises Failure."""
@@ -299,7 +296,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport, self.is_open, self.was_used, self.free_ns = transport, True, False, time.perf_counter_ns()
+        self.transport, self.is_open, self.was_used = transport, True, False
 
     def data_received(self, data: bytes) -> None:
         if self.answer:
@@ -351,7 +348,7 @@ class Exchange:
         if self.is_over:
             return
         self.problem, self.is_over, own = problem, True, self.connection
-        own.answer, own.free_ns = None, time.perf_counter_ns()
+        own.answer = None
         if problem or (self.http.our_state, self.http.their_state) != (h11.DONE, h11.DONE):
             own.hang_up()
         self.news.set()

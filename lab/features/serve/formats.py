@@ -131,10 +131,11 @@ def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
     return {"messages": chat if said[0] else chat[1:]}
 
 
-def body(
-    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], is_streamed: bool = True
-) -> dict[str, Any]:
-    """The JSON object to send. `prompt`: as in `prompt_fields`."""
+def ask_for(
+    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], nonce: str | None = None
+) -> Ask:
+    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`."""
+    usage = [name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options]
     fields: dict[str, Any] = {
         "model": model,
         **prompt_fields(api, prompt),
@@ -143,19 +144,12 @@ def body(
         "seed": asked.seed,
         "ignore_eos": asked.ignore_eos if IGNORE_EOS in options else None,
         "cache_prompt": False if NO_CACHE in options else None,
+        "stream": True,
+        "stream_options": dict.fromkeys(usage, True) or None,
+        **{name: True for name in (TOKEN_IDS, TIMINGS) if name in options},
     }
-    if is_streamed:
-        usage = [name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options]
-        fields |= {"stream": True, "stream_options": dict.fromkeys(usage, True) or None}
-        fields |= {name: True for name in (TOKEN_IDS, TIMINGS) if name in options}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def ask_for(
-    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], nonce: str | None = None
-) -> Ask:
-    """A streamed request of a plan. `nonce`: as in Ask."""
-    return Ask(asked=asked, body=json.dumps(body(api, model, prompt, asked, options)), nonce=nonce)
+    known = {name: value for name, value in fields.items() if value is not None}
+    return Ask(asked=asked, body=json.dumps(known), nonce=nonce)
 
 
 def error_in(parsed: dict[str, Any]) -> str | None:

@@ -303,8 +303,7 @@ def execute(
     with unless_empty(path):
         for i, n in enumerate(lengths):
             watch(Status("sizing prompts", n_runs=len(lengths), n_runs_done=i))
-            prompt = server.prompt(n, text, seed, i)
-            asks.append(server.ask(prompt, n, longest))
+            asks.append(server.ask(n, longest, text))
         if too_long := server.too_long(max(lengths), longest):
             note(str(too_long).replace("\n", " "))
         for i, load in enumerate(plan.windows):

@@ -1,8 +1,7 @@
 """What a server is, which of its models is measured, and what it can do; prompts of exactly n of its tokens.
 
 with connect("http://127.0.0.1:8080/v1") as server:
-    prompt = server.prompt(1000, text, seed=1, repeat=0)
-    ask = server.ask(prompt, n_prompt=1000, n_gen=64)
+    ask = server.ask(n_prompt=1000, n_gen=64, text=text)
     results.save(path, server.record(session, server.counted(server.send(ask))))
 
 First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
@@ -10,7 +9,7 @@ tokens: chat or completions, with all options that the lab can use, or fewer if 
 
 A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a request for
 one token says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of
-eight letters, so that no cache contains its beginning; after counting by usage it gets a new one.
+eight letters, which each sending renews, so that no cache contains its beginning.
 
 If a stream has no token counts (llama_cpp.server streams no usage), the server's tokenizer counts the answer's text,
 which may join separately generated tokens. An answer that ended at its limit has as many as were requested.
@@ -24,6 +23,7 @@ lmstudio.ai/docs/developer/rest (/api/v0/models).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import secrets
@@ -33,9 +33,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from lab.core import request as kinds
 from lab.core import request_times as times
@@ -70,19 +69,16 @@ from lab.features.serve.formats import (
     fresh_nonce,
     n_items,
     prompt_fields,
-    usage_of,
 )
 from lab.process import spawning
 from lab.runner import machine
-from lab.runner.prompts import TEXT, offset, source
+from lab.runner.prompts import TEXT, source
 
 TOKENIZE, USAGE = "tokenize", "usage"
 
 MOST_COUNTS = 24  # maximum number of counts for one prompt
 FILLERS = (" a", " the", " x", " 1", ".")
 """Texts that make a prompt a little longer; in most vocabularies one token each."""
-
-NEAR = 50  # if counting costs a prefill, the last n/50 tokens of a prompt may be fillers
 
 MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
 SHORT, N_SHORT = "Say yes.", 4
@@ -92,6 +88,9 @@ SAY_S = 5.0  # interval of the progress messages while waiting for an answer
 _LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
 """Options that a request is tried with, until the server accepts it."""
 
+_FINAL = (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE, kinds.RATE_LIMITED)
+"""Failures after which no other request is tried."""
+
 
 @dataclass(frozen=True)
 class Counter:
@@ -99,22 +98,6 @@ class Counter:
 
     by: str  # tokenize, usage
     count: Callable[[str], int | None]
-
-
-class Prompt(NamedTuple):
-    """A prompt with the server's token count; its text begins with a nonce."""
-
-    text: str
-    n_tokens: int
-    counted_by: str
-
-    @property
-    def nonce(self) -> str:
-        return self.text[: len(fresh_nonce())]
-
-    def renewed(self) -> Prompt:
-        """The same prompt with another nonce."""
-        return self._replace(text=fresh_nonce() + self.text.removeprefix(self.nonce))
 
 
 class Reaching(TypedDict, total=False):
@@ -134,14 +117,6 @@ def reaching_of(options: Mapping[str, Any]) -> Reaching:
 def needs_count(request: Request) -> bool:
     """Whether a request succeeded, and nobody counted the tokens of its answer."""
     return request.status == OK and times.n_generated(request) is None
-
-
-def impossible(n: int, n_least: int) -> LabError:
-    """The error for a prompt shorter than the shortest possible one."""
-    return LabError(
-        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
-        "Its first letters and the chat template need that many (--api completions has no template).",
-    )
 
 
 @dataclass(frozen=True)
@@ -171,52 +146,14 @@ class Server:
             )
         return n_tokens
 
-    def n_least(self) -> int:
-        """Tokens of the shortest prompt: a nonce, and what the server adds."""
-        return self.count(fresh_nonce())
-
-    def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
-        """A prompt of n tokens: a nonce, then words of `text` from a place given by the seed and the repeat.
-
-        LabError if n is less than the shortest prompt, or the server does not count. If no text of exactly n tokens is
-        found within MOST_COUNTS, the prompt is the longest one below n (see `n_tokens`).
-        """
-        words, head, counts = text.split(), fresh_nonce(), dict[str, int]()
-        start = offset(seed, repeat, len(words))
-        words = words[start:] + words[:start]
-
-        def count(text: str) -> int:
-            if text not in counts:
-                counts[text] = self.count(text)
-            return counts[text]
-
-        def first_words(k: int) -> str:
-            n_whole, rest = divmod(k, len(words))
-            return " ".join([head, *words * n_whole, *words[:rest]])
-
-        if (n_least := count(head)) > n:
-            raise impossible(n, n_least)
-        by = self.counter.by if self.counter else ""
-        n_enough = n - n // NEAR if by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
-        per_word, low, n_low, high = 1.5, 0, n_least, 10 * n  # `high` words are too many
-        while n_low < n_enough and high - low > 1 and len(counts) < MOST_COUNTS - 10:
-            guess = low + max(1, round(((n + n_enough) / 2 - n_low) / per_word))
-            guess = guess if guess < high else (low + high) // 2
-            n_guess = count(first_words(guess))
-            per_word = max(0.2, (n_guess - n_least) / guess)
-            low, n_low, high = (guess, n_guess, high) if n_guess <= n else (low, n_low, guess)
-        made, fillers = first_words(low), list(FILLERS)
-        while fillers and counts[made] < n and len(counts) < MOST_COUNTS:
-            missing = n - counts[made]
-            longer = made + fillers[0] * missing
-            if count(longer) > n and missing > 1:
-                longer = made + fillers[0]
-            if counts[made] < count(longer) <= n:
-                made = longer
-            else:
-                fillers.pop(0)
-        prompt = Prompt(made, counts[made], by)
-        return prompt.renewed() if by == USAGE else prompt  # the server has seen this one
+    def least(self, n_prompt: int) -> int:
+        """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if `n_prompt` is less."""
+        if (n_least := self.count(fresh_nonce())) > n_prompt:
+            raise LabError(
+                f"A prompt of {plural(n_prompt, 'token')} is not possible: the shortest one has {n_least:,}.",
+                "Its first letters and the chat template need that many (--api completions has no template).",
+            )
+        return n_least
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
         """Why a request of this length does not fit into the server's context; None if it fits or may fit."""
@@ -229,15 +166,39 @@ class Server:
             "Use fewer tokens, or start the server with a longer context.",
         )
 
-    def ask(self, prompt: Prompt, n_prompt: int, n_gen: int, is_sent_once: bool = False, **more: Any) -> Ask:
-        """The request for a prompt. Unless it is sent only once, each sending gets another nonce.
+    def ask(self, n_prompt: int, n_gen: int, text: str, **more: Any) -> Ask:
+        """A request with a prompt of n_prompt tokens: a nonce, which each sending renews, then words of `text`.
 
-        `more`: other fields of Asked, such as the seed.
+        If no text of exactly n_prompt tokens is found within MOST_COUNTS, it is the longest one below that. `more`:
+        other fields of Asked, such as the seed. LabError if the server does not count, or the prompt is too short.
         """
-        accepted, nonce = self.endpoint.accepted, None if is_sent_once else prompt.nonce
-        counted: dict[str, Any] = {"n_prompt_counted": prompt.n_tokens, "counted_by": prompt.counted_by}
+        words, nonce, counts = text.split(), fresh_nonce(), dict[str, int]()
+
+        def count(text: str) -> int:
+            if text not in counts:
+                counts[text] = self.count(text)
+            return counts[text]
+
+        def first_words(k: int) -> str:
+            n_whole, rest = divmod(k, len(words))
+            return " ".join([nonce, *words * n_whole, *words[:rest]])
+
+        n_least = n_low = self.least(n_prompt)
+        per_word, low, high = 1.5, 0, 10 * n_prompt  # `high` words are too many
+        while n_low < n_prompt and high - low > 1 and len(counts) < MOST_COUNTS - 2 * len(FILLERS):
+            guess = low + max(1, int((n_prompt - n_low) / per_word))
+            guess = guess if guess < high else (low + high) // 2
+            n_guess = count(first_words(guess))
+            per_word = max(0.2, (n_guess - n_least) / guess)
+            low, n_low, high = (guess, n_guess, high) if n_guess <= n_prompt else (low, n_low, guess)
+        made = first_words(low)
+        for filler in FILLERS:
+            missing = n_prompt - count(made)
+            made = next((more for more in (made + filler * missing, made + filler) if count(more) <= n_prompt), made)
+        accepted, by = self.endpoint.accepted, self.counter.by if self.counter else None
+        counted: dict[str, Any] = {"n_prompt_counted": count(made), "counted_by": by}
         asked = Asked(n_prompt=n_prompt, n_gen=n_gen, **counted, **formats.limits(accepted), **more)
-        return formats.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, accepted, nonce)
+        return formats.ask_for(self.endpoint.api, self.own_name, made, asked, accepted, nonce)
 
     def send(self, ask: Ask, watch: Callable[[], None] = lambda: None) -> Reply:
         """Send one request, and wait for its answer; calls `watch` meanwhile."""
@@ -319,7 +280,23 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
         (reply,) = client.run(SendPlan(asks=plan, api=api, timeout_s=asked.timeout_s), watch)
         return reply.request
 
-    used, accepted, first = _first_answer(asked, send, shown, (api,) if api else (CHAT, COMPLETIONS))
+    failed = list[Request]()
+    for used, accepted in itertools.product((api,) if api else (CHAT, COMPLETIONS), _LADDER):
+        first = send(used, SHORT, N_SHORT, accepted)
+        if first.status == OK:
+            break
+        failed.append(first)
+        if first.failure in _FINAL or first.http_status in (401, 403):
+            break
+    if first.status != OK:  # the error of an interface that exists says more
+        problem = [*failed, *(one for one in failed if one.http_status not in (404, 405))][-1]
+        hint = "Try again (some servers load a model on its first request), or read the server's log."
+        if problem.failure == kinds.NO_STREAM:
+            hint = "Check that the address is the server's own: a proxy or a login page may answer instead."
+        if 300 <= (problem.http_status or 0) < 400 or problem.http_status in (401, 403, 429):
+            hint = _hint(asked, problem.http_status)
+        cause = f"{problem.failure}: {problem.error}"
+        raise LabError(f"The server at {asked.url} does not stream an answer of {shown} ({cause}).", hint)
     long = send(used, LONG, N_LONG, accepted)
     has_no_effect = {
         formats.INCLUDE_USAGE: times.n_generated(first) is None,
@@ -331,11 +308,8 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
     working = tuple(option for option in accepted if not has_no_effect.get(option))
 
     def by_usage(text: str) -> int | None:
-        wanted = Asked(n_prompt=None, n_gen=1, **formats.limits(working))
-        fields = formats.body(used, chosen, text, wanted, working, is_streamed=False)
-        answer = client.ask(asked.interface(used), fields, asked.timeout_s)
-        usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")), {})
-        return usage.prompt_tokens if usage and answer.status == 200 else None
+        usage = send(used, text, 1, working).usage
+        return usage.prompt_tokens if usage else None
 
     ways = [*(Counter(TOKENIZE, count) for count in tokenizers(client, used, chosen)), Counter(USAGE, by_usage)]
     counter = next((way for way in ways if way.count("word") is not None), None)
@@ -379,18 +353,19 @@ def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> 
 
 def _hint(access: Access, status: int | None) -> str:
     """What to do about an answer with this status (None: no answer)."""
-    if status in (401, 403):
-        if access.api_key_env:
-            return f"Check the key in the environment variable {access.api_key_env}."
-        return "Name the environment variable that contains the key: --api-key-env NAME"
-    if status == 429:
-        return "The server limits the rate of requests. Wait, then try again."
-    if status is not None and 300 <= status < 400:
-        return "The lab does not follow redirects. Give the target address."
+    key = "Name the environment variable that contains the key: --api-key-env NAME"
+    if access.api_key_env:
+        key = f"Check the key in the environment variable {access.api_key_env}."
     other = "http:// for a server without TLS" if access.url.startswith("https:") else "https:// for a server with TLS"
-    if status is None:
-        return f"Start the server, or check the address (use {other})."
-    return f"Check the address (use {other}), or name a model with --model."
+    known = {
+        401: key,
+        403: key,
+        429: "The server limits the rate of requests. Wait, then try again.",
+        None: f"Start the server, or check the address (use {other}).",
+    }
+    if 300 <= (status or 0) < 400:
+        return "The lab does not follow redirects. Give the target address."
+    return known.get(status, f"Check the address (use {other}), or name a model with --model.")
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
@@ -443,33 +418,6 @@ def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | 
     return ("llama_cpp.server" if owner == "me" else None), None, of_model
 
 
-def _first_answer(
-    access: Access, send: Callable[[str, str, int, tuple[str, ...]], Request], shown: str, apis: tuple[str, ...]
-) -> tuple[str, tuple[str, ...], Request]:
-    """The first interface and set of options for which a short request returns a stream."""
-    problem: Request | None = None
-    for api in apis:
-        for accepted in _LADDER:
-            request = send(api, SHORT, N_SHORT, accepted)
-            if request.status == OK:
-                return api, accepted, request
-            is_choosy = request.failure in (kinds.BAD_REQUEST, kinds.NO_STREAM)
-            if not is_choosy or request.http_status in (401, 403, 404, 405):
-                break
-        if problem is None or problem.http_status in (404, 405):  # the error of an existing interface says more
-            problem = request
-        if request.failure in (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE):
-            break
-    assert problem
-    hint = "Try again (some servers load a model on its first request), or read the server's log."
-    if problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400:
-        hint = _hint(access, problem.http_status)
-    elif problem.failure == kinds.NO_STREAM:
-        hint = "Check that the address is the server's own: a proxy or a login page may answer instead."
-    cause = f"{problem.failure}: {problem.error}"
-    raise LabError(f"The server at {access.url} does not stream an answer of {shown} ({cause}).", hint)
-
-
 def _capabilities(
     first: Request, long: Request, working: tuple[str, ...], counter: Counter | None, settings: ServerSettings | None
 ) -> Iterator[Capability]:
@@ -481,38 +429,20 @@ def _capabilities(
         n_events, answer = len(times.generated(long)), NO
         how = f"{n_events} events with content arrived at once: the answer was buffered until its end"
     yield Capability("streaming", YES if answer != NO and n_events > 1 else answer, how)
-    no_tokenizer = "no /tokenize and no usage: the tokens of prompts cannot be counted"
-    if counter:
-        no_tokenizer = "no /tokenize; the usage of small requests counts the tokens of prompts"
+    is_tokenizer = counter is not None and counter.by == TOKENIZE
+    is_cached = any(one.usage and one.usage.cached_tokens is not None for one in (first, long))
+    other = f"{'the usage of small requests' if counter else 'nothing'} counts the tokens of prompts"
     n_slots, n_ctx = (settings.n_slots, settings.n_ctx) if settings else (None, None)
+    all_tokens, not_all = f"an answer had all {N_LONG} tokens with it", "rejected, or an answer ended early despite it"
+    slots = f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens"
     for name, is_there, how, how_not in (
         ("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream"),
         ("token ids", by == "token ids", "in every event", "none in the stream"),
         ("tokens per event", by is not None, f"from {by}", "events do not say how many tokens they contain"),
-        (
-            "ignore_eos",
-            formats.IGNORE_EOS in working,
-            f"an answer had all {N_LONG} tokens with it",
-            "the server rejects requests with it, or an answer ended early despite it",
-        ),
-        (
-            "cached tokens",
-            any(one.usage and one.usage.cached_tokens is not None for one in (first, long)),
-            "answers count them",
-            "answers do not count them",
-        ),
-        (
-            "tokenize",
-            counter is not None and counter.by == TOKENIZE,
-            "the server's tokenizer counts the tokens of prompts",
-            no_tokenizer,
-        ),
-        (
-            "settings",
-            n_slots is not None,
-            f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens",
-            "the server does not report its number of slots",
-        ),
+        ("ignore_eos", formats.IGNORE_EOS in working, all_tokens, not_all),
+        ("cached tokens", is_cached, "answers count them", "answers do not count them"),
+        ("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", other),
+        ("settings", n_slots is not None, slots, "the server does not report its number of slots"),
         ("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream"),
     ):
         yield Capability(name, YES if is_there else NO, how if is_there else how_not)
@@ -529,8 +459,7 @@ def prompt_text(prompt: str) -> str:
     return text
 
 
-N_CTX, START_S, LOOK_S = 2048, 120, 0.1
-NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
+START_S, LOOK_S = 120, 0.1
 _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 KEY_ENV = "MINI_LAB_SERVER_KEY"
 _CHILD = f"""
@@ -547,7 +476,10 @@ app.CORSMiddleware = SameOrigin
 sys.argv += ["--api_key", os.environ["{KEY_ENV}"]]
 server.main()
 """
-_FLAGS = "--host 127.0.0.1 --port 0 --n_gpu_layers 0 --flash_attn True --interrupt_requests False --verbose False"
+_OPTIONS = (
+    "--host 127.0.0.1 --port 0 --n_ctx 2048 --n_gpu_layers 0 --flash_attn True --interrupt_requests False "
+    "--verbose False"
+)
 
 
 @dataclass(frozen=True)
@@ -574,20 +506,14 @@ class OwnServer:
 
 def start_own(model: Path, alias: str, n_threads: int | None = None) -> OwnServer:
     """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise LabError(
-            f"The server needs packages that are not installed: {', '.join(missing)}.",
-            "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
-        )
     n_threads = n_threads or machine.default_threads()
-    options = {"model": model, "model_alias": alias, "n_ctx": N_CTX}
-    options |= {"n_threads": n_threads, "n_threads_batch": n_threads}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    key = os.environ[KEY_ENV] = secrets.token_urlsafe(32)
+    options = f"--n_threads {n_threads} --n_threads_batch {n_threads} {_OPTIONS}".split()
+    key = os.environ[KEY_ENV] = secrets.token_hex(32)
     folder = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
     log = Path(folder.name) / "log"
     with log.open("wb") as file:
-        process = spawning.start(_CHILD, *words, *_FLAGS.split(), stdout=file, stderr=subprocess.STDOUT)
+        words = ("--model", str(model), "--model_alias", alias, *options)
+        process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
     own, deadline = OwnServer("", n_threads, process, folder), time.monotonic() + START_S
     try:
         while process.poll() is None and time.monotonic() < deadline:
@@ -596,7 +522,8 @@ def start_own(model: Path, alias: str, n_threads: int | None = None) -> OwnServe
             time.sleep(LOOK_S)
         printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0]  # of its threads
         lines = printed.replace(key, "***").splitlines()
-        raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
+        hint = "Install its packages (pip install 'mini-lab[server]'), or free some memory, and try again."
+        raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", hint)
     except BaseException:
         own.end()
         raise

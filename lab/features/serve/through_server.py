@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -27,7 +27,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.measure import plot_runs, text_results
 from lab.features.serve.load_figures import held_back, server_options, span
-from lab.features.serve.servers import TOKENIZE, USAGE, Prompt, Reaching, Server, connect, impossible, prompt_text
+from lab.features.serve.servers import TOKENIZE, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
 from lab.runner.cases import Case, shuffled
@@ -37,7 +37,6 @@ from lab.runner.prompts import TEXT
 from lab.show import table
 from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, print_section, tabled
 from lab.show.wording import digits, seconds
-from lab.show.wording import times as n_times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,10 +123,8 @@ def make_plan(
 
 def check(plan: ServerPlan, server: Server) -> None:
     """LabError if the server cannot count the tokens of a prompt, or a length is not possible on it."""
-    n_least = server.n_least()
     for case in plan.cases:
-        if case.n_prompt < n_least:
-            raise impossible(case.n_prompt, n_least)
+        server.least(case.n_prompt)
         if problem := server.too_long(case.n_prompt, case.n_gen):
             raise problem
 
@@ -148,24 +145,20 @@ def measure(
 def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
     """Send the plan's requests, append each to `path` when it ends, and yield its record.
 
-    LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished requests. The prompt is cut at another
-    place for each repeat, or has only another nonce if counting costs requests.
+    LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished requests.
     """
     warmups = [(0, case) for case in sorted(plan.cases, key=lambda case: case.n_prompt)]
     todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.cases, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
-    prompts: dict[int, Prompt] = {}  # one for each length, if counting costs requests
     lost: list[Request] = []  # in a row
     with unless_empty(path):
+        watch(Status("sizing prompts"))
+        asks = {one: server.ask(one.n_prompt, one.n_gen, plan.text, seed=plan.seed) for one in plan.cases}
         while warmups or todo:
             is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
-            known = prompts.get(n := case.n_prompt)
-            prompt = known.renewed() if known else server.prompt(n, plan.text, plan.seed, repeat)
-            if prompt.counted_by == USAGE:
-                prompts[n] = prompt
-            n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
-            ask = server.ask(prompt, n, n_gen, True, seed=plan.seed, repeat=repeat, warmup=is_warmup)
+            ask = asks[case].of_length(min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen)
+            ask = replace(ask, asked=replace(ask.asked, repeat=repeat, warmup=is_warmup))
             reply = server.send(ask, reporter.answer_watcher(case, repeat, is_warmup))
             request = reply.request if is_warmup else server.counted(reply)
             own = figures(request)
@@ -254,13 +247,9 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 def _doubts(requests: Sequence[Request]) -> list[str]:
     """What requests of one setup that went well do not show, or show of another work than was asked for."""
     ones = [figures(request) for request in requests]
-    pairs = {(one.asked.n_prompt, one.n_prompt) for one in ones}
-    other = sorted((asked, found) for asked, found in pairs if None not in (asked, found) and asked != found)
-    named = ", ".join(f"{found:,} instead of {asked:,}" for asked, found in other[:4])
     cached, short = [one.n_cached or 0 for one in ones if one.is_warm], [one for one in ones if one.is_short]
     lengths, n = span([one.n_generated or 0 for one in short]), len(ones)
     reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
-    n_uncounted = sum(one.n_generated is None for one in ones)
     n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
     n_reasoned = sum(REASONING in request.events.kind for request in requests)
     by_events = [not one.came_at_once and times.itl_ns(own) is None for own, one in zip(requests, ones, strict=True)]
@@ -280,10 +269,8 @@ def _doubts(requests: Sequence[Request]) -> list[str]:
             f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens; finish reason: {reasons}). "
             "They have separate rows.",
         ),
-        (other, f"The server counted other prompt lengths than requested: {named}."),
-        (n_uncounted, f"{n_uncounted} of {n} answers have no token count, so their TPOT is unknown."),
         (
-            not n_uncounted and any(one.usage and one.usage.counted_by == TOKENIZE for one in requests),
+            any(one.usage and one.usage.counted_by == TOKENIZE for one in requests),
             "The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.",
         ),
         (
@@ -326,7 +313,6 @@ def sections(records: Sequence[RequestRecord]) -> list[Section]:
                     **tabled(columns, part.to_dict("records")),
                     answer=_time("", part),
                     notes=[MEANINGS],
-                    sentences=_growth(part),
                     parts=[own_times] if timed else [],
                 )
             )
@@ -348,19 +334,6 @@ def _figure(row: dict[str, Any], name: str) -> str:
             ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
         return " to ".join(map(digits, ends))
     return text_results.figure(row, name)
-
-
-def _growth(rows: pd.DataFrame) -> list[str]:
-    """How TTFT grows with the prompt, in a summary of one setup and one n_gen."""
-    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0) & (rows.n_prompt > 0)]  # noqa: E712
-    rows = rows.sort_values("n_prompt")
-    if rows.n_prompt.nunique() < 2:
-        return []
-    short, long = rows.iloc[0], rows.iloc[-1]
-    ratio = long.ttft_s / short.ttft_s
-    words = "about the same as" if 0.95 < ratio < 1.05 else n_times(ratio)
-    more = n_times(long.n_prompt / short.n_prompt)
-    return [f"TTFT of {long.n_prompt:,} prompt tokens was {words} that of {short.n_prompt:,} ({more} the tokens)."]
 
 
 def _time(label: str, rows: pd.DataFrame) -> str:
