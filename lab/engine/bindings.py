@@ -54,70 +54,50 @@ GGUF_INTEGERS = {
     11: ("i64", ctypes.c_int64),
 }
 
-_BASE: dict[str, tuple[Any, list[Any]]] = {
-    "ggml_commit": (TEXT, []),
-    "ggml_version": (TEXT, []),
-    "ggml_type_name": (TEXT, [INT]),
-    "ggml_op_name": (TEXT, [INT]),
-    "ggml_get_name": (TEXT, [P]),
-    "ggml_nelements": (I64, [P]),
-    "ggml_nbytes": (SIZE, [P]),
-    "ggml_init": (P, [InitParams]),
-    "ggml_free": (None, [P]),
-    "ggml_tensor_overhead": (SIZE, []),
-    "ggml_row_size": (SIZE, [INT, I64]),
-    "ggml_new_tensor_2d": (P, [P, INT, I64, I64]),
-    "ggml_new_tensor_3d": (P, [P, INT, I64, I64, I64]),
-    "ggml_permute": (P, [P, P, INT, INT, INT, INT]),
-    "ggml_mul_mat": (P, [P, P, P]),
-    "ggml_mul_mat_id": (P, [P, P, P, P]),
-    "ggml_soft_max_ext": (P, [P, P, P, F, F]),
-    "ggml_flash_attn_ext": (P, [P, P, P, P, P, F, F, F]),
-    "ggml_new_graph_custom": (P, [P, SIZE, B]),
-    "ggml_build_forward_expand": (None, [P, P]),
-    "ggml_graph_node": (P, [P, INT]),
-    "ggml_quantize_chunk": (SIZE, [INT, ctypes.POINTER(F), P, I64, I64, I64, P]),
-    "ggml_backend_alloc_ctx_tensors_from_buft": (P, [P, P]),
-    "ggml_backend_tensor_set": (None, [P, TEXT, SIZE, SIZE]),
-    "ggml_backend_tensor_get": (None, [P, P, SIZE, SIZE]),
-    "ggml_backend_buft_alloc_buffer": (P, [P, SIZE]),
-    "ggml_backend_buft_name": (TEXT, [P]),
-    "ggml_backend_buffer_free": (None, [P]),
-    "ggml_backend_buffer_get_type": (P, [P]),
-    "ggml_backend_dev_backend_reg": (P, [P]),
-    "ggml_backend_dev_buffer_type": (P, [P]),
-    "ggml_backend_dev_name": (TEXT, [P]),
-    "ggml_backend_dev_description": (TEXT, [P]),
-    "ggml_backend_dev_memory": (None, [P, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)]),
-    "ggml_backend_dev_init": (P, [P, TEXT]),
-    "ggml_backend_dev_supports_op": (B, [P, P]),
-    "ggml_backend_dev_type": (INT, [P]),
-    "ggml_backend_free": (None, [P]),
-    "ggml_backend_graph_compute": (INT, [P, P]),
-    "ggml_backend_synchronize": (None, [P]),
-    "ggml_backend_reg_get_proc_address": (P, [P, TEXT]),
-    "ggml_backend_reg_name": (TEXT, [P]),
-    "gguf_init_from_file": (P, [TEXT, GgufParams]),
-    "gguf_free": (None, [P]),
-    "gguf_find_key": (I64, [P, TEXT]),
-    "gguf_get_kv_type": (INT, [P, I64]),
-    "gguf_get_n_kv": (I64, [P]),
-    "gguf_get_arr_n": (SIZE, [P, I64]),
-    "gguf_get_arr_type": (INT, [P, I64]),
-    "gguf_get_arr_data": (P, [P, I64]),
-    "gguf_get_val_str": (TEXT, [P, I64]),
-    "gguf_get_n_tensors": (I64, [P]),
-    "gguf_get_data_offset": (SIZE, [P]),
-    "gguf_get_tensor_name": (TEXT, [P, I64]),
-    "gguf_get_tensor_type": (INT, [P, I64]),
-    "gguf_get_tensor_size": (SIZE, [P, I64]),
-    "gguf_get_tensor_offset": (SIZE, [P, I64]),
-    "gguf_get_tensor_ne": (ctypes.POINTER(I64), [P, I64]),
-    **{f"gguf_get_val_{name}": (result, [P, I64]) for name, result in GGUF_INTEGERS.values()},
+_BASE: dict[str, tuple[Any, ...]] = {
+    "ggml_commit ggml_version": (TEXT,),
+    "ggml_type_name ggml_op_name": (TEXT, INT),
+    "ggml_get_name ggml_backend_buft_name ggml_backend_reg_name": (TEXT, P),
+    "ggml_backend_dev_name ggml_backend_dev_description": (TEXT, P),
+    "ggml_nelements gguf_get_n_kv gguf_get_n_tensors": (I64, P),
+    "ggml_nbytes gguf_get_data_offset": (SIZE, P),
+    "ggml_init": (P, InitParams),
+    "ggml_free ggml_backend_buffer_free ggml_backend_free ggml_backend_synchronize gguf_free": (None, P),
+    "ggml_tensor_overhead": (SIZE,),
+    "ggml_row_size": (SIZE, INT, I64),
+    "ggml_new_tensor_2d": (P, P, INT, I64, I64),
+    "ggml_new_tensor_3d": (P, P, INT, I64, I64, I64),
+    "ggml_permute": (P, P, P, INT, INT, INT, INT),
+    "ggml_mul_mat": (P, P, P, P),
+    "ggml_mul_mat_id": (P, P, P, P, P),
+    "ggml_soft_max_ext": (P, P, P, P, F, F),
+    "ggml_flash_attn_ext": (P, P, P, P, P, P, F, F, F),
+    "ggml_new_graph_custom": (P, P, SIZE, B),
+    "ggml_build_forward_expand": (None, P, P),
+    "ggml_graph_node": (P, P, INT),
+    "ggml_quantize_chunk": (SIZE, INT, ctypes.POINTER(F), P, I64, I64, I64, P),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (P, P, P),
+    "ggml_backend_tensor_set": (None, P, TEXT, SIZE, SIZE),
+    "ggml_backend_tensor_get": (None, P, P, SIZE, SIZE),
+    "ggml_backend_buft_alloc_buffer": (P, P, SIZE),
+    "ggml_backend_buffer_get_type ggml_backend_dev_backend_reg ggml_backend_dev_buffer_type": (P, P),
+    "ggml_backend_dev_memory": (None, P, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)),
+    "ggml_backend_dev_init ggml_backend_reg_get_proc_address": (P, P, TEXT),
+    "ggml_backend_dev_supports_op": (B, P, P),
+    "ggml_backend_dev_type": (INT, P),
+    "ggml_backend_graph_compute": (INT, P, P),
+    "gguf_init_from_file": (P, TEXT, GgufParams),
+    "gguf_find_key": (I64, P, TEXT),
+    "gguf_get_kv_type gguf_get_arr_type gguf_get_tensor_type": (INT, P, I64),
+    "gguf_get_arr_n gguf_get_tensor_size gguf_get_tensor_offset": (SIZE, P, I64),
+    "gguf_get_arr_data": (P, P, I64),
+    "gguf_get_val_str gguf_get_tensor_name": (TEXT, P, I64),
+    "gguf_get_tensor_ne": (ctypes.POINTER(I64), P, I64),
+    **{f"gguf_get_val_{name}": (result, P, I64) for name, result in GGUF_INTEGERS.values()},
 }
-"""Functions of the library ggml-base: the type of the result, and those of the arguments."""
+"""Functions of the library ggml-base, with the types of the result and of the arguments."""
 
-_REGISTRY = {"ggml_backend_dev_count": (SIZE, []), "ggml_backend_dev_get": (P, [SIZE])}
+_REGISTRY: dict[str, tuple[Any, ...]] = {"ggml_backend_dev_count": (SIZE,), "ggml_backend_dev_get": (P, SIZE)}
 """Functions of the library ggml, which registers all backends."""
 
 
@@ -139,10 +119,11 @@ def ggml() -> Any:
     """ggml's functions, from the libraries that llama.cpp has loaded."""
     base, registry = loaded("ggml-base"), loaded("ggml")
     for library, signatures in ((base, _BASE), (registry, _REGISTRY)):
-        for name, (result, arguments) in signatures.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-            setattr(base, name, function)
+        for names, (result, *arguments) in signatures.items():
+            for name in names.split():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+                setattr(base, name, function)
     return base
 
 
