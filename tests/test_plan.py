@@ -1,13 +1,12 @@
 """What can be known before a weight is loaded."""
 
 import re
-import typing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from lab.core.asked_settings import AskedSettings, SettingsKeywords
+from lab.core.asked_settings import AskedSettings
 from lab.errors import LabError
 from lab.features.measure import measuring
 from lab.process.worker import Worker
@@ -132,10 +131,6 @@ def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_fi
     n = n_cores_usable() or 1
     assert "every step becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
     assert not plan(fake_worker, model_file, threads=n).warnings
-
-
-def test_keywords_of_functions_are_those_of_the_table_of_settings() -> None:
-    assert typing.get_type_hints(SettingsKeywords) == typing.get_type_hints(AskedSettings)
 
 
 @pytest.mark.parametrize(

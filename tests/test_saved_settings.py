@@ -62,8 +62,8 @@ def test_odd_names_are_refused(name: str) -> None:
     ("text", "words"),
     [
         ("{", "it is not JSON"),
-        ("[]", "SettingsKeywords"),
-        ('{"threads": "many"}', "SettingsKeywords.threads is text, not a whole number"),
+        ("[]", "AskedSettings"),
+        ('{"threads": "many"}', "AskedSettings.threads is text, not a whole number"),
         ('{"colour": 1, "threads": 2}', "this lab has no setting colour"),
         ('{"threads": 0}', "--threads 0 is not possible"),
         ('{"flash_attn": "maybe"}', "--flash-attn maybe is not possible"),

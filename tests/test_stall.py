@@ -227,7 +227,7 @@ def timed(records: Sequence[Record]) -> list[Record]:
 
 def test_stalls_of_the_real_engine(mini: Path, tmp_path: Path) -> None:
     asked = {"prompt": "random", "threads": 1, "watch": lambda status: None}
-    records = stalls.stall(96, "24,50", "2", 1, str(mini), out=tmp_path, **asked)  # type: ignore[arg-type]
+    records = stalls.stall(96, "24,50", "2", 1, str(mini), out=tmp_path, **asked)
     good = timed(records)
     rows = stalls.rows(good)
     assert [(row.chunk, row.n_steps) for row in rows] == [(24, 4), (50, 2), (None, 1)]

@@ -1,8 +1,7 @@
 """One table of all settings that a user can choose: names, defaults, valid values, help.
 
 The fields of `AskedSettings` and settings.toml are the table. It defines the options of the commands (cli/options.py),
-the checks of a plan (`check`), and the options that reproduce a record (runner/as_options.py). `SettingsKeywords`
-repeats the names for function signatures, so that editors complete them; a test keeps both equal.
+the checks of a plan (`check`), and the options that reproduce a record (runner/as_options.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from lab.errors import LabError
 
@@ -87,30 +86,6 @@ class AskedSettings:
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
             what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
             raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
-
-
-class SettingsKeywords(TypedDict, total=False):
-    """The fields of AskedSettings as keyword arguments."""
-
-    prompt: str
-    seed: int
-    threads: int | None
-    threads_batch: int | None
-    batch: int
-    ubatch: int
-    n_gpu_layers: int | str | None
-    flash_attn: str
-    cache_type_k: str
-    cache_type_v: str
-    device: str | Sequence[str] | None
-    n_cpu_moe: int | None
-    kv_offload: bool | None
-    op_offload: bool | None
-    mmap: bool | None
-    repack: bool | None
-    lib: str | None
-    prefill_wait: str | None
-    kv_unified: str | bool
 
 
 @cache

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from lab.cli.options import TOKENS
 from lab.core import cost, memory, phases, script
@@ -52,7 +52,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
 

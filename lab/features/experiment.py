@@ -12,7 +12,7 @@ import inspect
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -22,7 +22,7 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
 from lab.core import shape
-from lab.core.asked_settings import SettingsKeywords, in_digits
+from lab.core.asked_settings import in_digits
 from lab.core.lists import grouped
 from lab.core.payloads import Lever
 from lab.core.record import Model, Record, Run
@@ -45,14 +45,7 @@ if TYPE_CHECKING:
 Asked = ParamSpec("Asked")
 
 
-class Keywords(SettingsKeywords, total=False):
-    """Parameters of every experiment besides its own; `out` and `watch` are those of `lab.measure`."""
-
-    out: str | Path
-    watch: Any
-
-
-def for_plan(keywords: Keywords, **defaults: Any) -> dict[str, Any]:
+def for_plan(keywords: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """The keywords of an experiment that `make_plan` takes."""
     return {**defaults, **{name: value for name, value in keywords.items() if name != "out"}}
 

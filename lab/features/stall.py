@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from lab.core import phases, script
 from lab.core.lists import grouped, plural
@@ -88,7 +88,7 @@ def plan(
     streams: str | Sequence[int] = "1,4",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> Plan:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences decode.
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core import memory, results, script, stats
 from lab.core.lists import grouped, join_and, plural
@@ -237,7 +237,7 @@ def plan(
     *,
     replay: str | None = None,
     folder: Path = Path(),
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> Plan:
     """Measure a conversation turn by turn; returns a record per run.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import shell
-from lab.core.asked_settings import AskedSettings, SettingsKeywords, defaults, flag, table
+from lab.core.asked_settings import AskedSettings, defaults, flag, table
 from lab.core.lines import from_json, to_json
 from lab.core.record import Record, Settings
 from lab.core.results import write_whole
@@ -133,12 +133,13 @@ def path_of(name: str) -> Path:
 def _parse(text: str, what: str, hint: str) -> dict[str, Any]:
     """LabError, beginning with `what`, if `text` is not JSON of valid settings."""
     try:
-        saved: dict[str, Any] = {**from_json(SettingsKeywords, text)}
-        if unknown := sorted(json.loads(text).keys() - table().keys()):
+        saved = from_json(AskedSettings, text)
+        names = json.loads(text).keys()
+        if unknown := sorted(names - table().keys()):
             raise ValueError(f"this lab has no setting {', '.join(unknown)}")
-        AskedSettings(**saved).check()
+        saved.check()
     except ValueError as problem:
         raise LabError(f"{what}: {problem}.", hint) from None
     except LabError as problem:
         raise LabError(f"{what}: {problem.what}", hint) from None
-    return saved
+    return {name: getattr(saved, name) for name in names}

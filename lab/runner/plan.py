@@ -11,9 +11,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
-from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number, in_digits
+from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
 from lab.core.lists import join_and
 from lab.core.memory import Tensor
 from lab.core.record import Model, Settings
@@ -73,7 +73,7 @@ def make_plan(
     every: int | None = None,
     until: Until | None = None,
     watch: obtain.ShowTransfer | None = obtain.silently,
-    **settings: Unpack[SettingsKeywords],
+    **settings: Any,
 ) -> Plan:
     """Check everything that can be checked before the weights are loaded. LabError for a plan that cannot work.
 

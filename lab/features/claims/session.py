@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import click
 
 from lab.cli.help import Command
 from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.core import results
-from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
 from lab.core.payloads import LOOKUP
 from lab.core.record import Record
@@ -80,7 +79,7 @@ def claims(
     model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
-    **settings: Unpack[SettingsKeywords],
+    **settings: Any,
 ) -> Verdicts:
     """Test common claims about LLM inference on this machine, and return a verdict for each.
 

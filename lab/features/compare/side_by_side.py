@@ -15,10 +15,10 @@ import itertools
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from lab.core import shell
-from lab.core.asked_settings import SettingsKeywords, check_number
+from lab.core.asked_settings import check_number
 from lab.core.record import FAILED, OK, Record, Run
 from lab.core.results import save
 from lab.errors import LabError
@@ -42,7 +42,7 @@ def ab(
     model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
-    **shared: Unpack[SettingsKeywords],
+    **shared: Any,
 ) -> list[Record]:
     """Measure settings side by side, in blocks; the first variant is the base. Returns the records.
 

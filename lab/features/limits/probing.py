@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from lab.core import cost, results, shape, shown
-from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
 from lab.core.memory import layers as rule
 from lab.core.memory import shares
@@ -156,7 +155,7 @@ def ceilings(
     types: Sequence[str] = ("Q4_0", "Q8_0"),
     *,
     out: str | Path = "results",
-    **asked: Unpack[SettingsKeywords],
+    **asked: Any,
 ) -> Ceilings:
     """This machine's ceilings for a model (a SPEC), measured if unknown, and kept in `out`.
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import click
 
@@ -90,7 +90,7 @@ def plan(
     blocks: int = N_BLOCKS,
     prompt_len: int = 256,
     gen: int = 32,
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> QuantPlan:
     """Compare files of one model with the first one, in quality and speed. Returns the records.
 

@@ -20,7 +20,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from lab.cli.options import TOKENS
 from lab.core import phases, script, stats
@@ -64,7 +64,7 @@ def plan(
     gen: int = 128,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> Plan:
     """Generate with and without drafted tokens, in blocks; returns a record per run.
 

@@ -23,14 +23,14 @@ import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli.help import Command
 from lab.cli.options import OUTPUT, SETTINGS, TOKENS, with_options
 from lab.core import cost, shape
-from lab.core.asked_settings import SettingsKeywords, check_number
+from lab.core.asked_settings import check_number
 from lab.core.lists import grouped, join_and, plural
 from lab.core.memory import device_of
 from lab.core.payloads import SAMPLING, Attention, Looks, Part, Phase, TokenTrace
@@ -98,7 +98,7 @@ def trace(
     results: str | Path = "results",
     out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
-    **settings: Unpack[SettingsKeywords],
+    **settings: Any,
 ) -> Record:
     """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times, in turns with untraced ones.
 
@@ -131,7 +131,7 @@ def trace(
     return _kept(plan, chosen, out, prompt_len, gen + 1, trace=seen, placement=placed)
 
 
-def attention(text: str, model: str = catalog.DEFAULT, **settings: Unpack[SettingsKeywords]) -> Attention:
+def attention(text: str, model: str = catalog.DEFAULT, **settings: Any) -> Attention:
     """The attention weights of a short text without flash attention, and how K and V depend on its first token.
 
         lab.attention("The cat sat on the mat").looks.changes
@@ -149,7 +149,7 @@ def look(
     model: str,
     out: str | Path | None = None,
     watch: obtain.ShowTransfer = obtain.silently,
-    **settings: Unpack[SettingsKeywords],
+    **settings: Any,
 ) -> Record:
     """`attention` as a run, in a results file in `out` unless that is None."""
     if settings.get("flash_attn", "off") == "on":

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import click
 
@@ -89,7 +89,7 @@ def plan(
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
     allow_lossy: bool = False,
-    **settings: Unpack[experiment.Keywords],
+    **settings: Any,
 ) -> TunePlan:
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
 
