@@ -22,6 +22,7 @@ from typing import Any
 
 from scipy.optimize import brentq
 from scipy.special import gammainc
+from scipy.stats import binomtest
 
 from lab.core.record import FAILED, OK
 from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
@@ -143,7 +144,7 @@ def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth
         true = truth(level)
         known = [one.arms[i] for one in sessions if one.arms[i]["n"]]
         good = [(round(of["attainment"] * of["n"]), of["n"]) for of in known]
-        plain = [load_figures.share_interval([[True] * n_good + [False] * (n - n_good)]) for n_good, n in good]
+        plain = [binomtest(n_good, n).proportion_ci(0.95, "exact") for n_good, n in good]
         ends = [(of["attainment_low"], of["attainment_high"]) for of in known]
         covers = share([low - EXACT <= true <= high + EXACT for low, high in ends])
         naive = share([of.low - EXACT <= true <= of.high + EXACT for of in plain])

@@ -26,6 +26,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,13 @@ from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.request import CLOSED, TIMEOUT, Load, Request, RequestRecord, Slo
 from lab.core.request_times import Figures
-from lab.core.stats import CONFIDENCE, Interval
+from lab.core.stats import CONFIDENCE
 from lab.errors import LabError
 from lab.runner import as_options
 from lab.runner import machine as machines
 from lab.show import canvas, table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
-from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, tabled
+from lab.show.section import UNKNOWN, Context, Kind, Picture, Section, tabled
 from lab.show.table import or_nan
 from lab.show.wording import digits, seconds
 
@@ -148,7 +149,6 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
     windows = pd.DataFrame(map(_window, rounds))
     inside = rows[rows.inside]
     good, bad = inside[inside.ok], inside[~inside.ok]
-    attainment, interval = _attainment([own.used[own.inside].dropna().tolist() for own in rounds])
     made: dict[str, Any] = {
         "load": load.label,
         "level": load.concurrency or load.rate or 0,
@@ -165,13 +165,10 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         "n_warm": sum(one.is_warm is True for one in good.figures),
         "tpot_is_bound": bool(good.is_bound.any()),
         "stall_s": good.stall_s.max(),
-        "late_median_s": inside.late_s.median(),
         "late_most_s": inside.late_s.max(),
         "in_flight_begin": windows.in_flight_begin.mean(),
         "in_flight_end": windows.in_flight_end.mean(),
-        "attainment": attainment,
-        "attainment_low": interval.low,
-        "attainment_high": interval.high,
+        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(inside), strict=True)),
     }
     for name in ("ttft", "tpot", "e2e"):
         known = sorted(inside[f"{name}_s"].dropna())
@@ -234,49 +231,40 @@ def tail(ordered: Sequence[float], share: float) -> tuple[float, int]:
     return (ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else (NAN, 0)
 
 
-def _attainment(used: Sequence[Sequence[float]]) -> tuple[float, Interval]:
+def _attainment(inside: pd.DataFrame) -> tuple[float, float, float]:
     """The share of requests that met every limit, with its 95 % interval; NaN without limits or requests.
 
-    `used` has for each round what its requests used of their limits, in the order in which they were due.
-    """
-    everything = sorted(itertools.chain(*used))
-    if not everything:
-        return NAN, Interval(NAN, NAN)
-    n, worst = math.ceil(N_BATCHES / len(used)), everything[math.ceil(0.9 * len(everything)) - 1]
-    batches = [own[i * len(own) // n : (i + 1) * len(own) // n] for own in used for i in range(n)]
-    met, alike = ([[value <= limit for value in batch] for batch in batches] for limit in (1, worst))
-    is_far = everything[-1] * FAR < 1 or everything[0] > FAR
-    return sum(map(sum, met)) / len(everything), share_interval(met, [] if is_far else alike)
-
-
-def share_interval(good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = ()) -> Interval:
-    """The interval of a share that was drawn in batches, such as successive requests.
-
     Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
-    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
-    stronger clustering counts.
+    1998), which is smaller if batches of successive requests differ by more than chance: in how many met the limits,
+    or in how many are among the slowest tenth, which shows bunches also where hardly any or nearly all met them.
     """
-    import numpy as np
     from scipy.special import betaincinv, stdtrit
 
-    def counts(batches: Sequence[Sequence[bool]]) -> Any:
-        return np.array([(len(batch), sum(batch)) for batch in batches if batch]).reshape(-1, 2).T
+    known = inside[inside.used.notna()]
+    if known.empty:
+        return NAN, NAN, NAN
+    of_round = known.groupby("round").used
+    number, n_batches = of_round.cumcount() + 1, math.ceil(N_BATCHES / of_round.ngroups)
+    batch = [known["round"], (number * n_batches - 1) // of_round.transform("size")]
 
-    def design_effect(n: Any, n_good: Any) -> float:  # variance of the share over that of single draws
-        share = n_good.sum() / max(1, n.sum())
-        between = ((n_good - share * n) ** 2).sum() / n.sum() if 0 < share < 1 and len(n) > 1 else 0.0
-        return between * len(n) / (len(n) - 1) / (share * (1 - share)) if between else 0.0
+    def design_effect(met: pd.Series) -> float:  # variance of the share over that of single draws
+        batches, share = met.groupby(batch).agg(["size", "sum"]), met.mean()
+        if len(batches) < 2 or share in (0, 1):
+            return 0.0
+        between = ((batches["sum"] - share * batches["size"]) ** 2).sum() / len(met)
+        return float(len(batches) / (len(batches) - 1) * between / (share * (1 - share)))
 
-    in_batches, outside = counts(good), (1 - CONFIDENCE) / 2
-    n, n_good = in_batches.sum(axis=1)
-    n_worth, effect = float(n), max(design_effect(*in_batches), design_effect(*counts(alike)))
+    used, n, outside = known.used.sort_values(), len(known), (1 - CONFIDENCE) / 2
+    n_good, n_worth, effect = int((used <= 1).sum()), float(n), design_effect(known.used <= 1)
+    if not (used.iloc[-1] * FAR < 1 or used.iloc[0] > FAR):
+        effect = max(effect, design_effect(known.used <= used.iloc[math.ceil(0.9 * n) - 1]))
     if effect > 1:  # known from few batches only
-        t_all, t_batches = (stdtrit(df - 1, 1 - outside) for df in (n, in_batches.shape[1]))
+        t_all, t_batches = (stdtrit(df - 1, 1 - outside) for df in (n, known.groupby(batch).ngroups))
         n_worth *= (t_all / t_batches) ** 2 / effect
     bad_worth = n_worth * (n - n_good) / n
     low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
     high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
-    return Interval(float(low), float(high))
+    return n_good / n, float(low), float(high)
 
 
 def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -300,9 +288,8 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         sentence = f"below {below['load']}" if below else "unknown, too few requests"
     if best and best is not at_least:
         sentence += f"; {best['load']} met the limits, but not clearly"
-    levels = {"at_least": at_least, "below": below, "best": best}
-    unit = "users" if measured[0]["load_arrivals"] == CLOSED else "requests/s"
-    return {"unit": unit, **{name: one and one["level"] for name, one in levels.items()}, "sentence": sentence}
+    ends = {"at_least": at_least, "below": below, "best": best}
+    return {"sentence": sentence, **{name: one and one["level"] for name, one in ends.items()}}
 
 
 def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
@@ -343,7 +330,7 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     plain = [one for one in records if isinstance(one, Record) or one.request.asked.load is None]
     parts = [table.measured(table.runs(plain))] if plain else []
     for own in sessions(records):
-        (first,) = table.runs(own[:1]).to_dict("records")
+        first = table.runs(own[:1]).to_dict("records")[0]
         first |= dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES))
         for _, arm in frame([record.request for record in own]).groupby("arm"):
             load, lengths = arm.load.iloc[0], arm.loc[arm.kept, ["n_prompt", "n_gen"]].drop_duplicates()
@@ -351,11 +338,10 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
             lever = load.label if n_gen else f"{load.label}, {load.lengths}"
             known = arm.assign(tpot_ms=1e3 * arm.tpot_s.mask(arm.is_bound))[~arm.is_cut_off & arm.inside]
             medians = known.groupby("round")[["ttft_s", "tpot_ms", "e2e_s"]].median()
-            same = {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
-            made = [{**first, **same, "repeat": number, **one} for number, one in medians.iterrows()]
-            parts.append(pd.DataFrame(made))
-    known = [one for one in parts if len(one)]
-    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
+            same = first | {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
+            parts.append(pd.DataFrame([{**same, "repeat": number, **one} for number, one in medians.iterrows()]))
+    known_parts = [one for one in parts if len(one)]
+    return pd.concat(known_parts, ignore_index=True) if known_parts else pd.DataFrame()
 
 
 DEFINITIONS = (
@@ -383,9 +369,10 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     window = f"windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up"
     words = f"{of.load_lengths}; {window}; {plural(max(arm.n_rounds for arm in arms), 'round')}"
     answer, warnings, sentences = answer_of(arms), _warnings(arms, rows), _findings(arms, n_slots)
-    data: dict[str, Any] = {"session": first.session, "url": endpoint.url, "model": first.model, "arms": plain}
-    data |= {"capacity": capacity(plain), "n_slots": n_slots}
-    data |= {"sentences": [answer, *(f"! {line}" for line in warnings), *sentences]}
+    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
+    cells = [_cells(arm, bound) for arm in arms]
+    said = [answer, *(f"! {line}" for line in warnings), *sentences]
+    data = {"session": first.session, "url": endpoint.url, "model": first.model, "n_slots": n_slots, "sentences": said}
     drawn = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
     latency = partial(_plot_latency, arms, drawn, f"Latency over load\n{title}\n{words}", n_slots)
     timeline = partial(_plot_timeline, arms, drawn, f"The timeline of requests\n{title}\n{of.load_lengths}")
@@ -394,12 +381,12 @@ def _section(records: Sequence[RequestRecord]) -> Section:
         title,
         answer=answer,
         words=[words],
-        **tabled(_columns(arms), arms),
+        **tabled([(heading, itemgetter(heading)) for heading in cells[0]], cells),
         warnings=warnings,
         sentences=sentences,
         notes=[DEFINITIONS],
         pictures=pictures if any(arm.ttft_n for arm in arms) else pictures[1:],
-        data=lambda: {"loads": [data]},
+        data=lambda: {"loads": [data | {"arms": plain, "capacity": capacity(plain)}]},
     )
 
 
@@ -450,57 +437,50 @@ def answer_of(arms: Arms) -> str:
     return f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} {'; '.join(parts)}."
 
 
-def _columns(arms: Arms) -> Columns:
-    def latency(name: str, factor: float, arm: SimpleNamespace) -> str:
+def _cells(arm: SimpleNamespace, bound: str) -> dict[str, str]:
+    """The cells of a row of the table; `bound` is the heading's remark on TPOT."""
+
+    def latency(name: str, factor: float = 1) -> str:
         values = [getattr(arm, f"{name}_{which}_s") for which in ("median", "p95", "p99")]
         return "\n".join(digits(factor * value) for value in values if value == value) or UNKNOWN
 
-    def rate(name: str, arm: SimpleNamespace) -> str:
+    def rate(name: str) -> str:
         value, low, high = (getattr(arm, f"{name}{end}") for end in ("", "_low", "_high"))
         return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
 
-    def requests(arm: SimpleNamespace) -> str:
-        beyond = {95: arm.ttft_p95_beyond or arm.e2e_p95_beyond, 99: arm.ttft_p99_beyond or arm.e2e_p99_beyond}
-        return "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)])
-
-    def load(arm: SimpleNamespace) -> str:
-        marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
-        return "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)])
-
-    def within(arm: SimpleNamespace) -> str:
-        low, high = arm.attainment_low, arm.attainment_high
-        return f"{arm.attainment:.0%}\n{low:.0%}-{high:.0%}" if low == low else UNKNOWN
-
-    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
-    limits: Columns = (("within\nlimits", within), ("goodput\nper s", partial(rate, "goodput_ps")))
-    return [
-        ("load", load),
-        ("requests", requests),
-        ("TTFT\ns", partial(latency, "ttft", 1)),
-        (f"TPOT\nms{bound}", partial(latency, "tpot", 1e3)),
-        ("E2E\ns", partial(latency, "e2e", 1)),
-        ("total\ntokens/s", partial(rate, "tokens_tps")),
-        *(limits if arms[0].load_slo else [("requests\nper s", partial(rate, "requests_ps"))]),
-        ("per user\ntokens/s", lambda arm: digits(arm.user_tps)),
-        ("longest\nstall s", lambda arm: digits(arm.stall_s)),
-    ]
+    marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
+    beyond = {95: arm.ttft_p95_beyond or arm.e2e_p95_beyond, 99: arm.ttft_p99_beyond or arm.e2e_p99_beyond}
+    within = f"{arm.attainment:.0%}\n{arm.attainment_low:.0%}-{arm.attainment_high:.0%}"
+    limits = {"within\nlimits": within if arm.n else UNKNOWN, "goodput\nper s": rate("goodput_ps")}
+    return {
+        "load": "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)]),
+        "requests": "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)]),
+        "TTFT\ns": latency("ttft"),
+        f"TPOT\nms{bound}": latency("tpot", 1e3),
+        "E2E\ns": latency("e2e"),
+        "total\ntokens/s": rate("tokens_tps"),
+        **(limits if arm.load_slo else {"requests\nper s": rate("requests_ps")}),
+        "per user\ntokens/s": digits(arm.user_tps),
+        "longest\nstall s": digits(arm.stall_s),
+    }
 
 
 def _findings(arms: Arms, n_slots: int | None) -> list[str]:
     """How the server spent its time under each load, what limited it, and what made requests wait."""
-    words, busy = [], [arm for arm in arms if arm.share_idle < 1]
-    shares = [[100 * one for one in (arm.share_prefill, arm.share_decode, arm.share_idle)] for arm in busy]
-    if shares:
-        prefill, decode, _ = min(shares, key=lambda of: of[2])
-        parts = [" / ".join(f"{one:.0f}" if one == one else "?" for one in of) for of in shares]
-        named = "; ".join(f"{arm.load}: {part} %" for arm, part in zip(busy, parts, strict=True))
-        most = f"The busiest server spends most of its time in {'prefill' if prefill > decode else 'decode'}."
-        unknown = "Only a server that reports prompt times shows which part of the rest is prefill."
-        words.append(f"Share of the time in prefill / decode / idle: {named}. {most if decode == decode else unknown}")
-    full = [arm for arm in arms if n_slots and (arm.load_concurrency or 0) > n_slots]
-    if n_slots and full:
-        waits = ", ".join(f"{arm.load_concurrency - n_slots} of {arm.load}" for arm in full)
-        words.append(f"The server has {plural(n_slots, 'slot')}, so users wait: {waits}.")
+
+    def split(arm: SimpleNamespace) -> str:
+        shares = (arm.share_prefill, arm.share_decode, arm.share_idle)
+        return f"{arm.load}: {' / '.join(f'{100 * one:.0f}' if one == one else '?' for one in shares)} %"
+
+    busiest = min(arms, key=lambda arm: arm.share_idle)
+    phase = "prefill" if busiest.share_prefill > busiest.share_decode else "decode"
+    most = f"With {busiest.load}, {phase} takes most of the time."
+    if busiest.share_prefill != busiest.share_prefill:
+        most = "Only a server that reports prompt times shows which part of the rest is prefill."
+    words = [f"Share of the time in prefill / decode / idle: {'; '.join(map(split, arms))}. {most}"]
+    users = {arm.load: arm.load_concurrency or 0 for arm in arms}
+    if waits := [f"{n - n_slots} of {load}" for load, n in users.items() if n_slots and n > n_slots]:
+        words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."]
     return words
 
 
@@ -509,36 +489,25 @@ def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
     words = []
     for number, arm in enumerate(arms):
         own = rows[(rows.arm == number) & rows.kept]
-        failed = [
-            f"{n} {name}" + (f", for example {arm.errors[name]}" if name in arm.errors else "")
-            for name, n in arm.failures.items()
-        ]
+        examples = {name: f", for example {error}" for name, error in arm.errors.items()}
+        failed = "; ".join(f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items())
         missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
-        said = [
-            (failed, f"{arm.n - arm.n_ok} of {arm.n} requests failed ({'; '.join(failed)})."),
-            (
-                arm.n_truncated,
-                f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than "
-                "requested): the server's context was full. They have no E2E and meet no limits.",
-            ),
-            (not arm.n, "no request was due in the window. Try a longer --duration."),
-            (arm.n_cut_off, f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing})."),
-            (arm.n_short, f"{plural(arm.n_short, 'answer')} shorter than requested."),
-            (arm.n_warm, f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache."),
-            *((True, line) for line in held_back(list(own.figures[own.inside & own.ok]))),
-            (
-                arm.is_overloaded,
-                f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
-                f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.",
-            ),
-            (
-                arm.late_most_s > LATE_S,
-                f"the client was busy and sent requests {seconds(arm.late_median_s)} late (median; at most "
-                f"{seconds(arm.late_most_s)}). TTFT and E2E count from the intended time.",
-            ),
-            (arm.n_ok and arm.tokens_tps != arm.tokens_tps, "tokens/s is unknown, because nobody counted all tokens."),
-        ]
-        words += [f"{arm.load}: {line}" for holds, line in said if holds]
+        said = {
+            f"{arm.n - arm.n_ok} of {arm.n} requests failed ({failed}).": failed,
+            f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than requested): "
+            "the server's context was full. They have no E2E and meet no limits.": arm.n_truncated,
+            "no request was due in the window. Try a longer --duration.": not arm.n,
+            f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing}).": arm.n_cut_off,
+            f"{plural(arm.n_short, 'answer')} shorter than requested.": arm.n_short,
+            f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache.": arm.n_warm,
+            **dict.fromkeys(held_back(list(own.figures[own.inside & own.ok])), True),
+            f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
+            f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.": arm.is_overloaded,
+            f"the client was busy and sent requests up to {seconds(arm.late_most_s)} late. TTFT and E2E count from the "
+            "intended time.": arm.late_most_s > LATE_S,
+            "tokens/s is unknown, because nobody counted all tokens.": arm.n_ok and arm.tokens_tps != arm.tokens_tps,
+        }
+        words += [f"{arm.load}: {line}" for line, holds in said.items() if holds]
     return words
 
 
@@ -548,13 +517,8 @@ OF_TIMELINE = (
     "shaded."
 )
 
-WIDE = 12
-"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
-
-MOST_PANELS, MOST_BARS, FEWEST_BARS, MOST_POINTS = 6, 150, 10, 400
+MOST_PANELS, MOST_BARS, MOST_POINTS = 6, 150, 400
 """Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
-
-SPREAD = 0.16  # horizontal spread of an arm's points to each side, as a share of the distance to the next arm
 
 
 def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
@@ -564,10 +528,9 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
 
     LabError if there is nothing to draw.
     """
-    made = sections(records)
-    if not made:
+    drawn = {one.name: one for section in sections(records)[:1] for one in section.pictures}
+    if not drawn:
         raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
-    drawn = {one.name: one for one in made[0].pictures}
     if name not in drawn:
         raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
     figure = figure or canvas.new_figure(drawn[name].size)
@@ -588,7 +551,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         known = [sorted(factor * own[f"{name}_s"][own.inside].dropna()) for own in rows]
         for place, values in enumerate(known):
             drawn = values[:: math.ceil(len(values) / MOST_POINTS) or 1]
-            xs = [place + SPREAD * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
+            xs = [place + 0.16 * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
             style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "alpha": 0.5, "mew": 0, "color": COLOURS[5]}
             ax.plot(xs, drawn, label="requests" if place == 0 else None, **style)
         for (line, which), colour, marker in zip(lines.items(), COLOURS[:2] + COLOURS[3:4], MARKERS, strict=False):
@@ -597,7 +560,7 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
                 ax.plot(ys, lw=1.8, ms=5, label=line, color=colour, marker=marker)
         largest = max([factor * (limit_s or 0), *(values[-1] for values in known if values)])
         medians = [y for arm in arms if (y := factor * getattr(arm, f"{name}_median_s")) > 0]
-        if medians and largest > WIDE * min(medians):
+        if medians and largest > 12 * min(medians):
             ax.set_yscale("log")
         else:
             ax.set_ylim(0, 1.08 * largest or 1)
@@ -636,7 +599,7 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
             ax.plot(failed.at_s, failed.index, "X", ms=5, mew=0, color=COLOURS[6], label="failed")
         of_step = f", 1 of {step} drawn" if step > 1 else ""
         ax.set_title(f"{arms[i].load}: {plural(len(own), 'request')}{of_step}", fontsize=10)
-        ax.set(xlim=(0, None), ylim=(max(len(drawn), FEWEST_BARS) - 0.5, -0.5), yticks=[])
+        ax.set(xlim=(0, None), ylim=(max(len(drawn), 10) - 0.5, -0.5), yticks=[])
     canvas.name_axes(axes, "since the start (s)", "requests, in order")
     canvas.finish(axes, title, is_apart=True)
 
