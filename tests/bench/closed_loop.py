@@ -14,14 +14,15 @@ import random
 import statistics
 import sys
 from dataclasses import dataclass
+from typing import Any
 
-from lab.core.record import OK
-from lab.core.request import CLOSED, TEXT, Asked, Events, Load, Request, Usage
+from lab.core.request import CLOSED, Load, Request
 from lab.features.serve import load_figures
 from lab.features.serve.loads import LIMITS, spread_s
+from tests.bench.load_truth import request
 
 WARMUP_S, DURATION_S = LIMITS["warmup"][0], LIMITS["duration"][0]
-N_TOKENS, N_ROUNDS, N_SESSIONS, LONG_S = 20, 3, 10, 20_000.0
+N_ROUNDS, N_SESSIONS, LONG_S = 3, 10, 20_000.0
 
 
 @dataclass(frozen=True)
@@ -82,30 +83,11 @@ def drawn(rng: random.Random) -> Simulated:
 def session(server: Simulated, rng: random.Random, is_apart: bool) -> list[Request]:
     requests = []
     for round_ in range(N_ROUNDS):
-        load = Load(
-            arrivals=CLOSED,
-            concurrency=server.n_users,
-            round=round_,
-            warmup_s=WARMUP_S,
-            duration_s=DURATION_S,
-            lengths="planted",
-            seed=1,
-        )
+        window: dict[str, Any] = {"warmup_s": WARMUP_S, "duration_s": DURATION_S, "lengths": "planted", "seed": 1}
+        load = Load(arrivals=CLOSED, concurrency=server.n_users, round=round_, **window)
         starts = [rng.uniform(0, spread_s(load)) if is_apart else 0.0 for _ in range(server.n_users)]
-        for sent, began, ended in server.answers(WARMUP_S + DURATION_S, rng, starts):
-            step = (ended - began) / N_TOKENS
-            arrive_ns = tuple(round(1e9 * (began - sent + step * (i + 1))) for i in range(N_TOKENS))
-            requests.append(
-                Request(
-                    asked=Asked(n_prompt=10, n_gen=N_TOKENS, load=load),
-                    started_at=f"2026-01-01T00:{round_:02}:00Z",
-                    sent_ns=round(1e9 * sent),
-                    ended_ns=arrive_ns[-1],
-                    status=OK,
-                    events=Events(arrive_ns, (1,) * N_TOKENS, (TEXT,) * N_TOKENS, (1,) * N_TOKENS),
-                    usage=Usage(completion_tokens=N_TOKENS),
-                )
-            )
+        answers = server.answers(WARMUP_S + DURATION_S, rng, starts)
+        requests += [request(load, sent, began - sent, ended - began) for sent, began, ended in answers]
     return requests
 
 

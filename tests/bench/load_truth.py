@@ -17,8 +17,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
 from scipy.special import gammainc
@@ -40,20 +39,12 @@ EXACT = 1e-6
 
 
 def load(level: float, is_open: bool, round_: int) -> Load:
-    return Load(
-        arrivals=POISSON if is_open else CLOSED,
-        rate=level if is_open else None,
-        concurrency=None if is_open else int(level),
-        round=round_,
-        warmup_s=10,
-        duration_s=30,
-        lengths="planted",
-        seed=1,
-        slo=Slo(ttft_s=LIMIT_S),
-    )
+    arm: dict[str, Any] = {"rate": level} if is_open else {"concurrency": int(level)}
+    window: dict[str, Any] = {"warmup_s": 10, "duration_s": 30, "lengths": "planted", "seed": 1}
+    return Load(arrivals=POISSON if is_open else CLOSED, round=round_, slo=Slo(ttft_s=LIMIT_S), **arm, **window)
 
 
-def request(of: Load, at_s: float, wait_s: float, service_s: float, is_refused: bool) -> Request:
+def request(of: Load, at_s: float, wait_s: float, service_s: float, is_refused: bool = False) -> Request:
     """Five events of equal distance; the first as soon as a slot is free."""
     n = 5
     arrive_ns = tuple(round(1e9 * (wait_s + service_s * i / (n - 1))) + 1000 for i in range(n))
@@ -94,12 +85,8 @@ def planted(of: Load, rng: random.Random, refuses: float = 0.0) -> list[Request]
 
 
 def session(levels: tuple[float, ...], is_open: bool, rng: random.Random, refuses: float = 0.0) -> list[Request]:
-    return [
-        one
-        for level in levels
-        for round_ in range(N_ROUNDS)
-        for one in planted(load(level, is_open, round_), rng, refuses)
-    ]
+    loads = (load(level, is_open, round_) for level in levels for round_ in range(N_ROUNDS))
+    return [one for of in loads for one in planted(of, rng, refuses)]
 
 
 def has_to_wait(rate: float) -> float:
@@ -124,8 +111,7 @@ def open_percentile(rate: float, share: float) -> float:
     return math.log(has_to_wait(rate) / (1 - share)) / (FULL - rate)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What a session of loads showed, without its requests."""
 
     arms: list[dict[str, Any]]
@@ -141,15 +127,11 @@ def seen(requests: list[Request]) -> Seen:
 
 def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth: Callable[[float], float]) -> None:
     for i, level in enumerate(levels):
-        true = truth(level)
-        known = [one.arms[i] for one in sessions if one.arms[i]["n"]]
-        good = [(round(of["attainment"] * of["n"]), of["n"]) for of in known]
-        plain = [binomtest(n_good, n).proportion_ci(0.95, "exact") for n_good, n in good]
+        true, known = truth(level), [one.arms[i] for one in sessions if one.arms[i]["n"]]
+        plain = [binomtest(round(of["attainment"] * of["n"]), of["n"]).proportion_ci(0.95, "exact") for of in known]
         ends = [(of["attainment_low"], of["attainment_high"]) for of in known]
-        covers = share([low - EXACT <= true <= high + EXACT for low, high in ends])
-        naive = share([of.low - EXACT <= true <= of.high + EXACT for of in plain])
-        width = statistics.median(high - low for low, high in ends)
-        n = statistics.median(n for _, n in good)
+        covers, naive = (share([low - EXACT <= true <= high + EXACT for low, high in of]) for of in (ends, plain))
+        width, n = statistics.median(high - low for low, high in ends), statistics.median(of["n"] for of in known)
         print(
             f"{name} {level:4g}: attainment {true:6.1%} of {n:4.0f} requests, interval {100 * width:4.1f} points wide "
             f"holds it in {covers:.1%} (plain binomial: {naive:.1%})",
