@@ -318,7 +318,7 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch
         ]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)
-    condition = {"figures": "drawn", "what": "A ratio", "most": 1.1}
+    condition = {"figures": ["drawn"], "what": "A ratio", "most": 1.1}
     claim = {"number": 1, "words": "a claim", "parts": [], "conditions": [condition]}
     for _ in range(400):
         verdicts.append(judge(claim, Evidence([]))["verdict"])

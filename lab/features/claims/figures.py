@@ -34,9 +34,11 @@ APART = 1.3
 ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
 
-TIMES = ["prefill", "decode", "TTFT", "compute", "batch step", "drafted token", "longest gap"]
-CASE = ["record", "part", "variant", "n_prompt", "repeat", "block", "format", "n_bytes", "n_seq", "chunk", "text"]
-
+TIMES = [
+    *("prefill", "decode", "TTFT", "compute", "batch step", "drafted token", "longest gap"),
+    *("TTFT of the last turn", "decode of the last turn", "share of TTFT"),
+]
+CASE = ["record", "part", "variant", "n_prompt", "block", "format", "n_bytes", "n_seq", "chunk", "text", "cache"]
 
 Figures = list[dict[str, Any] | None]
 """A figure has its `name`, `value`, `low` and `high` end (None: infinite), `unit`, and `n`, the values behind it."""
@@ -51,26 +53,22 @@ def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: fl
     known = sorted(scale * value for value in values if value is not None and value > 0)
     if not known:
         return None
+    made = {"name": name, "value": None, "low": known[0], "high": None, "unit": unit, "n": len(known)}
+    if known[-1] == math.inf:
+        return made
     interval, centre = stats.median_interval(known), statistics.median(known)
     if interval is None:
         interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
     low, high = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
-    made = {"name": name, "value": centre, "low": low, "high": high, "unit": unit, "n": len(known)}
-    return made | ({"value": None, "low": known[0], "high": None} if known[-1] == math.inf else {})
+    return made | {"value": centre, "low": low, "high": high}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The records of one session of claims, and the ceilings of its machine, if they are known."""
+    """The records of one session of claims, and the ceilings of its machine, None if they are not known."""
 
     records: Sequence[Record]
-    ceilings: Ceilings | None = None
-
-    @property
-    def best(self) -> Ceilings:
-        """The ceilings, for claims that need them."""
-        assert self.ceilings is not None
-        return self.ceilings
+    ceilings: Ceilings | Any = None
 
     def of(self, *parts: str) -> pd.DataFrame:
         """The timed runs of parts."""
@@ -84,23 +82,32 @@ class Evidence:
         rows = []
         for record in (one for one in self.records if one.run.is_timed):
             run, model, of_lever = record.run, record.model, phases.figures(record.run)
-            rows.append(
-                (
-                    *(record, run.part, run.variant, run.n_prompt, run.repeat),
-                    run.repeat if run.block is None else run.block,
-                    *(model.quantization or "", model.n_bytes or 0),
-                    run.batch and run.batch.n_seq,
-                    run.stall and (run.stall.chunk or run.n_prompt),
-                    run.speculation and run.speculation.text,
-                    *(phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)),
-                    None if run.lever else phases.decode_compute_mean_ns(run),
-                    1e9 * phases.step_s(run) if run.batch and of_lever else None,
-                    *(1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms")),
-                )
-            )
+            place = record, run.part, run.variant, run.n_prompt, run.repeat if run.block is None else run.block
+            chunk, text = run.stall and (run.stall.chunk or run.n_prompt), run.speculation and run.speculation.text
+            case = model.quantization or "", model.n_bytes or 0, run.batch and run.batch.n_seq, chunk, text
+            plain = phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)
+            compute = None if run.lever else phases.decode_compute_mean_ns(run)
+            batch_step = 1e9 * phases.step_s(run) if run.batch and of_lever else None
+            drafted, gap = (1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms"))
+            cache, *last = _last_turn(record)
+            rows.append((*place, *case, cache, *plain, compute, batch_step, drafted, gap, *last))
         made = pd.DataFrame(rows, columns=[*CASE, *TIMES])
         made[TIMES] = made[TIMES].astype(float).where(lambda times: times > 0)
         return made
+
+
+def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
+    """The cache and the times of a conversation's last turn; None and NaN for other runs.
+
+    The share of TTFT of each of its computed tokens is over that of the first turn, which has no cache.
+    """
+    lever = record.run.turns
+    if lever is None or (of_turns := turns.figures(record.run.steps.frame(), lever)).empty:
+        return None, math.nan, math.nan, math.nan
+    cache = "no cache" if lever.keep == turns.NONE else "changed prompt" if lever.breaks else "cached prompt"
+    last, token_s = of_turns.iloc[-1], of_turns.ttft_s / of_turns.n_computed
+    share = token_s.iloc[-1] / token_s.iloc[0] if token_s.iloc[0] > 0 else math.nan
+    return cache, 1e9 * last.ttft_s, 1e9 * last.decode_s, share
 
 
 def over(base: pd.DataFrame, other: pd.DataFrame, time: str) -> list[float]:
@@ -115,16 +122,25 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
     runs = evidence.of("lengths")
     n_prompt = LONGEST if phase == "prefill" else runs.n_prompt.min()
     own = runs[runs.n_prompt == n_prompt]
-    row = next(row for row in explanation.explain(list(own.record), evidence.best).itertuples() if row.phase == phase)
-    least_ns = {"kernels": 1e9 * row.least_s, "reading": row.n_bytes / step_kernels.roof(evidence.best).gbps}[best]
+    row = next(
+        row for row in explanation.explain(list(own.record), evidence.ceilings).itertuples() if row.phase == phase
+    )
+    least_ns = 1e9 * row.least_s if best == "kernels" else row.n_bytes / step_kernels.roof(evidence.ceilings).gbps
     shares = least_ns / own["prefill" if phase == "prefill" else "compute"]
     return [figure(f"share of the best ({best}) at {n_prompt:,} tokens", shares, "%", 100)]
 
 
-def compared(evidence: Evidence, part: str, case: str, base: str, other: str, time: str) -> Figures:
+def value(evidence: Evidence, name: str, part: str, column: str, case: str, time: str, unit: str = "x") -> Figures:
+    """A time of the runs with one value of a column: in s, in tokens/s its reciprocal, or a ratio."""
+    runs = evidence.of(part)
+    own = runs[runs[column].astype(str) == case][time]
+    return [figure(name, 1 / own if unit == "tokens/s" else own, unit, {"s": 1e-9, "tokens/s": 1e9}.get(unit, 1.0))]
+
+
+def compared(evidence: Evidence, part: str, column: str, base: str, other: str, time: str) -> Figures:
     """A time of the runs with one value of a column over that with another."""
     runs = evidence.of(part)
-    values = runs[case].astype(str)
+    values = runs[column].astype(str)
     return [figure(f"{time}, {other} over {base}", over(runs[values == base], runs[values == other], time))]
 
 
@@ -216,7 +232,7 @@ def smaller_formats(evidence: Evidence) -> Figures:
 
 def of_limit(evidence: Evidence) -> Figures:
     """The share of bandwidth / bytes that decode reaches, at each length and quantization."""
-    gbps, made = step_kernels.roof(evidence.best).gbps, Figures()
+    gbps, made = step_kernels.roof(evidence.ceilings).gbps, Figures()
     for (kind, n_prompt), own in evidence.of("lengths", "quantizations").groupby(["format", "n_prompt"]):
         first = own.record.iloc[0]
         middle = n_prompt + max(0, first.run.n_gen - 2) // 2
@@ -232,38 +248,9 @@ def speed_up(evidence: Evidence) -> Figures:
     runs = evidence.of("speculation").dropna(subset=["text", "drafted token"])
     has_drafts = runs.record.map(lambda record: record.run.speculation.n_draft > 0).astype(bool)
     plain, drafted = (
-        own.groupby(["repeat", "text"])["drafted token"].last() for own in (runs[~has_drafts], runs[has_drafts])
+        own.groupby(["block", "text"])["drafted token"].last() for own in (runs[~has_drafts], runs[has_drafts])
     )
-    return [figure("speed-up of the median text", (plain / drafted).dropna().groupby("repeat").median())]
-
-
-def last_turn(evidence: Evidence, what: str) -> Figures:
-    """Of the last turn of a conversation in each repeat: its times in one case over those in another, or in turn 1.
-
-    `tokens`: a computed token, with all before it cached, over one of the first turn, which has no cache. `decode`:
-    with a cached prompt over a prompt computed as a whole. `changed`: TTFT after a change at the beginning of the
-    prompt over that without a cache.
-    """
-    import pandas as pd
-
-    made = []
-    for record in evidence.of("turns").record:
-        lever = record.run.turns
-        of_turns = turns.figures(record.run.steps.frame(), lever)
-        if len(of_turns):
-            case = "none" if lever.keep == turns.NONE else "changed" if lever.breaks else "cached"
-            token_s, last = of_turns.ttft_s / of_turns.n_computed, of_turns.iloc[-1]
-            tokens = (token_s / token_s.iloc[0]).iloc[-1]
-            made.append((record.run.repeat, case, last.ttft_s, last.decode_s, tokens))
-    columns = ["repeat", "case", "ttft", "decode", "tokens"]
-    cases = pd.DataFrame(made, columns=columns).pivot_table(columns[2:], "repeat", "case", observed=False)
-    cases = cases.reindex(columns=pd.MultiIndex.from_product([columns[2:], ["cached", "changed", "none"]]))
-    name, values = {
-        "tokens": ("a token's share of TTFT, after a cached prefix over after nothing", cases.tokens.cached),
-        "decode": ("decode after a cached prompt over after a computed one", cases.decode.cached / cases.decode.none),
-        "changed": ("TTFT after a changed beginning over TTFT without a cache", cases.ttft.changed / cases.ttft.none),
-    }[what]
-    return [figure(name, values)]
+    return [figure("speed-up of the median text", (plain / drafted).dropna().groupby("block").median())]
 
 
 def gaps(evidence: Evidence) -> Figures:
@@ -274,12 +261,3 @@ def gaps(evidence: Evidence) -> Figures:
         figure(f"{words} over {before}", over(base, own, "longest gap"))
         for (before, base), (words, own) in itertools.pairwise(named)
     ]
-
-
-def usual(evidence: Evidence, what: str) -> Figures:
-    """TTFT or the decode rate of the usual prompt."""
-    runs = evidence.of("lengths")
-    own = runs[runs.n_prompt == USUAL]
-    if what == "TTFT":
-        return [figure(f"TTFT at {USUAL} tokens", own.TTFT, "s", 1e-9)]
-    return [figure(f"decode after {USUAL} tokens", 1e9 / own.decode, "tokens/s")]

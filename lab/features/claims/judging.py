@@ -25,14 +25,13 @@ from lab.features.measure import text_results
 from lab.runner import as_options
 from lab.show import canvas, disturbances
 from lab.show.canvas import COLOURS, GUIDE
-from lab.show.section import Cell, Context, Kind, Picture, Section
+from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HOLDS, HOLDS_NOT = "holds here", "does not hold here"
-UNSURE, UNTESTABLE = "cannot be told", "not testable here"
+HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE = "holds here", "does not hold here", "cannot be told", "not testable here"
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
@@ -48,8 +47,6 @@ ONE_BY_ONE = ("lengths", "context")
 MOST_SHOWN, MOST_RATIO = 3, 100.0
 """The most figures in a cell; the picture ends at this multiple of a threshold, and at its inverse."""
 
-CAPTION = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
-
 Claim = dict[str, Any]
 """A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where there are any."""
 
@@ -64,12 +61,6 @@ def bounds(condition: Mapping[str, Any]) -> str:
     least, most = (f"{condition[end]:,.4g}" if end in condition else "" for end in ("least", "most"))
     words = f"between {least} and {most}" if least and most else f"at least {least}" if least else f"at most {most}"
     return f"{words} {condition.get('unit', '')}".rstrip()
-
-
-def criterion(claim: Claim) -> str:
-    """The conditions of a claim in words."""
-    conditions = [f"{one['what']} is {bounds(one)}." for one in claim["conditions"]]
-    return " ".join([*conditions, *filter(None, [claim.get("note")])])
 
 
 @dataclass(frozen=True)
@@ -109,35 +100,28 @@ def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
 
     A figure has its value, the ends of its interval (None: infinite), and the thresholds of its condition.
     """
+    criterion = [f"{one['what']} is {bounds(one)}." for one in claim["conditions"]]
+    row = {"number": claim["number"], "claim": claim["words"], "source": claim.get("source", "")}
+    row |= {"verdict": UNTESTABLE, "words": _missing(claim, evidence)}
+    row |= {"criterion": " ".join([*criterion, *filter(None, [claim.get("note")])]), "parts": claim["parts"]}
     figures, shown = list[dict[str, Any]](), {verdict: list[str]() for verdict in REASONS}
-
-    def row(verdict: str, words: str) -> dict[str, Any]:
-        named = {"number": claim["number"], "claim": claim["words"], "source": claim.get("source", "")}
-        of_claim = {"criterion": criterion(claim), "parts": claim["parts"]}
-        return {**named, "verdict": verdict, "words": words, **of_claim, "figures": figures}
-
-    for part in claim["parts"]:
-        rates = evidence.ceilings.rates if evidence.ceilings else ()
-        if part == CEILINGS and not any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates):
-            return row(UNTESTABLE, "The ceilings of this machine are not measured. Run: lab ceilings")
-        if part != CEILINGS and evidence.of(part).empty:
-            error = failures(evidence.records).get(part)
-            failed = f"The measurement `{part}` failed: {error}"
-            return row(UNTESTABLE, failed if error else f"The session has no measurement `{part}`.")
+    row["figures"] = figures
+    if row["words"]:
+        return row
     for condition in claim["conditions"]:
-        name, *words = condition["figures"].split()
+        name, *words = condition["figures"]
         try:
             found = [one for one in getattr(functions, name)(evidence, *words) if one is not None]
         except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
             figures.clear()
-            return row(UNTESTABLE, f"{problem.what} {problem.hint}".strip())
+            return row | {"words": f"{problem.what} {problem.hint}".strip()}
         if not found:
             shown[UNTESTABLE].append(f"{condition['what'][:1].lower()}{condition['what'][1:]}")
         least, most = condition.get("least", -math.inf), condition.get("most", math.inf)
         for one in found:
             low, high = one["low"], math.inf if one["high"] is None else one["high"]
             verdict = HOLDS if least <= low and high <= most else HOLDS_NOT if high < least or low > most else UNSURE
-            unit = one["unit"] if one["unit"] in ("", "x") else f" {one['unit']}"
+            unit = one["unit"] if one["unit"] == "x" else f" {one['unit']}"
             value = f"at least {digits(low)}{unit}"
             if one["value"] is not None:
                 value = f"{digits(one['value'])}{unit}{f' ({digits(low)}-{digits(high)})' if low != high else ''}"
@@ -154,39 +138,60 @@ def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
         reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
-    return row(verdict, " ".join(reasons))
+    return row | {"verdict": verdict, "words": " ".join(reasons)}
+
+
+def _missing(claim: Claim, evidence: Evidence) -> str:
+    """What a claim needs and the session does not have; "" if it has all."""
+    for part in claim["parts"]:
+        rates = evidence.ceilings.rates if evidence.ceilings else ()
+        if part == CEILINGS and not any(rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates):
+            return "The ceilings of this machine are not measured. Run: lab ceilings"
+        if part != CEILINGS and evidence.of(part).empty:
+            error = failures(evidence.records).get(part)
+            return f"The measurement `{part}` failed: {error}" if error else f"The session has no measurement `{part}`."
+    return ""
 
 
 def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
     """A table of all verdicts for each session, its picture and, on a page or with details, the criteria."""
-    made, is_whole = [], context.details or context.is_page
+    made = []
     for i, verdicts in enumerate(sessions, 1):
-        rows, failed = verdicts.rows, failures(verdicts.records)
+        rows, failed, parts = verdicts.rows, failures(verdicts.records), list[Section]()
         rest = [record for record in verdicts.records if record.run.part not in failed]
         errors = [*(f"{part}: {error}" for part, error in failed.items()), *text_results.failures(rest)]
-        sources = [f" Claimed by {row['source']}." if row["source"] else "" for row in rows]
+        sources = [f" Claimed by {row['source']}." * bool(row["source"]) for row in rows]
         criteria = {str(row["number"]): row["criterion"] + own for row, own in zip(rows, sources, strict=True)}
-        size = 10.0, 1.8 + 0.2 * sum(len(row["figures"]) for row in rows)
+        if context.details or context.is_page:
+            parts = [Section("The criteria, fixed before the measurement", facts=criteria)]
+        n_figures = sum(len(row["figures"]) for row in rows)
+        caption = (
+            "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
+        )
+        picture = Picture("claims", caption, partial(_draw, rows), (10.0, 1.8 + 0.2 * n_figures))
         made.append(
             Section(
                 "Claims and verdicts",
                 f"session {verdicts.session}",
                 name=f"claims-{i}",
                 question="Do the textbooks' claims hold on this machine?",
-                headings=("", "claim", "verdict", "figures"),
-                cells=[
-                    [str(row["number"]), row["claim"], Cell(row["verdict"], style=STYLES[row["verdict"]]), row["words"]]
-                    for row in rows
-                ],
+                words=[verdicts.summary],
+                **tabled(COLUMNS, rows, keep_all=True),
                 warnings=[*text_results.warnings(verdicts.records), *(f"failed: {line}" for line in errors)],
-                words=() if context.is_page else [verdicts.summary],
-                sentences=[verdicts.summary] if context.is_page else (),
-                pictures=[Picture("claims", CAPTION, partial(_draw, rows), size)] if size[1] > 1.8 else [],
-                parts=[Section("The criteria, fixed before the measurement", facts=criteria)] if is_whole else [],
+                pictures=[picture] if n_figures else [],
+                parts=parts,
                 data=partial(dict, rows=rows),
             )
         )
     return made
+
+
+COLUMNS: Columns = (
+    ("", lambda row: str(row["number"])),
+    ("claim", lambda row: row["claim"]),
+    ("verdict", lambda row: Cell(row["verdict"], style=STYLES[row["verdict"]])),
+    ("figures", lambda row: row["words"]),
+)
 
 
 def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
@@ -224,9 +229,11 @@ def again(records: Sequence[Record]) -> str:
     return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
 
 
-def chapters(records: Sequence[Record], context: Context) -> list[Section]:
-    """The verdicts of each session of claims, judged again."""
-    return sections(of_sessions(CLAIMS, records, context.ceilings), context)
-
-
-KINDS = (Kind("claims", lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT), chapters, again),)
+KINDS = (
+    Kind(
+        "claims",
+        lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT),
+        lambda records, context: sections(of_sessions(CLAIMS, records, context.ceilings), context),
+        again,
+    ),
+)
