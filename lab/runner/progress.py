@@ -70,7 +70,7 @@ class Reporter:
     def __init__(
         self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]
     ) -> None:
-        self._watch, self._todo, self._n_tokens, self.n_runs = watch, todo, functools.cache(n_tokens), len(todo)
+        self.watch, self._todo, self._n_tokens, self.n_runs = watch, todo, functools.cache(n_tokens), len(todo)
         self._later: tuple[tuple[int, int], float] = (-1, -1), 0.0  # the seconds of the list, at some state of it
         self._n_learned = 0
         self._costs: dict[Case, tuple[float, float]] = {}  # seconds per prefilled and per generated token
@@ -146,11 +146,7 @@ class Reporter:
                 self._later = state, sum(self._seconds(*self._n_tokens(case), case) or 0.0 for _, case in self._todo)
             left_s = rest_s + self._later[1]
         n_done = self.n_runs - len(self._todo) - (doing in IN_A_RUN)
-        self._watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
-
-    def announce(self, sentence: str) -> None:
-        """Report a message that must stay visible."""
-        self._watch(Status(sentence, note=sentence))
+        self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
 
     def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
         """Forecast in seconds for these tokens, from the most similar case so far; None before the first run."""

@@ -31,7 +31,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import noise_watch, prompts
 from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
-from lab.runner.progress import Reporter
+from lab.runner.progress import Reporter, Status
 
 N_WARMUP_TOKENS = 4  # that a warm-up generates: some backends record their graphs at the second or third step
 N_WARMUP_PROMPT = 32  # tokens of the first warm-up on a CPU
@@ -238,7 +238,7 @@ class WarmEngine:
         self.plan = dataclasses.replace(self.plan, settings=problem.change.of(self.plan.settings))
         self.settings = self.plan.settings
         words = f"{problem.what} The session continues with {problem.change.option}, which you did not ask for."
-        self.reporter.announce(words)
+        self.reporter.watch(Status(words, note=words))
         return words
 
     def _time_sentinel(self) -> int:

@@ -50,6 +50,7 @@ KEPT = Path("guesses.json")  # in the folder of the notebooks, where their kerne
 
 _running: list[OwnServer] = []
 
+block = BLOCKS.__getitem__  # how a quantization packs weights: (weights in a block, bytes of a block)
 device = devices.find_device
 roof = step_kernels.roof
 sessions = comparison.by_session
@@ -240,11 +241,6 @@ def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
     if step := cost.step(model, n_tokens, n_past, n_outputs=1):
         return step
     raise step_kernels.not_known(model)
-
-
-def block(kind: str) -> tuple[int, int]:
-    """How a quantization packs weights: (weights in a block, bytes of a block)."""
-    return BLOCKS[kind]
 
 
 def shape(name: str, quantization: str) -> Model:
