@@ -83,9 +83,7 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     )
     shown_rows = explanation.explained("", records, low)
     at = [name.split()[0] for name in shown_rows.headings].index("weights/attention/")
-    assert {line[at].text for line in shown_rows.lines} == {"-"} and "%" not in " ".join(
-        explanation.verdicts(rows, WIDE)
-    )
+    assert {line[at] for line in shown_rows.cells} == {"-"} and "%" not in " ".join(explanation.verdicts(rows, WIDE))
     assert "too low" not in " ".join(explanation.verdicts(explanation.explain(records, FAST), WIDE))
     assert all(0 < lever.figures["decode_gain"] < 100 for lever in explanation.levers(rows, records[0], low))
 

@@ -111,14 +111,14 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
 
 def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_first() -> None:
     section = only(whole())
-    names, verdicts = [line[0].text for line in section.lines], [line[-1].text for line in section.lines]
+    names, verdicts = [line[0] for line in section.cells], [line[-1] for line in section.cells]
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
     assert verdicts == ["the base", "recommended", "faster in the search", "slower", "failed"]
     assert section.caption == ("tiny Q4_0 on Test CPU, 4 cores: 20 + 301 tokens; goal: time of the whole request")
     assert section.warnings == ["Runs failed with --no-mmap (llama.cpp is out of memory)."]
-    default, winner = section.lines[0], section.lines[1]
-    assert [cell.text for cell in default[1:4]] == ["4", "3.03 s", "1.00"]
-    estimate, interval = winner[3].lines
+    default, winner = section.cells[0], section.cells[1]
+    assert list(default[1:4]) == ["4", "3.03 s", "1.00"]
+    estimate, interval = winner[3].split("\n")
     low, high = map(float, interval.split("-"))
     assert low < float(estimate) < high and float(estimate) == pytest.approx(0.553, abs=0.01)
 
@@ -242,6 +242,6 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
             for i, each in enumerate(good)
         ]
         section = only(records)
-        assert section.lines[0][0].text == DEFAULT
+        assert section.cells[0][0] == DEFAULT
         canvas.drawn(section.pictures[0].draw, (10, 4.6))
         assert json.loads(json.dumps(section.document(), allow_nan=False))["tunings"][0]["tried"], number

@@ -31,7 +31,7 @@ def test_terms_are_found_however_they_are_written() -> None:
 
 
 def test_every_term_is_one_or_two_sentences_and_has_one_entry() -> None:
-    names = [wording._plain(name) for term in wording.terms() for name in (term.name, *term.also)]
+    names = [wording.plain(name) for term in wording.terms() for name in (term.name, *term.also)]
     assert len(names) == len(set(names)) and len(wording.terms()) >= 45
     for term in wording.terms():
         assert 10 < len(term.meaning) < 280 and not term.meaning.endswith("."), term.name

@@ -253,7 +253,7 @@ def _others(records: Sequence[Record]) -> list[str]:
     """Sentences on the CPU time that other programs and the host took during these runs."""
     own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
     amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
-    return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
+    return [disturbances.sentence(cause, max(known)) for cause, known in amounts.items() if known]
 
 
 def swap_used() -> int:
@@ -344,7 +344,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
     from lab.show import console, text_setup
     from lab.show.section import Section, print_section
 
-    with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
+    with console.progress(console.console(stderr=True), None, str) as (watch, _):
         found = examine(asked, watch)
     n_broken, out = sum(check.verdict == BROKEN for check in found.checks), console.console()
     if as_json:

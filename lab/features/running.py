@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab.core.results import Contents
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
+    from lab.show.console import Terminal
     from lab.show.section import Context, Section
 
 RESULTS = "results"  # the default folder of results
@@ -271,7 +272,7 @@ def runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:
 def collect(
     runs: Callable[[ShowStatus], Iterator[Any]],
     path: Path,
-    err: Console,
+    err: Terminal,
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
 ) -> tuple[list[Any], LabError | None]:
@@ -281,7 +282,7 @@ def collect(
 
     records: list[Record | RequestRecord] = []
     try:
-        with console.progress(err, stream_to, describe or text_results.finished, in_blocks=True) as (watch, finished):
+        with console.progress(err, stream_to, describe or text_results.finished) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
                 finished(record)
@@ -396,7 +397,7 @@ def words(term: tuple[str, ...], as_json: bool) -> None:
 
     found = [wording.term(" ".join(term))] if term else wording.terms()
     if as_json:
-        console.print_json([dataclasses.asdict(one) for one in found])
+        console.print_json([one._asdict() for one in found])
         return
     rows = [(one.name, one.meaning.replace("`", "")) for one in found]
     if term:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -62,15 +62,19 @@ class Terminal(Console):
         """As rich, but no text (a file's name, a model's) controls the terminal."""
         super().print(*(printable(one, KEPT_LETTERS) if isinstance(one, str) else one for one in objects), **options)
 
+    def replace_line(self, text: str = "") -> None:
+        """Shows a text on a terminal, in place of the last one that was shown so."""
+        self.file.write(f"\r\x1b[2K{printable(text)[: self.width - 1]}")
+        self.file.flush()
+
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
     """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal.
 
     If it is not a terminal, its width is the variable COLUMNS, or 100.
     """
-    stream = sys.stderr if stderr else sys.stdout
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
-    if not stream.isatty():  # a notebook claims to know colours
+    if not (sys.stderr if stderr else sys.stdout).isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
         plain |= {"width": int(columns) if columns.isdigit() else 100, "force_terminal": False}
     made = Terminal(stderr=stderr, soft_wrap=True, **plain)
@@ -89,31 +93,29 @@ class Grid:
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept = list(range(len(self.headings)))
-        order = sorted(kept[1:], key=self._rank)
-        unbounded = options.update(max_width=10_000)
+        def rank(index: int) -> tuple[int, int]:
+            """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""
+            heading = self.headings[index]
+            if heading in GIVES_WAY and (heading != GIVES_WAY[0] or "prefill\ns" in self.headings):
+                return GIVES_WAY.index(heading), 0
+            return len(GIVES_WAY) + (2 if heading in KEPT else heading in TEXT_COLUMNS), -index
+
+        kept, unbounded = list(range(len(self.headings))), options.update(max_width=10_000)
+        order = sorted(kept[1:], key=rank)
         while order and Measurement.get(console, unbounded, self._table(kept, True)).maximum > options.max_width:
             kept.remove(order.pop(0))
         yield self._table(kept)
         if left_out := [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept]:
             yield Text(f"Columns left out (widen the terminal, or --json): {', '.join(left_out)}", style="dim")
 
-    def _rank(self, index: int) -> tuple[int, int]:
-        """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""
-        heading = self.headings[index]
-        if heading in GIVES_WAY and (heading != GIVES_WAY[0] or "prefill\ns" in self.headings):
-            return GIVES_WAY.index(heading), 0
-        return len(GIVES_WAY) + (2 if heading in KEPT else heading in TEXT_COLUMNS), -index
-
     def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for index in columns:
-            heading, is_wrapped = self.headings[index], self.headings[index] in WRAPPED
-            justify: Literal["left", "right"] = "left" if heading in TEXT_COLUMNS else "right"
-            least, most = (NARROWEST_TEXT, NARROWEST_TEXT if is_narrowest else None) if is_wrapped else (None, None)
-            table.add_column(
-                heading, justify=justify, no_wrap=not is_wrapped, overflow="fold", min_width=least, max_width=most
-            )
+        for heading in (self.headings[index] for index in columns):
+            style: dict[str, Any] = {"justify": "left" if heading in TEXT_COLUMNS else "right", "no_wrap": True}
+            if heading in WRAPPED:
+                most = NARROWEST_TEXT if is_narrowest else None
+                style |= {"no_wrap": False, "min_width": NARROWEST_TEXT, "max_width": most}
+            table.add_column(heading, overflow="fold", **style)
         for cells in self.rows:
             table.add_row(*(cells[index] for index in columns))
         return table
@@ -121,17 +123,19 @@ class Grid:
 
 def print_json(value: object) -> None:
     """Prints one JSON document on stdout, in ASCII, which every encoding can write. NaN becomes null."""
-    print(json.dumps(_without_nan(value), indent=2))
 
+    def without_nan(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_nan(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [without_nan(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-def replace_line(out: Console, text: str = "") -> None:
-    """Shows a text on a terminal, in place of the last one that was shown so."""
-    out.file.write(f"\r\x1b[2K{printable(text)[: out.width - 1]}")
-    out.file.flush()
+    print(json.dumps(without_nan(value), indent=2))
 
 
 @contextmanager
-def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+def transfer(err: Terminal) -> Iterator[Callable[[str, int, int | None], None]]:
     """Shows the progress of a download or of writing a file. Yields the function that takes the counts."""
     started: dict[str, tuple[float, int]] = {}
     printed_at: dict[str, float] = {}
@@ -140,18 +144,15 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
         now = time.monotonic()
         since, first = started.setdefault(what, (now, done))
         finished = total is not None and done >= total
-        if now - printed_at.get(what, -1e9) < (0.5 if err.is_terminal else EVERY_S) and not finished:
+        if now - printed_at.get(what, -math.inf) < (0.5 if err.is_terminal else EVERY_S) and not finished:
             return
         printed_at[what] = now
         rate = (done - first) / (now - since) if now > since else 0.0
         size = f" of {total / 1e6:,.0f}" if total is not None else ""
         left = f", {duration((total - done) / rate)} left" if total is not None and rate and not finished else ""
         speed = f" at {rate / 1e6:,.0f} MB/s" if rate else ""
-        line = f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}"
-        if err.is_terminal:
-            replace_line(err, line)
-        else:
-            err.print(line)
+        show = err.replace_line if err.is_terminal else err.print
+        show(f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}")
 
     yield watch
     if started and err.is_terminal:
@@ -160,12 +161,12 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def progress(
-    err: Console, stream_to: Console | None, describe_run: Callable[[Any], str], in_blocks: bool = False
+    err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
 ) -> Iterator[tuple[ShowStatus, Any]]:
     """Shows progress: a line in place on a terminal, a line per run elsewhere, or the generated text.
 
-    `describe_run` returns the line of a finished run or request. With `in_blocks` the start of the engine is printed
-    only once. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord.
+    `describe_run` returns the line of a finished run or request. Yields two functions: the first takes a Status, the
+    second a finished Record or RequestRecord.
     """
     in_place, latest, n_finished, printed_at = err.is_terminal and not stream_to, Status("starting"), 0, -math.inf
 
@@ -178,7 +179,7 @@ def progress(
         if status.note:
             err.print(f"{chr(10) * in_place}Note: {status.note}", style="bold red")
         elif in_place:
-            replace_line(err, f"{status.words}{left()}")
+            err.replace_line(f"{status.words}{left()}")
         elif stream_to and status.doing in IN_A_RUN:
             if (status.case, status.repeat) != (before.case, before.repeat) or before.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
@@ -188,7 +189,7 @@ def progress(
             if time.monotonic() - printed_at >= EVERY_S:
                 err.print(f"{status.doing}{left()}")
                 printed_at = time.monotonic()
-        elif status.doing not in (*IN_A_RUN, before.doing) and (not n_finished or not in_blocks):
+        elif status.doing not in (*IN_A_RUN, before.doing) and not n_finished:  # the start of the first engine
             err.print(f"{status.doing} ...")
 
     def finished(record: Record | RequestRecord) -> None:
@@ -204,12 +205,4 @@ def progress(
         yield watch, finished
     finally:
         if in_place:
-            replace_line(err)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            err.replace_line()

@@ -4,19 +4,18 @@ Disturbed runs are kept and marked. A median is reliable if fewer than half of i
 lab warns. Machines also drift, for example when they become hot. Around each run the lab times the same short decode
 (the sentinel); if its time changes during a session, the machine's speed changed.
 
-The load of other processes disturbs a run only if it uses cores that the run needs. A new cause goes into CAUSES
-and `disturbances`.
+The load of other processes disturbs a run only if it uses cores that the run needs. A cause is its sentence, with {}
+for the amount; a new one goes into CAUSES and `disturbances`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lab.core import stats
 from lab.core.lists import grouped, plural
-from lab.core.record import OK, Noise, Record
+from lab.core.record import OK, Noise, NoiseSamples, Record
 from lab.runner import machine
 from lab.show import wording
 
@@ -32,33 +31,26 @@ DRIFT, DRIFT_CHANCE = 0.03, 0.01
 MIN_MS = 200
 """Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
 
-
-@dataclass(frozen=True)
-class Cause:
-    """What can disturb a run: a sentence with {} for the amount, and the amount's format."""
-
-    words: str
-    unit: str = "{}"
-
-    def sentence(self, amount: float) -> str:
-        """The words with the amount in them."""
-        return self.words.format(_cores(amount) if self.unit == CORES else self.unit.format(amount))
-
-
-CORES = "cores"
-OTHERS = Cause("other processes used {}", CORES)
-STEAL = Cause("the host took {} from the virtual machine", CORES)
-MEMORY = Cause("memory was short")
-HEAT = Cause("heat or a power limit slowed the CPU or GPU")
-QUOTA = Cause("the container used up its quota of CPU time")
-GPU_OTHERS = Cause("other processes used {} of the GPU", "{:.0f} %")
+OTHERS, STEAL = "other processes used {}", "the host took {} from the virtual machine"
+MEMORY, HEAT = "memory was short", "heat or a power limit slowed the CPU or GPU"
+QUOTA, GPU_OTHERS = "the container used up its quota of CPU time", "other processes used {} of the GPU"
 CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)
 """All known causes, in the order of reports."""
+
+
+def sentence(cause: str, amount: float) -> str:
+    """The cause with its amount: a percentage of a GPU, otherwise cores."""
+    return cause.format(f"{amount:.0f} %" if cause == GPU_OTHERS else _cores(amount))
 
 
 def _cores(amount: float) -> str:
     text = f"{amount:.2g}"
     return f"{text} core{'s' * (text != '1')}"
+
+
+def _judged(noise: Noise | None) -> tuple[Noise, NoiseSamples] | None:
+    """The noise and its samples; None if nothing was read, or the run was too short."""
+    return (noise, noise.samples) if noise and noise.samples and noise.samples.at_ms[-1] >= MIN_MS else None
 
 
 def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
@@ -78,22 +70,30 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
     return mean, worst
 
 
-def disturbances(record: Record) -> dict[Cause, float]:
+def disturbances(record: Record) -> dict[str, float]:
     """What disturbed a run: each cause with its amount, in the unit of its words."""
-    noise = record.run.noise
-    if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
+    if not (known := _judged(record.run.noise)):
         return {}
+    noise, samples = known
 
     def increase(name: str, over: float = 1.0) -> float:
         """The increase of a counter during the run; NaN if the system does not report it."""
         before, after = getattr(noise.before, name), getattr(noise.after, name)
         return math.nan if before is None or after is None else (after - before) / over
 
-    seconds, gpus = noise.samples.at_ms[-1] / 1e3, (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
-    others, steal = (cores(noise, column) for column in (noise.samples.others_ms, noise.samples.steal_ms))
+    # Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
+    # slows the first, but by less than a whole core: it counts as a share of the run's threads.
+    usable, threads, limits = n_cores(record), n_threads(record), (MEAN_CORES, WORST_CORES)
+    of_others: Sequence[float] = limits
+    if usable is not None:
+        n_free = max(0.0, usable - threads)
+        physical = max(0.0, min(usable, record.machine.n_cores_physical or usable) - threads)
+        of_others = [max(physical + one, min(n_free, physical + one * threads / N_JUDGED)) for one in limits]
+    seconds, gpus = samples.at_ms[-1] / 1e3, (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
+    others, steal = (cores(noise, column) for column in (samples.others_ms, samples.steal_ms))
     seen = [  # an amount above its limit shows the cause
-        *((OTHERS, used, _limit(limit, record)) for used, limit in zip(others, (MEAN_CORES, WORST_CORES), strict=True)),
-        *((STEAL, used, limit) for used, limit in zip(steal, (MEAN_CORES, WORST_CORES), strict=True)),
+        *((OTHERS, used, limit) for used, limit in zip(others, of_others, strict=True)),
+        *((STEAL, used, limit) for used, limit in zip(steal, limits, strict=True)),
         (MEMORY, increase("memory_pressure_s", seconds), WAIT_SHARE),
         (HEAT, increase("n_throttled"), 0),
         (HEAT, sum(gpu.slowed is not None for gpu in gpus), 0),
@@ -101,7 +101,7 @@ def disturbances(record: Record) -> dict[Cause, float]:
         *((GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT) for gpu in gpus),
     ]
     return {
-        cause: max(amount for other, amount, _ in seen if other is cause and amount == amount)
+        cause: max(amount for other, amount, _ in seen if other == cause and amount == amount)
         for cause in dict.fromkeys(cause for cause, amount, limit in seen if amount > limit)
     }
 
@@ -119,55 +119,37 @@ def n_cores(record: Record) -> float | None:
     return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
 
 
-def _limit(cores: float, record: Record) -> float:
-    """Cores that others may use during this run; `cores` is the limit for a run that needs all cores.
-
-    Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
-    slows the first, but by less than a whole core: it counts as a share of the run's threads.
-    """
-    usable, threads = n_cores(record), n_threads(record)
-    if usable is None:
-        return cores
-    n_free = max(0.0, usable - threads)
-    n_free_physical = max(0.0, min(usable, record.machine.n_cores_physical or usable) - threads)
-    return max(n_free_physical + cores, min(n_free, n_free_physical + cores * threads / N_JUDGED))
-
-
 def during(noise: Noise, n_free: float) -> str:
     """What other processes and the host used while something other than a run was measured; "" for nothing.
 
     `n_free` cores were idle, so others can use them without a disturbance.
     """
-    if noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
+    if not (known := _judged(noise)):
         return ""
-    seen = (OTHERS, noise.samples.others_ms, n_free), (STEAL, noise.samples.steal_ms, 0)
+    seen = (OTHERS, known[1].others_ms, n_free), (STEAL, known[1].steal_ms, 0)
     amounts = ((cause, max(cores(noise, column)), WORST_CORES + free) for cause, column, free in seen)
-    return "; ".join(cause.sentence(amount) for cause, amount, limit in amounts if amount > limit)
+    return "; ".join(sentence(cause, amount) for cause, amount, limit in amounts if amount > limit)
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """What disturbed these runs (repeats of one measurement), and whether their threads had too few cores."""
 
     def in_runs(n: int) -> str:
-        n_all = len(records)
-        if n < n_all:
-            return f"in {n} of {n_all} runs"
-        return f"in {({1: 'the only run', 2: 'both runs'}).get(n, f'all {n} runs')}"
+        every = {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
+        return f"in {n} of {len(records)} runs" if n < len(records) else f"in {every}"
 
     by_run, words = [disturbances(record) for record in records], []
     for cause in CAUSES:
         if amounts := [amounts[cause] for amounts in by_run if cause in amounts]:
-            words.append(f"{cause.sentence(max(amounts))} {in_runs(len(amounts))}")
+            words.append(f"{sentence(cause, max(amounts))} {in_runs(len(amounts))}")
     short = []  # cores that were free, in the worst second or over the whole run, and threads that needed them
     for record in records:
-        noise, usable, threads = record.run.noise, n_cores(record), n_threads(record)
-        if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS or usable is None:
-            continue
-        columns = [column for column in (noise.samples.others_ms, noise.samples.steal_ms) if column is not None]
-        taken = [sum(row) for row in zip(*columns, strict=True)]
-        left = min(usable - max(cores(noise, taken)), record.machine.cpu_quota or math.inf)
-        if left < threads - WORST_CORES:
-            short.append((left, threads))
+        known, usable, threads = _judged(record.run.noise), n_cores(record), n_threads(record)
+        if known and usable is not None:
+            columns = [column for column in (known[1].others_ms, known[1].steal_ms) if column is not None]
+            taken = [sum(row) for row in zip(*columns, strict=True)]
+            left = min(usable - max(cores(known[0], taken)), record.machine.cpu_quota or math.inf)
+            short += [(left, threads)] if left < threads - WORST_CORES else []
     if short:
         left, threads = min(short)
         fewer, causes = math.floor(left), {cause for amounts in by_run for cause in amounts}
@@ -187,8 +169,7 @@ def drift(records: Sequence[Record]) -> list[str]:
     """A sentence for each session and variant whose sentinel became slower or faster."""
     counted, changes = (one for one in records if one.run.status == OK and not one.run.warmup), []
     for (_, variant), own in grouped(counted, lambda one: (one.session, one.run.variant)).items():
-        noises = [one.run.noise for one in own if one.run.noise]
-        times = [noise.sentinel_after_ns for noise in noises if noise.sentinel_after_ns]
+        times = [noise.sentinel_after_ns for one in own if (noise := one.run.noise) and noise.sentinel_after_ns]
         change, chance = stats.trend(times)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             word = "slower" if change > 1 else "faster"

@@ -42,21 +42,15 @@ Columns = Sequence[tuple[str, Callable[[Any], Any]]]
 """For each column the heading, with the unit in a second line, and the function that makes its cell from a row."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: the figure, and lines below it in small print. On a page it may be styled."""
+class Cell(str):
+    """A cell of a table that a page may style: the figure, and lines below it in small print."""
 
-    text: str
-    style: str = ""
+    style: str
 
-    @property
-    def lines(self) -> list[str]:
-        return self.text.split("\n")
-
-
-def as_cell(cell: str | Cell) -> Cell:
-    """Plain text as a cell."""
-    return cell if isinstance(cell, Cell) else Cell(cell)
+    def __new__(cls, text: str, style: str = "") -> Cell:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ class Section:
     words: Sequence[str] = ()  # paragraphs before the table
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
-    cells: Sequence[Sequence[str | Cell]] = ()
+    cells: Sequence[Sequence[str]] = ()
     most_rows: int | None = None  # of the table on a terminal; --details shows all
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -100,10 +94,6 @@ class Section:
     @property
     def caption(self) -> str:
         return ": ".join(filter(None, [self.title, self.about]))
-
-    @property
-    def lines(self) -> list[list[Cell]]:
-        return [[as_cell(cell) for cell in line] for line in self.cells]
 
     @property
     def said(self) -> str:
@@ -125,32 +115,28 @@ class Section:
 
     def is_text(self, column: int) -> bool:
         """Whether a column contains text, which is left-aligned and wraps."""
-        cells = [line[column] for line in self.lines]
-        return self.headings[column] in TEXT_COLUMNS or any(len(cell.lines[0]) > LONG for cell in cells)
+        is_long = any(len(line[column].partition("\n")[0]) > LONG for line in self.cells)
+        return self.headings[column] in TEXT_COLUMNS or is_long
 
 
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
     """The fields of a Section with a table of these rows. Columns without known figures are left out."""
-    lines = [[show(row) for _, show in columns] for row in rows]
-    kept = [
-        i for i in range(len(columns)) if keep_all or any(as_cell(line[i]).text not in ("", UNKNOWN) for line in lines)
-    ]
-    return {
-        "headings": [columns[i][0] for i in kept],
-        "cells": [[line[i] for i in kept] for line in lines],
-        "rows": rows,
-    }
+    columns_of = [(heading, [show(row) for row in rows]) for heading, show in columns]
+    kept = [(heading, cells) for heading, cells in columns_of if keep_all or not {*cells} <= {"", UNKNOWN}]
+    lines = zip(*(cells for _, cells in kept), strict=True)
+    return {"headings": [heading for heading, _ in kept], "cells": list(map(list, lines)), "rows": rows}
 
 
 def numbered(pictures: Sequence[Picture]) -> list[Picture]:
     """The same pictures; pictures of equal name get numbers that no other name has."""
-    names, used, made = [picture.name for picture in pictures], {picture.name for picture in pictures}, []
+    names = [picture.name for picture in pictures]
+    used, made = set(names), []
     for picture in pictures:
-        if names.count(picture.name) > 1:
-            free = next(name for n in itertools.count(1) if (name := f"{picture.name}-{n}") not in used)
-            picture = dataclasses.replace(picture, name=free)
-        used.add(picture.name)
-        made.append(picture)
+        name = picture.name
+        if names.count(name) > 1:
+            name = next(free for n in itertools.count(1) if (free := f"{picture.name}-{n}") not in used)
+        used.add(name)
+        made.append(dataclasses.replace(picture, name=name))
     return made
 
 
@@ -169,27 +155,27 @@ def print_section(section: Section, out: Console) -> None:
     more = out.details if isinstance(out, Terminal) else ""
     if section.answer:
         out.print(Text(section.answer, style="bold"))
-    same, columns = {}, range(len(section.headings))
-    if len(section.cells) > 1:
-        first, *others = section.lines
-        equal = [i for i in columns if section.headings[i] in ONCE and all(first[i] == one[i] for one in others)]
-        same = {i: f"{' '.join(section.headings[i].split())} {first[i].text}" for i in equal}
-        for mark, words in ((NOT_TO_BE_TRUSTED, ", half or more disturbed"), (MARK, ", some disturbed")):
-            same = {i: one.replace(mark, f"{words} ({mark})") if one.endswith(mark) else one for i, one in same.items()}
-    if about := "; ".join(filter(None, [section.about, ", ".join(same.values())])):
-        out.print(Text(section.title, style="bold") + Text(f"{': ' if section.title else ''}{about}"))
-    elif section.title:
-        out.print(Text(section.title, style="bold"))
-    kept = [i for i in columns if i not in same]
+    same = dict[int, str]()  # columns of equal cells are said once
+    for i, heading in enumerate(section.headings):
+        values = {line[i] for line in section.cells}
+        if heading in ONCE and len(section.cells) > 1 == len(values):
+            same[i] = f"{' '.join(heading.split())} {values.pop()}"
+            for mark, words in ((NOT_TO_BE_TRUSTED, ", half or more disturbed"), (MARK, ", some disturbed")):
+                if same[i].endswith(mark):
+                    same[i] = f"{same[i].removesuffix(mark)}{words} ({mark})"
+    about = "; ".join(filter(None, [section.about, ", ".join(same.values())]))
+    if section.title or about:
+        out.print(Text(section.title, style="bold") + Text(": " * bool(section.title and about) + about))
     for words in section.words:
         out.print(words)
     for name, what in section.facts.items():
         out.print(Text(name, style="bold"))
         out.print(what)
     if section.cells:
+        kept = [i for i in range(len(section.headings)) if i not in same]
         grid, n_rows = Grid(*(section.headings[i] for i in kept)), section.most_rows if more else None
-        for line in section.lines[:n_rows]:
-            cells = [line[i].text.partition("\n") for i in kept]
+        for line in section.cells[:n_rows]:
+            cells = [line[i].partition("\n") for i in kept]
             grid.add_row(*(Text(value) + Text(line_end + below, style="dim") for value, line_end, below in cells))
         out.print(grid)
         if n_rows is not None and len(section.cells) > n_rows:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.core.shown import Shown
 from lab.errors import LabError
@@ -49,34 +50,32 @@ def ends(one: Shown) -> str:
     return f"{digits(one.low)}-{digits(one.high)}"
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A term. `also`: its other spellings; `shown`: where it appears."""
 
     name: str
     meaning: str
     unit: str = ""
     shown: str = ""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
 
 
 @cache
 def terms() -> tuple[Term, ...]:
     """All terms, in the order of a first reading."""
     text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
-    return tuple(
-        Term(name, **{**fields, "also": tuple(fields.get("also", ()))}) for name, fields in tomllib.loads(text).items()
-    )
+    return tuple(Term(name, **fields) for name, fields in tomllib.loads(text).items())
 
 
 def term(word: str) -> Term:
     """The term that is written so. LabError with the nearest one for an unknown word."""
-    known = {_plain(name): term for term in reversed(terms()) for name in (*term.also, term.name)}
-    if found := known.get(_plain(word)):
+    known = {plain(name): term for term in reversed(terms()) for name in (*term.also, term.name)}
+    if found := known.get(plain(word)):
         return found
-    (near,) = difflib.get_close_matches(_plain(word), known, n=1, cutoff=0.0)
+    (near,) = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.0)
     raise LabError(f"{word!r} is not one of the lab's terms.", f"The nearest is {known[near].name}. All: lab words")
 
 
-def _plain(word: str) -> str:
+def plain(word: str) -> str:
+    """A word as `lab words` compares it."""
     return re.sub(r"[\s_-]+", " ", word.strip().lower())

@@ -150,7 +150,7 @@ def command(figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, ye
     if asked["url"]:
         confirm(asked["url"], "at most 20 requests", yes)
     err = console.console(stderr=True)
-    with console.progress(err, None, str, in_blocks=True) as (watch, _):
+    with console.progress(err, None, str) as (watch, _):
         found = why(*figures, out=out, watch=watch, **asked)
     made = sections(found)
     plots = [] if no_plot else known.draw(made, Path(out), found.path.stem if found.path else "why")
