@@ -16,7 +16,7 @@ ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
 WHOLE = {"about": "a", "gbps": 100, "source": "b"}
 
 
-def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
+def test_no_two_devices_answer_to_one_name_or_to_that_of_a_kind() -> None:
     names = [name for entries in ENTRIES.values() for name in entries]
     assert len(names) == len(set(names)) == len(devices.devices())
     assert not set(names) & {*ENTRIES, devices.ALL}
@@ -24,6 +24,11 @@ def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
     assert all(devices.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
     abouts = [device.about for device in devices.devices().values()]
     assert len(abouts) == len(set(abouts))
+    by_key: dict[str, set[str]] = {}
+    for device in devices.devices().values():
+        for name in (device.name, *device.aliases):
+            by_key.setdefault(devices._key(name), set()).add(device.name)
+    assert all(len(names) == 1 for names in by_key.values()) and not {"", *devices.kinds()} & set(by_key)
 
 
 def test_entries_are_whole_and_sane() -> None:
@@ -103,15 +108,6 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
 )
 def test_a_name_is_understood_as_people_write_it(words: str, name: str) -> None:
     assert devices.find_device(words).name == name
-
-
-def test_no_two_devices_answer_to_one_name() -> None:
-    by_key: dict[str, set[str]] = {}
-    for device in devices.devices().values():
-        for name in (device.name, *device.aliases):
-            by_key.setdefault(devices._key(name), set()).add(device.name)
-    assert all(len(names) == 1 for names in by_key.values()) and "" not in by_key
-    assert not set(by_key) & set(devices.kinds())
 
 
 def test_a_peak_is_published_or_follows_from_the_architecture() -> None:

@@ -1,7 +1,6 @@
 """Doubt travels: what is disturbed, cut off or too fast to be true is marked wherever it appears."""
 
 import dataclasses
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import pytest
 
 from lab.core import results, shown
-from lab.core.record import Rate, Record
-from lab.errors import LabError
+from lab.core.record import Record
 from lab.features import page, running
 from lab.features.compare import comparison, text_compare
 from lab.features.limits import explanation, probing, step_kernels
 from lab.features.limits.probing import Where
 from lab.features.measure import text_results
-from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.show import table
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -123,31 +121,6 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
         assert is_firm or not explanation.experiments(rows, records, best)
         sentences = " ".join(explanation.verdicts(rows, WIDE))
         assert (" limits " in sentences) == is_firm and ("No verdict" in sentences) != is_firm
-
-
-def test_a_session_that_was_interrupted_keeps_whole_kernels(tmp_path: Path) -> None:
-    class Interrupted:
-        pid = os.getpid()
-
-        def __init__(self, n: int) -> None:
-            self.left = n
-
-        def probe(self, probe: Probe) -> Rate:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-            return dataclasses.replace(rate(probe.op, probe.type, probe.n_tokens, 20, 400), n_positions=None)
-
-    probes = [Probe(MUL_MAT, "Q8_0", 1, 1, None, n, 1, 2, None, 0.01) for n in (1, 8, 512)]
-    probes += [Probe(ATTENTION, "F16", 1, 1, None, n, 1, 2, None, 0.01) for n in (1, 512)]
-    engine: Any = Interrupted(4)
-    with pytest.raises(KeyboardInterrupt):
-        probing.obtain(engine, Where(MACHINE), probes, lambda what: None, print, tmp_path)
-    known = probing.known(probing.kept(tmp_path), Where(MACHINE))
-    assert known and {one.op for one in known.rates} == {MUL_MAT}
-    assert probing.missing(probes, known) == probes[-2:]
-    with pytest.raises(LabError, match=r"attention on a F16 cache .* have not been measured"):
-        step_kernels.total(BIG, WIDE, known, 512, 0, 1)
 
 
 def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_again() -> None:

@@ -15,12 +15,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -29,6 +27,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Record
 from lab.features.limits import probing
 from lab.features.predict import learning, prediction
 from lab.features.predict.learning import Case, Point
+from tests.conftest import run_process
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("smollm2-135m", "64,256,1024,4096", ()),
@@ -41,9 +40,6 @@ SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("smollm2-135m", "64,256,1024", ("--threads", "1")),
 )
 """Model, prompt lengths, and further options of `lab measure`."""
-
-SHORT = (("smollm2-135m", "16,64", ()), ("smollm2-135m:Q4_0", "16,64", ()))
-"""With --short: does everything, shows nothing."""
 
 N_GEN, N_ROUNDS, N_REPEAT = 24, 2, 2
 MOST_TIMES = 17
@@ -71,11 +67,9 @@ def main() -> None:
 
 def measure(folder: Path) -> None:
     """Ceilings of every setup, then runs of every setup, round by round. What is there already is kept."""
-    kept = folder / "ceilings"
-    setups = SHORT if "--short" in sys.argv else SETUPS
-    for model, _, options in setups:
-        lab("ceilings", "-m", model, *options, "--types", "", "--out", kept, "--json")
-    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(setups)):
+    for model, _, options in SETUPS:
+        lab("ceilings", "-m", model, *options, "--types", "", "--out", folder / "ceilings", "--json")
+    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(SETUPS)):
         out = folder / f"round-{number}" / str(index)
         if not list(out.glob("*.jsonl")):
             sizes = ("--prompt-len", lengths, "--gen", N_GEN, "--repeat", N_REPEAT)
@@ -84,12 +78,8 @@ def measure(folder: Path) -> None:
 
 def lab(*arguments: object) -> None:
     """The command in a process of its own. A failure is printed, and the bench goes on."""
-    start = time.monotonic()
-    command = [sys.executable, "-m", "lab", *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(f"{time.monotonic() - start:5.0f} s  lab {' '.join(map(str, arguments))}", flush=True)
-    if process.returncode:
-        print(f"exit status {process.returncode}: {process.stderr[-600:]}", flush=True)
+    code, _, error = run_process(*arguments, timeout_s=1800)
+    print(f"lab {' '.join(map(str, arguments))}{f': {error[-600:]}' if code else ''}", flush=True)
 
 
 def evaluate(folder: Path) -> pd.DataFrame:
@@ -102,14 +92,13 @@ def evaluate(folder: Path) -> pd.DataFrame:
         best = probing.known(contents.ceilings, probing.Where(here))
         assert best is not None
         records = [record for record in contents.records if probing.same_machine(record.machine, here)]
-        by_setup: dict[object, list[str]] = {}
-        rounds: dict[str, int] = {}
+        sessions: dict[object, list[str]] = {}
         for record in sorted(records, key=lambda record: record.session):
-            setup = record.model.name, record.model.quantization, record.settings.n_threads
-            sessions = by_setup.setdefault(setup, [])
-            if record.session not in rounds:
-                rounds[record.session] = len(sessions)
-                sessions.append(record.session)
+            of_setup = sessions.setdefault(
+                (record.model.name, record.model.quantization, record.settings.n_threads), []
+            )
+            of_setup += [] if record.session in of_setup else [record.session]
+        rounds = {session: number for of_setup in sessions.values() for number, session in enumerate(of_setup)}
         n_rounds = max(rounds.values(), default=-1) + 1
         for number in range(n_rounds):
             learned = learning.learn([record for record in records if rounds[record.session] == number], best).points
@@ -130,18 +119,17 @@ LEFT_OUT = ("shape",), ("shape", "quantization"), ("settings",)
 
 def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
     """What to learn from, each up to a length: everything, without a setup's like, and one setup alone."""
+    cases = {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values()
     chosen: list[tuple[Case | None, tuple[str, ...], bool]] = [(None, (), True)]
-    for one in {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values():
-        chosen += [(one, names, False) for names in LEFT_OUT]
-        chosen.append((one, ("shape", "quantization", "settings"), True))
+    chosen += [(one, names, False) for one in cases for names in LEFT_OUT]
+    chosen += [(one, ("shape", "quantization", "settings"), True) for one in cases]
     for (case, names, is_alike), longest in itertools.product(chosen, sorted({point.n_prompt for point in points})):
-        yield partial(is_kept, case, names, is_alike, longest)
 
+        def keeps(point: Point, case: Any = case, names: Any = names, wanted: Any = (is_alike, longest)) -> bool:
+            alike = case is None or all(getattr(point.case, name) == getattr(case, name) for name in names)
+            return bool(alike == wanted[0]) and bool(point.n_prompt <= wanted[1])
 
-def is_kept(case: Case | None, names: Sequence[str], is_alike: bool, longest: int, point: Point) -> bool:
-    """Whether a point is at most so long, and like a case in these fields (or not)."""
-    alike = case is None or all(getattr(point.case, name) == getattr(case, name) for name in names)
-    return point.n_prompt <= longest and alike == is_alike
+        yield keeps
 
 
 def predict(

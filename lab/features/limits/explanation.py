@@ -109,7 +109,7 @@ def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict
     by_part = dict[str, float]()
     for name in parts[0].by_device:
         sums = [sum(times) / n for times in zip(*(step.by_device[name] for step in parts), strict=True)]
-        first = f"{probing.label(name)} " if is_split else ""
+        first = f"{name or probing.CPU} " if is_split else ""
         by_part |= {f"{first}{LAYERS}": sums[0], f"{first}{ATTENTION}": sums[2], f"{first}{OUTPUT}": sums[1]}
     if is_split:
         by_part[BETWEEN] = sum(step.between_s for step in parts) / n

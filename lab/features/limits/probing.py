@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATT
 from lab.process.worker import Worker
 from lab.runner import machine, noise_watch, progress
 from lab.runner.cases import utc_now
-from lab.runner.machine import sysctl, system_text
+from lab.runner.machine import system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.show import disturbances
@@ -87,11 +87,6 @@ def place_of(here: Machine, model: Model, settings: Settings, placement: Placeme
 def place_of_record(record: Record) -> Where:
     """Where a run was made."""
     return place_of(record.machine, record.model, record.settings, record.run.placement)
-
-
-def label(name: str | None) -> str:
-    """A device's name as llama.cpp has it."""
-    return CPU if name is None else name
 
 
 def device_of(here: Machine, name: str | None) -> Device | None:
@@ -326,20 +321,13 @@ def pass_bytes(times: float, device: str | None = None) -> int:
 @cache
 def last_level_cache() -> int:
     """Bytes of this machine's last-level caches, all of them; DEFAULT_CACHE where the system does not tell."""
-    by_level: dict[int, dict[str, int]] = {}  # each shared cache counts once
+    sizes = dict[tuple[int, str], int]()  # by level and the cores that share it
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
-        try:
-            level, size, shared = (system_text(index / name).strip() for name in ("level", "size", "shared_cpu_list"))
-            by_level.setdefault(int(level), {})[shared] = (
-                int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
-            )
-        except (ValueError, LookupError):  # what a system does not list, it does not have
-            continue
-    if by_level:
-        return sum(by_level[max(by_level)].values())
-    names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize") if platform.system() == "Darwin" else ()
-    sizes = (sysctl(name) or "" for name in names)
-    return next((int(size) for size in sizes if size.isdigit() and int(size)), DEFAULT_CACHE)
+        level, size, shared = (system_text(index / name).strip() for name in ("level", "size", "shared_cpu_list"))
+        if level.isdecimal() and re.fullmatch("[0-9]+[KMG]", size):
+            sizes[int(level), shared] = int(size[:-1]) * 2 ** (10 + 10 * "KMG".index(size[-1]))
+    last = max((level for level, _ in sizes), default=0)
+    return sum(n_bytes for (level, _), n_bytes in sizes.items() if level == last) or DEFAULT_CACHE
 
 
 def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
@@ -439,12 +427,10 @@ def obtain(
 
 
 def _describe(probe: Probe) -> str:
-    if probe.op in (UPLOAD, DOWNLOAD):
-        return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
-    what = f"{probe.op.replace('_', ' ')} over {probe.n_positions:,} positions, " if probe.n_positions else ""
-    what = "experts, " if probe.op == MUL_MAT_ID else what
+    over = f" over {probe.n_positions:,} positions" if probe.n_positions else ""
+    size = f"{probe.n_bytes:,} bytes" if probe.op in (UPLOAD, DOWNLOAD) else plural(probe.n_tokens, "column")
     on = plural(probe.n_threads, "thread") if probe.device is None else probe.device
-    return f"{what}{probe.type}, {plural(probe.n_tokens, 'column')}, {on}"
+    return f"{probe.op.replace('_', ' ')}{over}, {probe.type}, {size}, {on}"
 
 
 def save(ceilings: Ceilings, folder: Path) -> Path:
@@ -501,7 +487,7 @@ def doubts(ceilings: Ceilings) -> tuple[str, ...]:
 def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
     return [
-        f"While the ceilings of {label(one.device)} were measured, {one.disturbed}. Some can be too low, so the lab "
+        f"While the ceilings of {one.device or CPU} were measured, {one.disturbed}. Some can be too low, so the lab "
         "names no limits or gains. Measure again while no other program runs: lab ceilings --again"
         for one in each_device(ceilings)
         if one.disturbed
@@ -516,7 +502,7 @@ def need(given: Sequence[Ceilings], where: Where, what: str) -> Ceilings:
     name = next(name for name in where.devices if known(given, dataclasses.replace(where, devices=(name,))) is None)
     is_plain = name is None and where.repack is False
     others = [old for old in given if old.on_gpu == (name is not None) and not is_plain]
-    on = f"{label(name)} ({device_label(where.machine, name)}), for {what}" if len(where.devices) > 1 else what
+    on = f"{name or CPU} ({device_label(where.machine, name)}), for {what}" if len(where.devices) > 1 else what
     hint = f"Measure them on that machine, with the settings of the runs: lab ceilings{' --no-repack' * is_plain}"
     if others:
         named, commit = device_label(others[-1].machine, others[-1].device), others[-1].machine.llama_cpp_commit

@@ -102,7 +102,7 @@ def parts(
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     *blocks, output = layers or probing.layers(ceilings.machine, model, settings)
     caches: Sequence[str | None] = [None] if settings.kv_offload is False and is_split else blocks
-    if lacking := [probing.label(name) for name in (*blocks, output, *caches) if name not in by_device]:
+    if lacking := [name or probing.CPU for name in (*blocks, output, *caches) if name not in by_device]:
         raise _lacking(lacking[0])
     seconds = {name: [0.0, 0.0, 0.0] for name in dict.fromkeys((*blocks, output, *by_device))}
     used, uploaded = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}, 0.0
@@ -229,7 +229,7 @@ def _by_shape(
 
 
 def _not_measured(ceilings: Ceilings, model: Model, what: str, n_threads: int, *words: str) -> LabError:
-    on = f"on {probing.label(ceilings.device)}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+    on = f"on {ceilings.device}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
     how = [] if ceilings.on_gpu else ["--threads", n_threads, *(["--no-repack"] if ceilings.repack is False else [])]
     command = shell.lab("ceilings", "-m", catalog.spec_of(model), *words, *how)
     return LabError(f"The ceilings of {what} {on} have not been measured here.", f"Run: {command}")
@@ -247,7 +247,7 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float:
     """
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
-        raise _lacking(f"copies to and from {probing.label(ceilings.device)}")
+        raise _lacking(f"copies to and from {ceilings.device}")
     (few, few_s), (many, many_s) = points[0], points[-1]
     per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
     return max(0.0, few_s - per_byte * few) + per_byte * n_bytes

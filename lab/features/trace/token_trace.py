@@ -205,7 +205,7 @@ def phase(
     views = grouped((one for one in placed if one[0].op in EMPTY), lambda one: one[1])
     stops_ns = {device: statistics.median(node.ns for node, _ in own) for device, own in views.items()}
     usual_gap_ns = statistics.median(node.gap_ns for node in steps.nodes)
-    by_device = {probing.label(one.device): one for one in probing.each_device(ceilings)} if ceilings else {}
+    by_device = {one.device or probing.CPU: one for one in probing.each_device(ceilings)} if ceilings else {}
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
     parts, copied, layer = list[Part](), set[str](), None
     for node, device in placed:
