@@ -164,7 +164,7 @@ def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     assert result.command_lines(unproven) == {}
 
 
-def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_file(
+def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
     mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def searched(*_: object) -> Iterator[Record]:
@@ -180,6 +180,7 @@ def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_file(
     monkeypatch.setattr(tuning, "execute", searched)
     code, _, err = run_lab(*options)
     assert code == 130 and "Interrupted. 12 finished runs are in " in err
+    assert "No recommendation: --flash-attn off was the fastest in the search, but nothing confirmed it." in err
 
 
 def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:

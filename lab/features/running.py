@@ -275,8 +275,12 @@ def collect(
     err: Terminal,
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
+    where: Callable[[list[Any], Path], str] = runs_in,
 ) -> tuple[list[Any], LabError | None]:
-    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
+
+    `where` says after Ctrl-C where what was measured is, "" where nothing was.
+    """
     from lab.features.measure import text_results
     from lab.show import console
 
@@ -289,7 +293,7 @@ def collect(
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        kept = runs_in(records, path)
+        kept = where(records, path)
         err.print(f"\nInterrupted. {kept}" if kept else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None

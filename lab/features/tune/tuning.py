@@ -30,7 +30,7 @@ from lab.errors import LabError
 from lab.features import batch as batching
 from lab.features import experiment
 from lab.features.compare import side_by_side
-from lab.features.running import Output, collect, introduce, note
+from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, REQUEST, SEARCH, Tuned
 from lab.features.tune.search import Choice, Phase, Search
@@ -335,7 +335,13 @@ def command(save: str | None, **asked: Any) -> None:
             made = plan(worker, **asked, watch=transferring)
         introduce([made.default], err, err)
         path = new_results_file(made.default, output.folder)
-        records, problem = collect(lambda watch: execute(made, worker, path, watch), path, err)
+
+        def so_far(records: Sequence[Any], path: Path) -> str:
+            """What Ctrl-C prints: where the runs are, and the best settings so far."""
+            found = [f" {' '.join(result.sentences(one))}" for one in result.of_sessions(records)]
+            return f"{kept}.{''.join(found)}" if (kept := runs_in(records, path)) else ""
+
+        records, problem = collect(lambda watch: execute(made, worker, path, watch), path, err, where=so_far)
     output.finish(records, path, problem)
     if asked["allow_lossy"] and not output.as_json:
         for line in known_lines(output.folder, records):
