@@ -307,16 +307,16 @@ def answer(found: Found) -> str:
     first, *others = found.rows.sort_values("kl", na_position="first").itertuples()
     said = list[str]()
     for row in others:
-        if not row.on_front or row.decode != row.decode or shown.DISTURBED in row.decode_doubts:
-            continue
-        is_sure = row.decode_low == row.decode_low
-        ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if is_sure else ""
-        gain, share = f"{'' if is_sure else 'about '}{times(row.decode)}", percent(row.same)
-        if said:
-            said.append(f"{row.label} {gain}{ends} and on {share}")
-        else:
-            agrees = f"agrees with it on {share} of tokens"
-            said.append(f"{row.label} decodes {gain} as fast as {first.label}{ends} and {agrees}")
+        if row.on_front and row.decode == row.decode and shown.DISTURBED not in row.decode_doubts:
+            is_sure, share = row.decode_low == row.decode_low, percent(row.same)
+            ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if is_sure else ""
+            gain = f"{row.label}{'' if said else ' decodes'} {'' if is_sure else 'about '}{times(row.decode)}"
+            of = (
+                f"{ends} and on {share}"
+                if said
+                else f" as fast as {first.label}{ends} and agrees with it on {share} of tokens"
+            )
+            said.append(gain + of)
     shares = join_and([f"{row.label} on {percent(row.same)}" for row in others])
     return f"{'; '.join(said)}." if said else f"Agreement with {first.label} on the most likely token: {shares}."
 

@@ -133,7 +133,7 @@ def plan(
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
     space = [
         [(name, value) for value in values if is_possible(name, value)]
-        for name, values in sorted(_space(base, allow_lossy).items())
+        for name, values in sorted(_space(base, allow_lossy).items(), key=lambda one: (one[0] in result.LOSSY, one[0]))
         if name not in given
     ]
     every = itertools.chain.from_iterable(  # those with the fewest changes first
