@@ -13,11 +13,10 @@ largest logits and sums of the rest (about 3 MB a chunk), and the divergences ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def plan(
         paths = plans[name].file.path, plans[other].file.path
         if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
             raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
-    plans = {key: dataclasses.replace(one, part=QUANT) for key, one in plans.items()}
+    plans = {key: replace(one, part=QUANT) for key, one in plans.items()}
     return QuantPlan(plans, texts, text or "", budget_s, blocks, bool(side_by_side.too_large(plans)))
 
 
@@ -166,23 +165,12 @@ def missing(files: Sequence[str]) -> dict[str, int]:
     return {spec: n_bytes for spec, n_bytes in expanded(files) if n_bytes and not obtain.locate(catalog.parse(spec))}
 
 
-def execute(
-    made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker] = Worker
-) -> Iterator[Record]:
-    """Measure quality, then speed; yields each record after it is in `path`."""
-    with unless_empty(path):
-        yield from _qualities(made, path, watch, new_worker)
-        yield from side_by_side.execute(made.plans, made.blocks, path, watch, new_worker, apart=made.apart)
-
-
-def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker]) -> Iterator[Record]:
-    """A record for each candidate and for the noise floor. After Ctrl-C the chunks that are done are kept."""
+def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
+    """Measure quality, then speed; yields each record after it is in `path`. After Ctrl-C whole chunks are kept."""
     name, *others = made.plans
     found: dict[str, list[Divergence]] = {one: [] for one in (*others, FLOOR)}
-    settings = {
-        key: dataclasses.replace(one.settings, n_ctx=N_CHUNK, n_batch=max(one.settings.n_batch, N_CHUNK))
-        for key, one in made.plans.items()
-    }
+    own_settings = ((key, one.settings) for key, one in made.plans.items())
+    settings = {key: replace(one, n_ctx=N_CHUNK, n_batch=max(one.n_batch, N_CHUNK)) for key, one in own_settings}
     began, started_at, pieces = time.monotonic(), utc_now(), list[Chunk]()
     groups, n = ([[key] for key in made.plans], MOST_APART) if made.apart else ([list(made.plans)], MOST_CHUNKS)
 
@@ -203,18 +191,17 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         return record
 
     try:
-        with tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
+        with unless_empty(path), tempfile.TemporaryDirectory(prefix="mini-lab-") as folder:
             for number, group in enumerate(groups, 1):
                 with contextlib.ExitStack() as stack:
                     watch(Status("loading the models"))
-                    workers = {key: stack.enter_context(new_worker()) for key in group}
+                    workers = {key: stack.enter_context(Worker()) for key in group}
                     for key, worker in workers.items():
                         worker.use(made.plans[key].lib)
                         bos = worker.load(made.plans[key].file.path, settings[key]).bos
                         own = chunks(made.texts, worker.tokenize, bos, N_CHUNK)
                         if pieces and own != pieces:
-                            what = f"{key} splits the text into other tokens than the reference."
-                            raise LabError(what, "Compare files of one model.")
+                            raise LabError(f"{key} splits the text into other tokens.", "Compare files of one model.")
                         pieces, settings[key] = own, worker.new_context(settings[key])
                     n = min(n, len(pieces))
                     for i, (_, tokens) in enumerate(pieces[:n]):
@@ -222,16 +209,19 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
                             n = i if name in group else n  # the reference's chunks bound those of later groups
                             break
                         watch(Status(f"quality: chunk {i + 1} of at most {n}"))
-                        kept = Path(folder) / (f"{i}.npz" if made.apart else "logits")
-                        asked = {"tokens": tokens, "first": FIRST, "path": kept}
+                        todo = {
+                            "tokens": tokens,
+                            "first": FIRST,
+                            "path": Path(folder, f"{i}.npz" if made.apart else "logits"),
+                        }
                         for key, worker in workers.items():
                             if key != name:
-                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
+                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **todo))
                                 continue
-                            worker.call(type(None), f"{CHILD}.keep", **asked)
+                            worker.call(type(None), f"{CHILD}.keep", **todo)
                             if i < N_FLOOR:
                                 worker.new_context(elsewhere(settings[name]))
-                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **asked))
+                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **todo))
                                 worker.new_context(settings[name])
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks
@@ -240,6 +230,7 @@ def _qualities(made: QuantPlan, path: Path, watch: ShowStatus, new_worker: Calla
         raise
     for key, measured in found.items():
         yield keep(key, measured)
+    yield from side_by_side.execute(made.plans, made.blocks, path, watch, apart=made.apart)
 
 
 def elsewhere(settings: Settings) -> Settings:
@@ -248,7 +239,7 @@ def elsewhere(settings: Settings) -> Settings:
     needs_it = settings.type_v not in ("f16", "bf16", "f32")  # llama.cpp: a quantized V needs flash attention
     flash_attn = settings.flash_attn if needs_it else "off" if on else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
-    return dataclasses.replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
+    return replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
 
 
 def chunks(
