@@ -259,7 +259,7 @@ def test_a_failed_measurement_is_a_sentence() -> None:
     for shown in (lesson.figures, lesson.both_laws, lesson.compare, lesson.rows, lesson.draw, *of_ceilings):
         with pytest.raises(LabError, match=r"All runs failed\. 20 prompt tokens, repeat 1: no memory"):
             shown(failed)
-    with pytest.raises(LabError, match="Q5_0 with 2 threads have not been measured"):
+    with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
     with pytest.raises(LabError, match="belong to no experiment"):
         lesson.rows([make_record(make_run())])

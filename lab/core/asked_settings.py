@@ -90,14 +90,12 @@ class AskedSettings:
 
 @cache
 def table() -> dict[str, Setting]:
-    """All settings by name."""
     texts = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
     return {field.name: Setting(**texts[field.name]) for field in dataclasses.fields(AskedSettings)}
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """The default of each setting by name."""
     return {field.name: field.default for field in dataclasses.fields(AskedSettings)}
 
 
@@ -133,5 +131,4 @@ def check_number(name: str, value: int, most: int, least: int = 1) -> None:
 
 
 def impossible(name: str, value: object, hint: str) -> LabError:
-    """The error for an option's invalid value."""
     return LabError(f"{flag(name)} {value} is not possible.", hint)

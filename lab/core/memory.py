@@ -46,7 +46,6 @@ class Memory:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
     def beside(self, other: Memory) -> Memory:
-        """The memory of two contexts together."""
         caches, buffers = (self.kv_cache_bytes, other.kv_cache_bytes), (self.compute_bytes, other.compute_bytes)
         sums = [None if a is None or b is None else a + b for a, b in (caches, buffers)]
         return Memory(self.weights_bytes + other.weights_bytes, *sums)
@@ -54,8 +53,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a model file."""
-
     name: str
     n_bytes: int
 
@@ -78,7 +75,6 @@ def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16"
 
 
 def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
-    """Bytes of one key and one value vector."""
     if model.head_dim is None or not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
         return None
     widths = ((model.head_dim, type_k), (model.head_dim_v or model.head_dim, type_v))

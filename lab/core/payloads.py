@@ -90,7 +90,6 @@ class Turns:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The turns that were measured, from 1."""
         return self.only or range(1, len(self.messages) + 1)
 
     @property
@@ -202,7 +201,6 @@ class Phase:
 
     @property
     def sum_s(self) -> float:
-        """All parts without sampling."""
         return sum(part.seconds for part in self.parts if part.operation != SAMPLING)
 
     @property

@@ -118,7 +118,6 @@ def e2e_ns(run: Run) -> int | None:
 
 
 def step_s(run: Run) -> float:
-    """The mean time of the decode steps in seconds, without sampling."""
     return statistics.fmean(decode_compute_ns(run)) / 1e9
 
 

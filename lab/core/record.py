@@ -144,8 +144,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that llama.cpp allocated."""
-
     part: str  # model, KV, RS (of recurrent layers), compute, output
     name: str  # llama.cpp's: CPU_Mapped, CPU_REPACK, AMX, CUDA0
     n_bytes: int

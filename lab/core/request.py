@@ -121,8 +121,6 @@ TOO_LARGE = "answer too large"
 
 @dataclass(frozen=True)
 class Capability:
-    """A capability of a server."""
-
     name: str
     answer: str  # yes, no, unknown
     how: str  # how the lab found out

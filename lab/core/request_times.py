@@ -106,7 +106,6 @@ class Figures:
 
     @property
     def e2e_due_ns(self) -> int | None:
-        """E2E; in an open loop from the planned time."""
         return None if self.e2e_ns is None else self.e2e_ns + (self.delay_ns or 0)
 
     def used(self, slo: Slo) -> float:
@@ -125,7 +124,6 @@ class Figures:
 
 
 def figures(request: Request) -> Figures:
-    """All figures of a request."""
     usage, sent_ns, asked, events = request.usage, request.sent_ns, request.asked, request.events
     indices, n, at_once = generated(request), n_generated(request), came_at_once(request)
     n_events, at = len(indices), [events.arrive_ns[i] for i in indices]

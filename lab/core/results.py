@@ -46,7 +46,6 @@ class Contents:
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
-        """Runs and requests."""
         return [*self.records, *self.requests]
 
 

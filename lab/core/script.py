@@ -115,7 +115,6 @@ def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:
 
 
 def n_prefilled(script: Script) -> int:
-    """Given tokens of all steps."""
     return sum(len(part.tokens) for operation in script for part in operation.parts if part.tokens is not None)
 
 

@@ -14,7 +14,6 @@ def join(*words: object) -> str:
 
 
 def lab(*words: object) -> str:
-    """The command `lab` with these words."""
     return join("lab", *words)
 
 

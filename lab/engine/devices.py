@@ -108,12 +108,10 @@ def handles() -> list[Any]:
 
 
 def name_of(device: Any) -> str:
-    """llama.cpp's name of a device."""
     return str(ggml().ggml_backend_dev_name(device).decode().strip())
 
 
 def known() -> tuple[Device, ...]:
-    """All devices, in ggml's order."""
     listed, types = [], dict(enumerate(("cpu", "gpu", "igpu", "accel")))
     for device in handles():
         kind, words = ggml().ggml_backend_dev_type(device), ggml().ggml_backend_dev_description(device).decode().strip()
@@ -128,7 +126,6 @@ def free_memory() -> dict[str, int]:
 
 
 def _memory(device: Any) -> tuple[int, int]:
-    """Free and total bytes of a device."""
     free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
     ggml().ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value

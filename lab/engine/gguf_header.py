@@ -83,7 +83,6 @@ class _Header:
         return index, None if index < 0 else ggml().gguf_get_kv_type(self.gguf, index)
 
     def tensors(self) -> dict[str, _Weights]:
-        """The table of tensors, by name."""
         lib, gguf, data = ggml(), self.gguf, ggml().gguf_get_data_offset(self.gguf)
         table = {}
         for i in range(lib.gguf_get_n_tensors(gguf)):

@@ -52,7 +52,6 @@ class _Bench:
         return P(self.lib.ggml_init(InitParams(n_bytes, None, True)))
 
     def free(self, *contexts: Any) -> None:
-        """Free what contexts hold."""
         for context in contexts:
             if buffer := self._buffers.pop(context.value, None):
                 self.lib.ggml_backend_buffer_free(buffer)
@@ -83,7 +82,6 @@ class _Bench:
         self.allocate(self.graphs, self.memory)
 
     def allocate(self, context: Any, kind: Any) -> None:
-        """Allocate all tensors of a context."""
         buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
         if not buffer:
             raise LabError("The device has too little free memory for the probe.", "Close other programs.")
@@ -293,7 +291,6 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
 
 
 def fill(tensor: Any, data: bytes) -> None:
-    """Copy `data` into a tensor of the same size."""
     ggml().ggml_backend_tensor_set(tensor, data, 0, len(data))
 
 

@@ -30,8 +30,6 @@ FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory."""
-
     model: Any
     vocab: Any
     n_vocab: int
@@ -197,7 +195,6 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
 
 
 def pieces(loaded: Loaded) -> list[bytes]:
-    """The bytes of every token of the vocabulary, by id."""
     lib = llama_cpp()
     _check_vocabulary(loaded.vocab)
     buffer = ctypes.create_string_buffer(1024)

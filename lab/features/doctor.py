@@ -257,7 +257,6 @@ def _others(records: Sequence[Record]) -> list[str]:
 
 
 def swap_used() -> int:
-    """Bytes of swap in use."""
     import psutil
 
     return int(psutil.swap_memory().used)

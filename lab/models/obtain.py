@@ -74,7 +74,6 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
 
 
 def how_to_get(spec: Spec) -> str:
-    """The command that pulls or makes the model."""
     return shell.lab("models", "make" if spec.source == SYNTHETIC or _base(spec) else "pull", spec.text)
 
 

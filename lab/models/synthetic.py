@@ -227,7 +227,6 @@ def model_of(entry: Entry, quantization: str) -> Model:
 
 
 def n_bytes(shape: Shape, quantization: str) -> int:
-    """Bytes of the weights of such a model."""
     return sum(tensor.n_bytes for tensor in tensors(shape, quantization))
 
 

@@ -131,8 +131,6 @@ class Worker:
         return list(json.loads(self._ask("quantizations")))
 
     def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
-        """Write a model in another quantization. Calls `watch` with the bytes written so far."""
-
         def look() -> None:
             with suppress(OSError):
                 watch(target.stat().st_size)
@@ -155,11 +153,9 @@ class Worker:
         return list(json.loads(self._ask("tokenize", text=text)))
 
     def pieces(self) -> list[bytes]:
-        """The bytes of every token, by id."""
         return [piece.encode("latin-1") for piece in json.loads(self._ask("pieces"))]
 
     def new_context(self, asked: Settings) -> Settings:
-        """Replace the context. Returns the settings as llama.cpp resolved them."""
         return from_json(Settings, self._ask("new_context", asked=asked))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
@@ -194,7 +190,6 @@ class Worker:
             timer.cancel()
 
     def close(self) -> None:
-        """Kill the child, and delete the temporary files."""
         self._end_child()
         mapping: Any = self._progress.obj
         self._progress.release()

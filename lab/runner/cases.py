@@ -38,7 +38,6 @@ class Case:
 
     @property
     def n_generated(self) -> int:
-        """In a sweep n_gen at each stop."""
         return self.n_gen * (1 if self.every is None else -(-self.n_prompt // self.every))
 
     @property
@@ -80,14 +79,12 @@ def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
 
 
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
-    """The run that `problem` prevented."""
     status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
     given = {**named(case), "repeat": repeat, "warmup": warmup, "status": status, "error": str(problem)}
     return run_without_steps(**given)
 
 
 def utc_now() -> str:
-    """The current time in the format of records."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -101,8 +98,6 @@ class Until:
 
 
 class Draft(NamedTuple):
-    """A draft model: its file, and its header."""
-
     file: catalog.ModelFile
     model: Model
 
@@ -133,7 +128,6 @@ class Plan:
 
     @property
     def order(self) -> list[tuple[int, Case]]:
-        """(repeat, case) of every planned run, round by round."""
         possible = [case for case in self.cases if case not in self.refused]
         return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
 

@@ -206,7 +206,6 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _count(path: Path, name: str) -> int | None:
-    """A count in a file with lines `name count`, if it has it."""
     found = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
     return int(found[1]) if found else None
 
@@ -248,7 +247,6 @@ def system_number(path: Path) -> int | None:
 
 
 def sysctl(name: str) -> str | None:
-    """macOS's value of `name`, if any."""
     return answer("sysctl", "-n", name)
 
 

@@ -171,8 +171,6 @@ LOCKED = (
 
 @dataclass(frozen=True)
 class Counter:
-    """An energy counter."""
-
     covers: str  # PACKAGE, DRAM or GPU
     read: Callable[[], int | None]  # None: it cannot be read
     unit_j: float

@@ -182,5 +182,4 @@ def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, S
 
 
 def join(numbers: Sequence[int]) -> str:
-    """Numbers for a sentence, such as `1,000 and 10,000`."""
     return join_and([f"{n:,}" for n in sorted(numbers)])

@@ -55,7 +55,6 @@ def own_texts() -> list[str]:
 
 
 def own_text(names: Sequence[str]) -> str:
-    """Some of the lab's own texts, one after the other."""
     return "\n\n".join(data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8") for name in names)
 
 

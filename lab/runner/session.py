@@ -51,7 +51,6 @@ def carry_out(
 
 
 def new_results_file(plan: Plan, folder: Path) -> Path:
-    """Create the session's file."""
     where = machine.label(plan.machine, plan.settings).partition(",")[0]
     return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}")
 
@@ -87,7 +86,6 @@ class _Loop:
         self.crashes = collections.Counter[Case]()
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
-        """All runs with their settings."""
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():

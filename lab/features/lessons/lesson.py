@@ -408,7 +408,6 @@ def _factor(one: float, other: float) -> float:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None
     return float(value)
