@@ -73,13 +73,10 @@ def test_one_draft_length_tells_of_shorter_ones(name: str) -> None:
         assert len(expected) == pytest.approx(len(truth), rel=0.1)
 
 
-def test_the_textbook_length_and_the_share_at_which_it_pays() -> None:
-    assert guesses.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
-    assert guesses.textbook_length(1.0, 3) == 4
-    share = guesses.break_even(1.75, 0.0, 2)
-    assert share == pytest.approx(0.5)
-    assert guesses.break_even(3.0, 0.0, 2) is None  # even three tokens a step only make up for it
-    assert guesses.break_even(1.0, 0.5, 2) == pytest.approx(0.618, abs=1e-3)
+@pytest.mark.parametrize(("v", "c", "n", "share"), [(1.75, 0, 2, 0.5), (3, 0, 2, None), (1, 0.5, 2, 0.618)])
+def test_the_share_at_which_it_pays(v: float, c: float, n: int, share: float | None) -> None:
+    assert guesses.break_even(v, c, n) == (share and pytest.approx(share, abs=1e-3))  # 3: three tokens make up for it
+    assert guesses.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25) and guesses.textbook_length(1.0, 3) == 4
 
 
 @pytest.fixture
@@ -135,28 +132,25 @@ def changed(record: Record, **changes: Any) -> Record:
     return dataclasses.replace(record, run=dataclasses.replace(record.run, **changes))
 
 
-def test_where_the_text_differs_is_said(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
-    records = measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code")
-    assert "the tokens match plain decoding" in " ".join(sentences(records))
-    other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
-    assert speculation.rows(other)[0].n_parted == 1
-    words = "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest"
-    assert words in " ".join(sentences(other))
-
-
 def guessed(record: Record) -> bool:
     return record.run.speculation is not None and bool(record.run.speculation.text and record.run.speculation.n_draft)
 
 
-def sentences(records: list[Record]) -> list[str]:
-    return speculation.sentences(speculation.rows(records))
+def test_where_the_text_differs_is_said(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    records = measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code")
+    other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
+    for own, n_parted, words in (
+        (records, 0, "the tokens match plain decoding"),
+        (other, 1, "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest"),
+    ):
+        rows = speculation.rows(own)
+        assert rows[0].n_parted == n_parted and words in " ".join(speculation.sentences(rows))
 
 
 def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
     """The second session is three times as slow: its own plain runs are, too."""
     first = measured(fake_worker, model_file, tmp_path, repeat=6, lengths="2", prompt="code")
-    steps = {r.run.steps: scaled(r.run.steps, 3) for r in first}
-    second = [dataclasses.replace(changed(r, steps=steps[r.run.steps]), session="later") for r in first]
+    second = [dataclasses.replace(changed(r, steps=scaled(r.run.steps, 3)), session="later") for r in first]
     (alone,), (both,) = speculation.rows(first), speculation.rows([*first, *second])
     assert both.n_runs == 12 and (both.low, both.high) == pytest.approx((alone.low, alone.high))
 
@@ -186,13 +180,8 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     ("asked", "words"),
     [
         ({"lengths": "0"}, "--draft-len 0 is not possible"),
-        ({"lengths": "1,x"}, "'x' is not a draft length"),
         ({"lengths": "2,2"}, "--draft-len has 2 twice"),
-        ({"lengths": "8-1"}, "does not increase"),
-        (
-            {"lengths": "8", "ubatch": 8},
-            "8 drafted tokens and the token before them do not fit into one step of 8",
-        ),
+        ({"lengths": "8", "ubatch": 8}, "8 drafted tokens and the token before them do not fit into one step of 8"),
         ({"lengths": "12"}, "--gen 13 is too short for drafts of 12 tokens"),
         ({"prompt": "random"}, "Random tokens cannot be predicted"),
         ({"prompt": "no-such-file.txt"}, "cannot be read"),
@@ -222,32 +211,21 @@ def real(embedded: Path) -> Iterator[list[Record]]:
         yield [record for record in made if not record.run.warmup]
 
 
-def test_every_step_is_accounted_for(real: list[Record]) -> None:
-    for run in (record.run for record in real if guessed(record)):
-        chains = guesses.checked(run)
-        assert sum(right + 1 for _, right in chains) == 23 and len(run.token_ids) == 24
-        kinds = dict.fromkeys(run.steps.kind)
-        assert set(kinds) <= {PREFILL, DRAFT, VERIFY, DECODE, FORGET}
-        last_past = [past for kind, past in zip(run.steps.kind, run.steps.n_past, strict=True) if kind != DRAFT][-1]
-        assert last_past <= 64 + 24
-        times = list(zip(run.steps.start_ns, run.steps.ready_ns, run.steps.end_ns, strict=True))
-        assert all(a <= b <= c for a, b, c in times) and times == sorted(times)
-
-
-def test_a_model_that_guesses_for_itself_is_mostly_right(real: list[Record]) -> None:
+def test_a_model_that_guesses_for_itself_is_mostly_right_and_every_step_is_accounted_for(real: list[Record]) -> None:
     assert [record.run.status for record in real] == [OK] * 4
     (row, *_) = speculation.rows(real)
     assert row.right is not None and row.right > 0.7  # steps of one and of several tokens round differently
-    assert [r.run.draft is not None for r in real if guessed(r)] == [True, True]
-
-
-def test_the_curve_has_every_step_and_leaves_nothing_in_the_cache(real: list[Record]) -> None:
+    for run in (record.run for record in real if guessed(record)):
+        assert run.draft is not None and set(run.steps.kind) <= {PREFILL, DRAFT, VERIFY, DECODE, FORGET}
+        assert sum(right + 1 for _, right in guesses.checked(run)) == 23 and len(run.token_ids) == 24
+        assert [n for kind, n in zip(run.steps.kind, run.steps.n_past, strict=True) if kind != DRAFT][-1] <= 64 + 24
+        times = list(zip(run.steps.start_ns, run.steps.ready_ns, run.steps.end_ns, strict=True))
+        assert all(a <= b <= c for a, b, c in times) and times == sorted(times)
     for run in (record.run for record in real if record.run.speculation and record.run.speculation.text is None):
         sizes = [n for kind, n in zip(run.steps.kind, run.steps.n_tokens, strict=True) if kind in (DECODE, VERIFY)]
         assert sorted(sizes) == sorted([*[1] * speculation.N_IN_A_ROW, 2, 3, 4] * speculation.N_TIMES)
-        steps = list(zip(run.steps.kind, run.steps.n_past, strict=True))
-        assert {n_past for kind, n_past in steps if kind == VERIFY} == {64 + 12}
-        assert {n_past for kind, n_past in steps if kind == DECODE} == {64 + 12 + i for i in range(4)}
+        past = {(kind, n) for kind, n in zip(run.steps.kind, run.steps.n_past, strict=True) if kind in (DECODE, VERIFY)}
+        assert past == {(VERIFY, 64 + 12), *((DECODE, 64 + 12 + i) for i in range(4))}  # each is forgotten again
 
 
 def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
