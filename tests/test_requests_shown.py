@@ -110,7 +110,7 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
     assert "4.44 to 10.0" in out  # 40 ms of 9 tokens, or of 4
     assert "100 to 225" in out
     assert "In 1 of 1 requests the number of tokens in the first event is unknown" in out
-    assert "inter-chunk latency" in out
+    assert "gaps are between events" in out
 
 
 @pytest.mark.parametrize(

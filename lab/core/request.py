@@ -215,7 +215,6 @@ class Request:
     started_at: str
     scheduled_ns: int | None = None  # None in a closed loop
     sent_ns: int | None = None  # taken before the request is written; None without a connection
-    was_connected: bool | None = None  # whether the connection was open before
     headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
     failed_ns: int | None = None  # when a sent request failed or timed out

@@ -227,11 +227,16 @@ class Client:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
         nothing, text = Asked(n_prompt=None, n_gen=0), "" if body is None else json.dumps(body)
         question = Ask(asked=nothing, body=text, path=urlsplit(url).path or "/")
-        (reply,) = self.run(SendPlan(asks=(question,), api=CHAT, timeout_s=min(timeout_s, self.access.timeout_s)))
-        one = reply.request
+        one = (reply := self.send(question, CHAT, timeout_s)).request
         if one.status != OK or one.http_status is None:
             return JsonReply(None, None, one.error)
         return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(error=one.error)
+
+    def send(self, ask: Ask, api: str, timeout_s: float = LONGEST_S, watch: Callable[[], None] = lambda: None) -> Reply:
+        """Send one request, and wait for its answer, at most `timeout_s` and the server's time limit."""
+        plan = SendPlan(asks=(ask,), api=api, timeout_s=min(timeout_s, self.access.timeout_s))
+        (reply,) = self.run(plan, watch)
+        return reply
 
     def batches(self, plan: SendPlan, poll_s: float) -> Iterator[Iterator[Reply]]:
         """Send the requests of a plan, and every `poll_s` yield the replies since the last time.

@@ -20,7 +20,6 @@ import ssl
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -39,7 +38,6 @@ from lab.process import spawning
 
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
-HUNG_UP_S = 1.0  # a request fails within this time if the server closed the connection just before
 PREPARE_S = 0.1  # a request's connection is opened this long before its time
 PAUSE_S = 0.25
 """A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
@@ -58,6 +56,7 @@ PIECE_BYTES = 300
 LINES_PER_TOKEN, SPARE_LINES = 20, 2_000
 """Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
 
+DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
 
 
@@ -118,9 +117,7 @@ class Sending:
         self.certificates = certificates() if has_tls else None
         self.start_ns = 0
         self.n_kept = 0  # bytes in memory of the answers in flight
-        self.hangs_up = False  # whether the server closed a connection after an answer without announcing it
         self.numbers = iter(range(plan.n_all))  # of requests not yet sent
-        self.free: list[Connection] = []  # the one that was used last at the end
         self.n_wanted = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
         self.n_lost = 0  # requests in a row
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while n_wanted is 0; after the plan's `most_lost`
@@ -128,16 +125,11 @@ class Sending:
 
     async def run(self) -> int:
         """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
-        times_ns, n = self.plan.times_ns, min(self.plan.n_at_once, self.plan.n_all)
-        connections = [Connection(self) for _ in range(n)]
-        n_first = n if times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in times_ns)
-        await asyncio.gather(*(connection.warm() for connection in connections[:n_first]))
-        self.free, self.start_ns = connections[::-1], time.perf_counter_ns()
+        prepare_s = 0 if self.plan.times_ns is None else PREPARE_S
+        self.start_ns = time.perf_counter_ns() + round(prepare_s * 1e9)
         async with asyncio.TaskGroup() as group:
-            for _ in connections:
+            for _ in range(min(self.plan.n_at_once, self.plan.n_all)):
                 group.create_task(self._user(group))
-        for connection in connections:
-            connection.hang_up()
         return self.start_ns
 
     async def turn(self) -> None:
@@ -171,41 +163,22 @@ class Sending:
             if needless.is_set():
                 self._count(-is_wanted)
                 return
-            connection, over = self.free.pop(), asyncio.Event()
-            if scheduled_ns is not None:
-                await connection.warm()
-            sent.append(group.create_task(self._send(number, connection, is_wanted, over, scheduled_ns)))
-            await over.wait()
-            self.free.append(connection)
+            ask = plan.ask(number)
+            if ask.nonce is not None:
+                ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(), 1))
+            own = Exchange(self, ask)
+            await own.connect()
+            sent.append(group.create_task(self._send(number, own, is_wanted, scheduled_ns)))
+            await own.over.wait()
             ended = [task for task in sent if task.done()]
             sent = [task for task in sent if not task.done()]
             if scheduled_ns is None and any(task.result().status != OK for task in ended):
                 await asyncio.sleep(PAUSE_S)
 
-    async def _send(
-        self, number: int, connection: Connection, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None
-    ) -> Request:
-        """Send a request at its planned time, and write it to the file when its answer has ended.
-
-        `over` is set when the connection is free. A server that closes the connection after each answer (llama-server
-        does, without announcing it) may miss a request sent at that moment. That request is repeated over a new
-        connection, and later ones use new connections too.
-        """
-        ask = self.plan.ask(number)
-        if ask.nonce is not None:
-            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(), 1))
-        for _ in range(2):
-            own, was_connected = Exchange(ask, connection, over), connection.is_ready
-            is_used_again = was_connected and connection.was_used and not self.hangs_up
-            try:
-                await own.send(None if scheduled_ns is None else self.start_ns + scheduled_ns)
-            except Failure as failure:
-                own.problem = failure
-            age_s = (time.perf_counter_ns() - (own.sent_ns or 0)) / 1e9
-            is_lost = own.problem is not None and own.problem.failure == kinds.LOST
-            if not (is_used_again and is_lost and own.first_ns is None and age_s <= HUNG_UP_S):
-                break
-            self.hangs_up = True
+    async def _send(self, number: int, own: Exchange, is_wanted: bool, scheduled_ns: int | None) -> Request:
+        """Send a request at its planned time, and write it to the file when its answer has ended."""
+        if not own.is_over:
+            await own.send(None if scheduled_ns is None else self.start_ns + scheduled_ns)
         problem, sent_ns, read = own.problem, own.sent_ns, dict[str, Any](events=Events())
         if own.is_stream:
             await asyncio.sleep(READ_AFTER_S)
@@ -216,6 +189,7 @@ class Sending:
             read |= own.refused()
         self.n_kept -= own.n_kept
         text, kind, error = (read.pop(name, None) for name in ("text", "failure", "error"))
+        is_lost = problem is not None and problem.failure == kinds.LOST
         if kind and (problem is None or (is_lost and kind == kinds.ERROR_INSIDE)):
             problem = Failure(kind, error or "")
         elif own.is_stream and not kind and is_lost:
@@ -229,11 +203,10 @@ class Sending:
             return None if sent_ns is None or ns is None else ns - sent_ns
 
         request = Request(
-            asked=ask.asked,
+            asked=own.ask.asked,
             started_at=own.started_at,
             scheduled_ns=scheduled_ns,
             sent_ns=None if sent_ns is None else sent_ns - self.start_ns,
-            was_connected=was_connected,
             headers_ns=since_sent(own.first_ns),
             ended_ns=since_sent(own.last_ns),
             failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
@@ -249,108 +222,71 @@ class Sending:
         self._count(-is_wanted)
         self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text or ""))).encode() + b"\n")
         self.file.flush()
-        over.set()
+        own.over.set()
         return request
 
 
-class Connection(asyncio.Protocol):
-    """A socket for one request after the other, reopened if necessary; its bytes go to `answer` with their stamp."""
+class Exchange(asyncio.Protocol):
+    """A request over a connection of its own, and the part of its answer that has arrived.
+
+    Several servers hang up after each answer without announcing it, so no connection is used twice; it is open before
+    the request is sent. A complete answer sets `over` before its JSON is parsed: the next request need not wait.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, to: Sending) -> None:
-        self.answer: Exchange | None = None
-        self.to, self.is_open, self.was_used = to, False, False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request can be sent: it is open and free."""
-        return self.is_open and self.answer is None
+    def __init__(self, to: Sending, ask: Ask) -> None:
+        self.to, self.ask, self.http = to, ask, h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
+        self.started_at = datetime.now(UTC).strftime(DATE)
+        self.sent_ns: int | None = None  # when the request was written
+        self.first_ns: int | None = None  # when the first byte of the answer arrived
+        self.last_ns: int | None = None  # when the last byte arrived
+        self.http_status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.is_stream = False
+        self.pieces: list[tuple[int, bytearray]] = []  # the body
+        self.n_kept = 0  # as in Sending, of this answer
+        self.n_line = self.n_lines = 0  # bytes since the last end of a line, and ends of lines
+        self.problem: Failure | None = None
+        self.lost: Exception | None = None  # why the connection ended
+        self.waiting: deque[tuple[int, bytes]] = deque()  # what has arrived and is not parsed
+        self.n_waiting = 0  # its bytes
+        self.is_chunked = self.is_over = False
+        self.begin = self.tail = b""  # of what arrived
+        self.news, self.over = asyncio.Event(), asyncio.Event()
 
     async def connect(self) -> None:
-        """Open the connection, unless it can be used. Raises Failure."""
-        if self.is_ready and not (self.to.hangs_up and self.was_used):
-            return
-        self.hang_up()
-        name = self.to.host if self.to.certificates else None
-        connect = asyncio.get_running_loop().create_connection
+        name, connect = self.to.host if self.to.certificates else None, asyncio.get_running_loop().create_connection
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connect(lambda: self, self.to.host, self.to.port, ssl=self.to.certificates, server_hostname=name)
         except TimeoutError:
-            raise Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
+            self.end(Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s"))
         except OSError as problem:  # also for certificates
             is_refused = isinstance(problem, ConnectionRefusedError)
             error = "Connection refused" if is_refused else problem.strerror or str(problem)
-            raise Failure(kinds.REFUSED, error) from None
-
-    async def warm(self) -> None:
-        """Open the connection ahead of time. If that fails, the request itself will fail and report it."""
-        with suppress(Failure):
-            await self.connect()
-
-    def hang_up(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.transport.abort()
+            self.end(Failure(kinds.REFUSED, error))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport, self.is_open, self.was_used = transport, True, False
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self.answer:
-            self.answer.add(self.to.arrivals.ns, data)
+        if not self.is_over:
+            self.add(self.to.arrivals.ns, data)
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self.is_open = False
-        if self.answer:
-            self.answer.waiting.append((self.answer.last_ns or 0, b""))
-            self.answer.lost = problem
-            self.answer.news.set()
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A request, and the part of its answer that has arrived.
-
-    A complete answer frees its connection and sets `over` before its JSON is parsed, so that the next request need not
-    wait.
-    """
-
-    ask: Ask
-    connection: Connection
-    over: asyncio.Event
-    http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT, MOST_HEAD_BYTES))
-    started_at: str = ""  # such as 2026-01-31T12:00:00.123456Z
-    sent_ns: int | None = None  # when the request was written
-    first_ns: int | None = None  # when the first byte of the answer arrived
-    last_ns: int | None = None  # when the last byte arrived
-    http_status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    is_stream: bool = False
-    pieces: list[tuple[int, bytearray]] = field(default_factory=list)  # the body
-    n_kept: int = 0  # as in Sending, of this answer
-    n_line: int = 0  # bytes since the last end of a line
-    n_lines: int = 0
-    problem: Failure | None = None
-    lost: Exception | None = None  # why the connection ended
-    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)  # what has arrived and is not parsed
-    n_waiting: int = 0  # its bytes
-    is_chunked: bool = False
-    begin: bytes = b""  # of what arrived
-    tail: bytes = b""
-    is_over: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+        self.waiting.append((self.last_ns or 0, b""))
+        self.lost = problem
+        self.news.set()
 
     def end(self, problem: Failure | None = None) -> None:
-        """No more bytes are read: free the connection, or hang up if another request cannot use it."""
+        """No more bytes are read: hang up."""
         if self.is_over:
             return
-        self.problem, self.is_over, own = problem, True, self.connection
-        own.answer = None
-        if problem or (self.http.our_state, self.http.their_state) != (h11.DONE, h11.DONE):
-            own.hang_up()
+        self.problem, self.is_over = problem, True
+        if hasattr(self, "transport"):
+            self.transport.abort()
         self.news.set()
         if problem is None and self.is_stream:
             self.over.set()
@@ -363,9 +299,9 @@ class Exchange:
         self.waiting.append((ns, data))
         n, self.n_waiting = len(data) + PIECE_BYTES, self.n_waiting + len(data)
         self.n_kept += n
-        self.connection.to.n_kept += n
+        self.to.n_kept += n
         self.tail = self.tail[-len(_END) :] + data[-len(_END) :]
-        if self.connection.to.n_kept > MOST_ANSWER_BYTES:
+        if self.to.n_kept > MOST_ANSWER_BYTES:
             self.end(Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived"))
         elif not self.is_chunked or self.tail.endswith(_END) or self.n_waiting > MOST_HELD:
             self.news.set()
@@ -391,7 +327,7 @@ class Exchange:
                 self.end(Failure(kinds.LOST, words))
             except Failure as problem:
                 self.end(problem)
-            await self.connection.to.turn()
+            await self.to.turn()
 
     def _read(self, ns: int, data: bytes) -> None:
         """Read bytes that arrived at `ns`. Raises Failure for more than an answer may have."""
@@ -429,11 +365,8 @@ class Exchange:
             raise Failure(kinds.TOO_LARGE, f"{words}: the server ignores that limit")
 
     async def send(self, due_ns: int | None) -> None:
-        """Send the request at its planned time, and wait until its answer has ended. Raises Failure to connect."""
-        connection, to, plan = self.connection, self.connection.to, self.connection.to.plan
-        self.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        await connection.connect()
-        connection.answer, connection.was_used = self, True
+        """Send the request at its planned time, and wait until its answer has ended."""
+        to, plan = self.to, self.to.plan
         body = self.ask.body.encode()
         try:
             headers = [*to.headers, ("Content-Length", str(len(body)))]
@@ -444,8 +377,8 @@ class Exchange:
         while due_ns is not None and (left_ns := due_ns - time.perf_counter_ns()) > 0:
             await asyncio.sleep(left_ns / 1e9)
         sent_ns = parsed_ns = self.sent_ns = time.perf_counter_ns()
-        connection.transport.write(b"".join(parts))
-        self.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self.transport.write(b"".join(parts))
+        self.started_at = datetime.now(UTC).strftime(DATE)
         while True:
             now = time.perf_counter_ns()
             left_s = plan.timeout_s - (now - sent_ns) / 1e9
@@ -470,7 +403,7 @@ class Exchange:
     def refused(self) -> dict[str, Any]:
         """Of an answer that is not a stream: its class of failure and error, or of a question its text and error."""
         status, data = self.http_status or 0, b"".join(data for _, data in self.pieces)
-        answered = read_json(data, status, self.headers, self.connection.to.access)
+        answered = read_json(data, status, self.headers, self.to.access)
         if self.ask.path:
             return {"text": data.decode(errors="replace"), "error": answered.error}
         if status == 200 and (answered.parsed is None or answered.error is None):

@@ -63,7 +63,6 @@ from lab.features.serve.formats import (
     TIMEOUT_S,
     Ask,
     Reply,
-    SendPlan,
     as_count,
     as_dict,
     fresh_nonce,
@@ -84,7 +83,6 @@ MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one 
 SHORT, N_SHORT = "Say yes.", 4
 LONG, N_LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12, 48
 
-SAY_S = 5.0  # interval of the progress messages while waiting for an answer
 _LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
 """Options that a request is tried with, until the server accepts it."""
 
@@ -202,9 +200,7 @@ class Server:
 
     def send(self, ask: Ask, watch: Callable[[], None] = lambda: None) -> Reply:
         """Send one request, and wait for its answer; calls `watch` meanwhile."""
-        plan = SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.client.access.timeout_s)
-        (reply,) = self.client.run(plan, watch)
-        return reply
+        return self.client.send(ask, self.endpoint.api, watch=watch)
 
     def counted(self, reply: Reply) -> Request:
         """The request with a token count by the server's tokenizer, if its stream had none."""
@@ -238,9 +234,8 @@ def connect(
 ) -> Iterator[Server]:
     """Examine the server at `url` and connect to it; the client's process ends with the block.
 
-    `model` is the server's name for it (None: its only one). Calls `say` with a sentence every few seconds while it
-    waits for the first answers. LabError if the server cannot be reached, the choice of the model is unclear, or it
-    does not stream.
+    `model` is the server's name for it (None: its only one). Calls `say` with a sentence before the first answers.
+    LabError if the server cannot be reached, the choice of the model is unclear, or it does not stream.
     """
     asked = access(url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S))
     with Client(asked) as client:
@@ -264,22 +259,10 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
     program, version, settings = _describe(client, by_name.get(chosen, {}))
 
     def send(api: str, prompt: str, n_gen: int, accepted: tuple[str, ...]) -> Request:
-        began = said = time.monotonic()
-
-        def watch() -> None:
-            nonlocal said
-            if (now := time.monotonic()) - said >= SAY_S:
-                said = now
-                say(
-                    f"waiting for a first answer of {n_gen} tokens through {api}: {now - began:.0f} s of at most "
-                    f"{asked.timeout_s:g} s (--timeout)"
-                )
-
         wanted = Asked(n_prompt=None, n_gen=n_gen, **formats.limits(accepted))
-        plan = (formats.ask_for(api, chosen, prompt, wanted, accepted),)
-        (reply,) = client.run(SendPlan(asks=plan, api=api, timeout_s=asked.timeout_s), watch)
-        return reply.request
+        return client.send(formats.ask_for(api, chosen, prompt, wanted, accepted), api).request
 
+    say(f"waiting for the first answers, at most {asked.timeout_s:g} s for each (--timeout) ...")
     failed = list[Request]()
     for used, accepted in itertools.product((api,) if api else (CHAT, COMPLETIONS), _LADDER):
         first = send(used, SHORT, N_SHORT, accepted)

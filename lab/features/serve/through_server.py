@@ -246,43 +246,23 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
 def _doubts(requests: Sequence[Request]) -> list[str]:
     """What requests of one setup that went well do not show, or show of another work than was asked for."""
-    ones = [figures(request) for request in requests]
+    ones, n = [figures(request) for request in requests], len(requests)
     cached, short = [one.n_cached or 0 for one in ones if one.is_warm], [one for one in ones if one.is_short]
-    lengths, n = span([one.n_generated or 0 for one in short]), len(ones)
+    lengths = span([one.n_generated or 0 for one in short])
     reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
+    is_unsaid = not cached and any(one.is_warm is None for one in ones)
+    is_tokenized = any(one.usage and one.usage.counted_by == TOKENIZE for one in requests)
     n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
-    n_reasoned = sum(REASONING in request.events.kind for request in requests)
     by_events = [not one.came_at_once and times.itl_ns(own) is None for own, one in zip(requests, ones, strict=True)]
+    n_reasoned = sum(REASONING in request.events.kind for request in requests)
+    apart, unknown = "have separate rows", "the number of tokens in the first event is unknown"
     sentences = (
-        (
-            cached,
-            f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache. They are warm and "
-            "have separate rows.",
-        ),
-        (
-            not cached and any(one.is_warm is None for one in ones),
-            "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
-            "cache could not help.",
-        ),
-        (
-            short,
-            f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens; finish reason: {reasons}). "
-            "They have separate rows.",
-        ),
-        (
-            any(one.usage and one.usage.counted_by == TOKENIZE for one in requests),
-            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.",
-        ),
-        (
-            n_bounds,
-            f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: TPOT lies between the "
-            "two figures.",
-        ),
-        (
-            any(by_events),
-            "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
-            "latency), not between tokens (ITL).",
-        ),
+        (cached, f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache, and {apart}."),
+        (is_unsaid, "The server does not report cached prompt tokens. Each prompt began with a different nonce."),
+        (short, f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens: {reasons}), and {apart}."),
+        (is_tokenized, "The stream did not count tokens. Its text was tokenized afterwards, which may merge some."),
+        (n_bounds, f"In {n_bounds} of {n} requests {unknown}: TPOT lies between the two figures."),
+        (any(by_events), "Events do not say how many tokens they contain: gaps are between events, not tokens."),
         (n_reasoned, f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."),
     )
     return [*held_back(ones), *(sentence for is_so, sentence in sentences if is_so)]
