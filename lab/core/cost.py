@@ -91,11 +91,7 @@ class Attended:
 
 
 def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | None:
-    """The products of a step of n_tokens; n_outputs of them get logits. None where the model cannot be counted.
-
-    The output matrix works only for tokens that get logits, and llama.cpp runs the last layer's feed-forward for
-    these alone (but see NEVER_SKIPS).
-    """
+    """The products of a step of n_tokens; n_outputs of them get logits. None where the model cannot be counted."""
     known = shape.matrices(model)
     if known is None or not model.n_layer:
         return None
@@ -181,10 +177,7 @@ def step(
 
 
 def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16") -> StepCost | None:
-    """The cost of a copy, save or load of n_positions of a sequence: its cache read once and written once.
-
-    Of layers with a window no more than that is kept. Forgetting costs nothing.
-    """
+    """The cost of a copy, save or load of n_positions: the cache (or its windows) read and written once."""
     layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None

@@ -1,10 +1,9 @@
 """Estimate the memory of a context (weights, KV cache, compute buffer), and which device gets which layers.
 
-Sizes follow llama.cpp's allocation: positions are padded to 256, and layers with a sliding window keep only the window
-and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors
-(src/llama-model.cpp) and llama_context (src/llama-context.cpp): with n layers offloaded, the last n layers go to the
-devices, in proportion to their shares; the output counts as a layer. A layer's weights and KV cache are on its device.
-The embedding table stays on the CPU; with tied embeddings the output's device has a copy of the table.
+Sizes follow llama.cpp's allocation: layers with a sliding window keep only the window and one ubatch
+(llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors (src/llama-model.cpp) and
+llama_context (src/llama-context.cpp): with n layers offloaded, the last n layers (the output counts) go to the devices,
+in proportion to their shares. The embedding table stays on the CPU; with tied embeddings the output has a copy.
 """
 
 from __future__ import annotations
@@ -198,10 +197,7 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
 def places(
     model: Model, settings: Settings, tensors: Sequence[Tensor], names: Sequence[str], shares: Sequence[float]
 ) -> tuple[Place, ...] | None:
-    """The layers and memory of each device of `names` (in llama.cpp's order) and of the CPU.
-
-    `tensors` are those of the model's file; without any the layers count as equal. None if the layers are unknown.
-    """
+    """The layers and memory of each device (in llama.cpp's order) and of the CPU; None if the layers are unknown."""
     everywhere = (*names, CPU)
     on_cpu = [re.compile(EXPERTS.format(layer)) for layer in range(settings.n_cpu_moe or 0)]
     if model.n_layer is None:

@@ -1,13 +1,11 @@
 """The data of a request to a server, and of the load that it belongs to.
 
 A server shows no steps, only events: pieces of a stream, with their arrival times. A request is a separate kind of line
-in results files, complete with the client's machine, the endpoint, what was requested, and the raw events as columns;
-request_times.py derives everything else. `sent_ns` and `scheduled_ns` count from the start of the request's plan, all
-other `_ns` from `sent_ns`, by one monotonic clock. No field contains keys or passwords.
+in results files, complete with the client's machine and the endpoint; request_times.py derives all figures. `sent_ns`
+and `scheduled_ns` count from the start of the request's plan, all other `_ns` from `sent_ns`. No field contains keys.
 
 In a closed loop each of N users sends the next request after the answer to the last one. An open loop sends at planned
-times, whatever the server does. The steady window of a load begins after its warm-up, and the load continues until the
-last request of the window has ended.
+times. The steady window of a load begins after its warm-up; the load ends with the last request of the window.
 """
 
 from __future__ import annotations

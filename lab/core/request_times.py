@@ -109,11 +109,7 @@ class Figures:
         return None if self.e2e_ns is None else self.e2e_ns + (self.delay_ns or 0)
 
     def used(self, slo: Slo) -> float:
-        """The largest ratio of a figure to its limit; above 1 the request broke a limit.
-
-        In an open loop TTFT and E2E count from the planned time. Infinite for failures, truncated answers and unknown
-        figures. An inexact TPOT counts with its upper bound.
-        """
+        """The largest ratio of a figure to its limit; infinite for failures and unknown figures."""
         if self.status != OK or self.is_truncated:
             return math.inf
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]

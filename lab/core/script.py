@@ -128,10 +128,7 @@ def n_chosen(script: Script) -> int:
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """The shape of each operation, except those of `speculate`. `n_past` is the maximum over the step's sequences.
-
-    That of a move is the sequence's before it, but of a load the one after it.
-    """
+    """The shape of each operation, except those of `speculate`; n_past is the maximum over the step's sequences."""
     of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions by sequence
     saved: dict[str | None, int] = {}
     for operation in script:

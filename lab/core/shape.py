@@ -96,10 +96,7 @@ def read_layers(
     number: Callable[[str], int | None],
     numbers: Callable[[str], tuple[int, ...] | None],
 ) -> dict[str, Any]:
-    """What `number` and `numbers` (a key's value, a key's list) tell of the layers, as fields of Model.
-
-    The lists are None where all layers are alike, `n_head` and `n_head_kv` where they are not.
-    """
+    """What `number` and `numbers` (a key's value, a key's list) tell of the layers, as fields of Model."""
 
     def alike(key: str) -> tuple[int | None, tuple[int, ...] | None]:
         listed = numbers(key)
@@ -207,9 +204,6 @@ def heads(model: Model) -> tuple[Heads, ...] | None:
 
 
 def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:
-    """Expected number of a matrix's n experts that a step of n_tokens reads: n (1 - (1 - n_used / n)^n_tokens).
-
-    Every token uses `n_used` experts, as if drawn at random.
-    """
+    """How many of the experts n_tokens read that use `n_used` each at random: n (1 - (1 - n_used / n)^n_tokens)."""
     n = matrix.n_expert
     return n * (1 - (1 - min(1.0, n_used / n)) ** n_tokens)

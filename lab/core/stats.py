@@ -31,11 +31,7 @@ class Ratio:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The narrowest interval of the median between two of the ordered values; None for too few (95 % needs 6).
-
-    Each value is below the true median with probability 1/2, so the number of such values is binomial (David &
-    Nagaraja, Order Statistics, 7.1).
-    """
+    """The narrowest interval of the median between two ordered values (David & Nagaraja, 7.1); None for too few."""
     n, outside = len(values), (1 - confidence) * (1 + 1e-9)
     if 2 * 0.5**n > outside:
         return None
@@ -65,10 +61,7 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
 
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
-    """The median of the pairs' ratios other / base, with its interval; None for too few pairs (95 % needs 6).
-
-    The interval inverts the sign test. That of the signed-rank test is narrower, but a spike in ten pairs breaks it.
-    """
+    """The median of the pairs' ratios other / base, with the interval of the sign test; None for too few pairs."""
     ratios = sorted(b / a for a, b in zip(base, other, strict=True))
     interval = median_interval(ratios, confidence)
     return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
@@ -93,10 +86,7 @@ def fewest_for_interval(confidence: float = CONFIDENCE) -> int:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """The factor of change from the first to the last value, and the two-sided p-value of Kendall's trend test.
-
-    The factor comes from the Theil-Sen slope of the logarithms. (1, 1) for fewer than 3 values, or equal ones.
-    """
+    """The factor from the first to the last value (Theil-Sen on logarithms), and the p-value of Kendall's test."""
     if len(set(values)) < 2 or len(values) < 3:
         return 1.0, 1.0
     from scipy.stats import kendalltau, theilslopes
@@ -108,10 +98,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
-    """The Theil-Sen slope of `values` over `columns`, with its interval (Sen, 1968); robust against outliers.
-
-    None for fewer than 4 different columns. With exactly 4 points the interval's confidence is only 92 %.
-    """
+    """The Theil-Sen slope of `values` over `columns` with its interval (Sen, 1968); None for fewer than 4 columns."""
     if len(set(columns)) < 4:
         return None
     if len(set(values)) < 2:  # scipy divides by zero

@@ -29,11 +29,7 @@ from lab.process.wire import FIRST_TOKEN, Outcome
 
 
 def run(context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> Outcome:
-    """Run a script from an empty KV cache; `draft` is the context of a draft model, if any.
-
-    `progress` is the array of int64 shared with the parent: slot N_PREFILLED, then the chosen tokens (-1: not yet).
-    LabError if llama.cpp rejects a step.
-    """
+    """Run a script from an empty KV cache. `progress` is shared with the parent: N_PREFILLED, then the tokens."""
     lib = llama_cpp()
     for one in (context, draft):
         if one is not None and any(operation.kind in (*MOVES, SPECULATE) for operation in script):

@@ -93,10 +93,7 @@ def describe(loaded: Loaded) -> str | None:
 
 
 def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context:
-    """A context with the settings `asked`. LabError if llama.cpp cannot create it, usually for lack of memory.
-
-    `on_node`, a ctypes function that outlives the context, is called before and after each operation of each step.
-    """
+    """A context with the settings `asked`; `on_node` (ctypes) is called around each operation of each step."""
     lib = llama_cpp()
     params = context_params(asked)
     if on_node is not None:

@@ -134,10 +134,7 @@ def _reading(name: str, figure: str | None, *signs: tuple[object, str, str]) -> 
 
 
 def readings(here: Machine, plan: Plan | None, runs: Sequence[Record], slower: float | None, root: Path) -> list[Check]:
-    """The checks of what is only read: the system's files, and what disturbed `runs`.
-
-    `slower`: how much one core slowed after load on all. Without a plan the devices of the build are not known.
-    """
+    """The checks of what is only read. `slower`: one core after load on all. Without a plan no GPU is checked."""
     quota, own = machine.cpu_quota(root), [disturbances.disturbances(record) for record in runs]
     n_halted, n_short = (sum(c in causes for causes in own) for c in (disturbances.QUOTA, disturbances.MEMORY))
     throttle = "no CPU quota" if quota is None else f"{quota:g} cores"

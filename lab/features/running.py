@@ -34,11 +34,7 @@ RESULTS = "results"  # the default folder of results
 
 
 def read(results: tuple[str, ...], with_traces: bool = False, steps_to: str = "") -> Contents:
-    """The contents of files and folders; a note on stderr for what is skipped.
-
-    LabError where there is neither a run nor a request, nor (`with_traces`) a run of lab trace or lab quant; with
-    `steps_to`, such as "explain", where there is no run of an engine.
-    """
+    """The contents of files and folders; notes on what is skipped. LabError where there is nothing to show."""
     from lab.core import results as files
 
     reading = files.read(results)

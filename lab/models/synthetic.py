@@ -82,10 +82,7 @@ def known(quantization: str) -> str:
 
 
 def type_of(shape: Shape, quantization: str, name: str, columns: int) -> str:
-    """The type of a matrix with this name and length of rows: llama_tensor_get_type_impl of src/llama-quant.cpp.
-
-    Without an importance matrix where it can do without; not for models of 8 experts and architectures with own rules.
-    """
+    """The type of a matrix: llama_tensor_get_type_impl of src/llama-quant.cpp, without an importance matrix."""
     kind = quantizations("types")[quantization]
     if kind in ("F32", "F16", "BF16"):
         return kind

@@ -30,12 +30,10 @@ def start(
     stderr: IO[bytes] | int | None = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new Python process that runs `code`, with a pipe for its stdin. Every child of the lab starts here.
-
-    -P: otherwise a file random.py in the current folder would replace the standard library's module.
-    """
+    """A new Python process that runs `code`, with a pipe for its stdin. Every child of the lab starts here."""
     apart: dict[str, Any] = {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}
     return subprocess.Popen(
+        # -P: a file random.py in the current folder would replace the standard library's module
         [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,

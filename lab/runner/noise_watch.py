@@ -114,11 +114,7 @@ class GpuWatch:
         self._sampled = time.monotonic()
 
     def sample(self, at_most_every_s: float = EVERY_S) -> None:
-        """Note the highest percentage of each GPU's time that others used in the driver's last sample.
-
-        It stays None if NVML does not list the engine: that does not use this GPU, or the ids belong to another
-        namespace (a container's host).
-        """
+        """Note the highest percentage of each GPU's time that others used; None where NVML does not list the engine."""
         if time.monotonic() - self._sampled < at_most_every_s:
             return
         self._sampled = time.monotonic()

@@ -5,10 +5,9 @@ Every round starts a new engine: where a process's memory was allocated makes it
 ends, so only runs of different processes are independent. Each engine first makes warm-up runs, which do not count,
 because llama.cpp repacks weights and touches memory on first use.
 
-By default there are three rounds, and more for quick lengths. With `--until` a fixed number of pilot rounds gives the
-spread, from which the lab computes once how many rounds each length needs. It does not stop as soon as an interval is
-narrow: that would prefer intervals that are narrow by chance, which contain the true value too rarely. Two stages:
-Stein, "A two-sample test for a linear hypothesis" (1945).
+With `--until` a fixed number of pilot rounds gives the spread, from which the lab computes once how many rounds each
+length needs (Stein, "A two-sample test for a linear hypothesis", 1945): to stop as soon as an interval is narrow would
+prefer intervals that are narrow by chance, which contain the true value too rarely.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ def new_results_file(plan: Plan, folder: Path) -> Path:
 def execute(
     plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, n_starts: int = 1
 ) -> Iterator[Record]:
-    """Make the plan's runs, append each to `path` when it ends, and yield its record.
-
-    A failure becomes a record, and the other cases continue. If the engine dies, it is restarted; `n_starts` counts its
-    starts in this session. Stopping early (Ctrl-C) keeps all finished runs.
-    """
+    """Make the plan's runs, append each to `path` when it ends, and yield its record. A failure becomes a record."""
     if stream and plan.file.source == catalog.SYNTHETIC:
         raise LabError("A model with random weights generates no text to stream.", "Omit --stream.")
     with unless_empty(path):

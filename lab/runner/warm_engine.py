@@ -63,10 +63,7 @@ class Change:
 
 
 class Diagnosed(WorkerDied):
-    """A crash in native code with its diagnosis, and the change that makes the small job run, if one was found.
-
-    `is_lasting`: the unchanged job crashed again, so that further runs will crash too.
-    """
+    """A crash with its diagnosis; further runs will crash too (`is_lasting`) without the `change`, if one was found."""
 
     def __init__(self, death: WorkerDied, found: str, hint: str, is_lasting: bool = True, change: Change | None = None):
         super().__init__(f"{death.what} {found}", hint, death.status)

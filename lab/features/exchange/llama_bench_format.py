@@ -146,11 +146,7 @@ def harmless(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_llama_bench(path: Path, device: str | None = None) -> tuple[list[Record], list[str]]:
-    """Records of llama-bench's json, jsonl, csv or Markdown output, and a sentence for each test or line that cannot be
-    read. The path `-` is stdin.
-
-    `device` names what a Markdown table does not. LabError where nothing can be read.
-    """
+    """Records of llama-bench's json, jsonl, csv or Markdown output (`-`: stdin), and sentences on what is not read."""
     name = "The pasted text" if str(path) == STDIN else str(path)
     try:
         data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()  # PowerShell writes UTF-16
