@@ -163,6 +163,7 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         "n_truncated": int(good.is_truncated.sum()),
         "n_short": sum(one.is_short is True and not one.is_truncated for one in good.figures),
         "n_warm": sum(one.is_warm is True for one in good.figures),
+        "held_back": held_back(list(good.figures)),
         "tpot_is_bound": bool(good.is_bound.any()),
         "stall_s": good.stall_s.max(),
         "late_most_s": inside.late_s.max(),
@@ -368,9 +369,8 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     title = f"{first.model} on {server}{slots}; client: {machines.label(first.machine)}"
     window = f"windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up"
     words = f"{of.load_lengths}; {window}; {plural(max(arm.n_rounds for arm in arms), 'round')}"
-    answer, warnings, sentences = answer_of(arms), _warnings(arms, rows), _findings(arms, n_slots)
-    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
-    cells = [_cells(arm, bound) for arm in arms]
+    answer, warnings, sentences = answer_of(arms), _warnings(arms), _findings(arms, n_slots)
+    cells = [_cells(arm) for arm in arms]
     said = [answer, *(f"! {line}" for line in warnings), *sentences]
     data = {"session": first.session, "url": endpoint.url, "model": first.model, "n_slots": n_slots, "sentences": said}
     drawn = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
@@ -437,8 +437,8 @@ def answer_of(arms: Arms) -> str:
     return f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} {'; '.join(parts)}."
 
 
-def _cells(arm: SimpleNamespace, bound: str) -> dict[str, str]:
-    """The cells of a row of the table; `bound` is the heading's remark on TPOT."""
+def _cells(arm: SimpleNamespace) -> dict[str, str]:
+    """The cells of a row of the table by their headings."""
 
     def latency(name: str, factor: float = 1) -> str:
         values = [getattr(arm, f"{name}_{which}_s") for which in ("median", "p95", "p99")]
@@ -456,7 +456,7 @@ def _cells(arm: SimpleNamespace, bound: str) -> dict[str, str]:
         "load": "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)]),
         "requests": "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)]),
         "TTFT\ns": latency("ttft"),
-        f"TPOT\nms{bound}": latency("tpot", 1e3),
+        "TPOT\nms": latency("tpot", 1e3),
         "E2E\ns": latency("e2e"),
         "total\ntokens/s": rate("tokens_tps"),
         **(limits if arm.load_slo else {"requests\nper s": rate("requests_ps")}),
@@ -484,23 +484,22 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
     return words
 
 
-def _warnings(arms: Arms, rows: pd.DataFrame) -> list[str]:
+def _warnings(arms: Arms) -> list[str]:
     """What went wrong under each load, and which loads were not steady."""
     words = []
-    for number, arm in enumerate(arms):
-        own = rows[(rows.arm == number) & rows.kept]
+    for arm in arms:
         examples = {name: f", for example {error}" for name, error in arm.errors.items()}
         failed = "; ".join(f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items())
-        missing = "there are no others, so long requests are missing" if own.is_cut_off.all() else "left out"
         said = {
             f"{arm.n - arm.n_ok} of {arm.n} requests failed ({failed}).": failed,
             f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than requested): "
             "the server's context was full. They have no E2E and meet no limits.": arm.n_truncated,
             "no request was due in the window. Try a longer --duration.": not arm.n,
-            f"{plural(arm.n_cut_off, 'round')} stopped before the window ended ({missing}).": arm.n_cut_off,
+            f"{plural(arm.n_cut_off, 'round')} stopped before the window ended: left out if others did not.": arm.n_cut_off,
             f"{plural(arm.n_short, 'answer')} shorter than requested.": arm.n_short,
             f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache.": arm.n_warm,
-            **dict.fromkeys(held_back(list(own.figures[own.inside & own.ok])), True),
+            **dict.fromkeys(arm.held_back, True),
+            "the tokens of some first events are unknown, so TPOT is at most what is shown.": arm.tpot_is_bound,
             f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
             f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.": arm.is_overloaded,
             f"the client was busy and sent requests up to {seconds(arm.late_most_s)} late. TTFT and E2E count from the "
@@ -541,9 +540,8 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
 def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
     """TTFT and TPOT over the load: a point per request, lines for the median, percentiles, limits and slots."""
     slo, is_closed = Slo(**(arms[0].load_slo or {})), arms[0].load_arrivals == CLOSED
-    bound = ", at most" if any(arm.tpot_is_bound for arm in arms) else ""
     panels = [("ttft", 1.0, "TTFT (s)" + ("" if is_closed else " from the intended time"), slo.ttft_s)]
-    panels += [("tpot", 1e3, f"TPOT (ms){bound}", slo.tpot_s)] if any(arm.tpot_n for arm in arms) else []
+    panels += [("tpot", 1e3, "TPOT (ms)", slo.tpot_s)] if any(arm.tpot_n for arm in arms) else []
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
     n_inside = sum(arm.level <= n_slots for arm in arms) if is_closed and n_slots is not None else len(arms)

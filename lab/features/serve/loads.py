@@ -325,8 +325,7 @@ def execute(
                 most_lost=MOST_LOST,
             )
             began, later_s = time.monotonic(), later_s - stop_s
-            status = Status(f"{name} of {1 + plan.windows[-1].round}", n_runs=len(plan.windows), n_runs_done=i)
-            yield from session.send(sending, status, later_s)
+            yield from session.send(sending, Status(f"{name} of {1 + plan.windows[-1].round}"), later_s)
             lasted_s = time.monotonic() - began
             if len(session.lost) >= MOST_LOST:
                 raise gone(server, path, session.lost, f"{name}; ")
