@@ -258,7 +258,7 @@ def test_ctrl_c_shows_the_rounds_that_ended(
     status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 130 and "Interrupted. " in err
     assert "; 1 round\n" in out and "2 users" in out and "results  " in out
-    assert "1 round stopped before the window ended (left out" in out
+    assert "1 round stopped early (left out" in out
 
 
 def test_nothing_but_failures_is_a_failure(tmp_path: Path) -> None:

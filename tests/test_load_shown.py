@@ -254,7 +254,7 @@ REFUSAL = "400 Bad Request: request (300 tokens) exceeds the available context s
 DOUBTS: list[tuple[list[Request], str]] = [
     ([*spaced(9, usage=WARM), planted(2, usage=WARM)], "10 requests had prompt tokens in the server's cache"),
     ([*spaced(9, usage=WARM), planted(2, usage=WARM)], "10 answers shorter than requested"),
-    ([planted(0), planted(1.5)], "1 round stopped before the window ended (left out"),
+    ([planted(0), planted(1.5)], "1 round stopped early (left out"),
     ([planted(2.5, OPEN, scheduled_ns=2 * 10**9), planted(9, OPEN)], "was busy and sent requests up to 500 ms late"),
     ([planted(0.1 * i, BUSY, 0.1 + 0.08 * i) for i in range(50)], "overloaded"),
     ([planted(1, asked=LONG, finish_reason="length"), planted(6)], "! 1 user: 1 answer truncated (finish reason"),

@@ -495,7 +495,7 @@ def _warnings(arms: Arms) -> list[str]:
             f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than requested): "
             "the server's context was full. They have no E2E and meet no limits.": arm.n_truncated,
             "no request was due in the window. Try a longer --duration.": not arm.n,
-            f"{plural(arm.n_cut_off, 'round')} stopped before the window ended (left out, unless all did).": arm.n_cut_off,
+            f"{plural(arm.n_cut_off, 'round')} stopped early (left out, unless all did).": arm.n_cut_off,
             f"{plural(arm.n_short, 'answer')} shorter than requested.": arm.n_short,
             f"{plural(arm.n_warm, 'request')} had prompt tokens in the server's cache.": arm.n_warm,
             **dict.fromkeys(arm.held_back, True),
