@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +22,10 @@ from lab.cli.help import Command
 from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.core import results
 from lab.core.lists import plural
-from lab.core.payloads import LOOKUP
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import batch as batching
-from lab.features import stall as stalls
-from lab.features import turns
+from lab.features import batch, stall, turns
 from lab.features.claims import judging
-from lab.features.claims.figures import LONGEST
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.features.compare import side_by_side
 from lab.features.experiment import numbers
@@ -43,22 +40,19 @@ from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status, duration
 
-PARTS = {
-    "lengths": ("prompts of several lengths, with generated tokens", 28),
-    "context": ("walks through the context", 32),
-    "settings": ("half the threads, no flash attention, a q8_0 cache", 60),
-    "quantizations": ("the same model in several quantizations", 20),
-    "batch": ("sequences decoded together", 30),
-    "stall": ("a long prompt beside running answers, in chunks and all at once", 30),
-    "speculation": ("tokens drafted by lookup and verified together", 40),
-    "turns": ("a conversation with a cache, with a changed beginning, and without a cache", 35),
+PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))
+"""What each part is (`words`), its `seconds`, and the arguments of its plan by `variants`."""
+
+PLANS: dict[str, Callable[..., Plan]] = {
+    "batch": batch.plan,
+    "stall": stall.plan,
+    "speculation": speculation.plan,
+    "turns": turns.plan,
 }
-"""What each part is, and its seconds on two cores of an EPYC with the embedded model, in the order of measurement."""
+"""How the parts are planned that are not plain measurements."""
 
 TYPES = ("Q4_0", "Q8_0")
 """Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
-
-CONVERSATION: dict[str, Any] = {"system": 32, "turn": "128+16", "turns": 5, "breaks": "system@5", "keep": "memory,none"}
 
 N_REPEAT = 3
 """Repeats or blocks of each part."""
@@ -117,14 +111,11 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     planned, problems, todo = dict[str, dict[str, Plan]](), dict[str, LabError](), list[Probe]()
     for part in (name for name in PARTS if name in needed):
         try:
-            made = {
-                name: dataclasses.replace(one, part=part)
-                for name, one in plans_of(part, worker, base, settings).items()
-            }
-            if len(made) > 1:
-                side_by_side.check(made)
-            planned[part] = made
+            planned[part] = plans_of(part, worker, base, settings)
+            if len(planned[part]) > 1:
+                side_by_side.check(planned[part])
         except LabError as problem:
+            planned.pop(part, None)
             problems[part] = problem
     if CEILINGS in needed:
         here = probing.place_of(base.machine, base.model, base.settings)
@@ -135,35 +126,23 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
 
 def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
-    plain, own = partial(make_plan, worker, repeat=N_REPEAT), settings
-    if part == "settings":
-        usual = {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16"}
-        variants: dict[str, dict[str, Any]] = {"base": {}}
-        if half := base.settings.n_threads // 2:
-            variants["half"] = {"threads": half, "threads_batch": half}
-        variants |= {"no-flash": {"flash_attn": "off"}, "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
-        return {name: plain(str(LONGEST), 32, **{**own, **usual, **change}) for name, change in variants.items()}
-    if part == "quantizations":
-        spec = catalog.parse(own["model"])
-        is_synthetic = spec.source == catalog.SYNTHETIC
-        if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
-            what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
-            raise LabError(what, "Use a model of the list, and get it first: lab models")
-        name = f"synthetic:{spec.entry.name}" if is_synthetic else spec.entry.name
-        return {kind: plain("64", 64, **{**own, "model": f"{name}:{kind}"}) for kind in ("F16", "Q8_0", "Q4_0")}
-    if part == "lengths":
-        return {"": plain(f"32,128,512,{LONGEST}", 64, **own)}
-    if part == "context":
-        return {"": plain("2048", 12, **{**own, "every": 256})}
-    if part == "batch":
-        return {"": batching.plan(worker, "1,2,4,8,16", "64", 16, N_REPEAT, **own)}
-    if part == "stall":
-        return {"": stalls.plan(worker, 512, "64,256", "2", N_REPEAT, **own)}
-    if part == "turns":
-        return {"": turns.plan(worker, **CONVERSATION, repeat=N_REPEAT, **own)}
-    text = own.get("prompt", prompts.TEXT)
-    texts = own | {"prompt": "code,table,story" if text == prompts.TEXT else text}
-    return {"": speculation.plan(worker, LOOKUP, "4", 256, 64, N_REPEAT, **texts)}
+    plans, spec, n_half = dict[str, Plan](), catalog.parse(settings["model"]), base.settings.n_threads // 2
+    is_synthetic = spec.source == catalog.SYNTHETIC
+    for variant, changes in PARTS[part]["variants"].items():
+        asked = {"repeat": N_REPEAT, **settings, **changes}
+        if variant == "half":
+            asked |= {"threads": n_half, "threads_batch": n_half}
+        if part == "speculation" and settings.get("prompt", prompts.TEXT) == prompts.TEXT:
+            asked["prompt"] = "code,table,story"
+        if part == "quantizations":
+            if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
+                what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
+                raise LabError(what, "Use a model of the list, and get it first: lab models")
+            asked["model"] = f"{'synthetic:' * is_synthetic}{spec.entry.name}:{variant}"
+        make: Callable[..., Plan] = PLANS.get(part, make_plan)
+        if variant != "half" or n_half:
+            plans[variant] = dataclasses.replace(make(worker, **asked), part=part)
+    return plans
 
 
 def execute(
@@ -197,23 +176,17 @@ def execute(
                 announce(f"The ceilings could not be measured: {problem}")
         known = probing.lines(probing.known(probing.kept(path.parent, announce), here))
         results.save(path, *known)  # so that the session's file can be judged anywhere
-        for part, reason in planned.problems.items():
-            yield failed(part, reason)
+        yield from (failed(part, reason) for part, reason in planned.problems.items())
         for i, (part, plans) in enumerate(planned.plans.items(), 1):
             words, is_failed = f"part {i} of {len(planned.plans)}, {part}", False
-            announce(f"{words}: {PARTS[part][0]}")
-
-            def show(status: Status, words: str = words) -> None:
-                watch(dataclasses.replace(status, part=words))
-
+            announce(f"{words}: {PARTS[part]['words']}")
+            show = partial(_with_part, watch, words)
             try:
                 worker.use(None)
                 worker.restart()  # frees its memory
-                if len(plans) > 1:
-                    runs = side_by_side.execute(plans, N_REPEAT, path, show, new_worker, n_turns=1)
-                else:
-                    (alone,) = plans.values()
-                    runs = session.execute(alone, worker, path, show, n_starts=n_starts + 1)
+                runs = side_by_side.execute(plans, N_REPEAT, path, show, new_worker, n_turns=1)
+                if len(plans) == 1:
+                    runs = session.execute(plans[""], worker, path, show, n_starts=n_starts + 1)
                 for record in runs:
                     n_starts = max(n_starts, record.run.engine or 0)
                     is_failed = record.run.error is not None
@@ -221,6 +194,10 @@ def execute(
             except LabError as problem:
                 if not is_failed:  # else its last run says why
                     yield failed(part, problem)
+
+
+def _with_part(watch: ShowStatus, part: str, status: Status) -> None:
+    watch(dataclasses.replace(status, part=part))
 
 
 @click.command("claims", cls=Command, first=("only", "model", "threads", "report", "out"))
@@ -256,7 +233,7 @@ def command(only: str | None, **asked: Any) -> None:
         introduce([planned.base], err, err, list(dict.fromkeys(one for plan in plans for one in plan.warnings)))
         usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
         scale = max(1.0, (planned.base.model.n_bytes or usual) / usual)  # runs take in proportion to the weights
-        seconds = probing.expected_s(planned.probes) + scale * sum(PARTS[part][1] for part in planned.plans)
+        seconds = probing.expected_s(planned.probes) + scale * sum(PARTS[part]["seconds"] for part in planned.plans)
         size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"
         err.print(f"{size}: about {duration(seconds)} on two cores of an EPYC")
         for part, reason in planned.problems.items():
