@@ -6,7 +6,6 @@ again, in blocks that chose nothing; only those give the gain.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -22,10 +21,9 @@ from lab.core.payloads import Batch, Tuning
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
-from lab.errors import LabError
 from lab.features.exchange import other_tools
 from lab.features.tune.search import Choice, Phase, Search, Timing
-from lab.models import catalog, obtain
+from lab.models import catalog
 from lab.runner import as_options
 from lab.show import canvas, console, text_setup
 from lab.show.disturbances import disturbances
@@ -293,23 +291,15 @@ def sentences(one: Tuned) -> list[str]:
     ]
 
 
-def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
-    """The commands of llama-server and of the lab with the recommended settings; empty without a recommendation.
-
-    With `is_here` they have the path of the model's file on this machine, which a page to share should not.
-    """
+def command_lines(one: Tuned) -> dict[str, str]:
+    """The commands of llama-server and of the lab with the recommended settings; empty without a recommendation."""
     if not one.is_recommended or one.winner is None:
         return {}
-    path, n_prompt = f"./{one.winner.model.file}", one.default.run.n_prompt
-    with contextlib.suppress(LabError):
-        if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(one.winner.model)))):
-            path = str(found.path)
+    file, lengths = f"./{one.winner.model.file}", (one.default.run.n_prompt, one.asked.n_gen)
     model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
-    lengths = "--prompt-len", n_prompt, "--gen", one.asked.n_gen
-    return {
-        "llama-server": other_tools.llama_server(path, one.winner.settings, n_prompt, one.asked.n_gen, one.n_users),
-        "lab": shell.lab("measure", *lengths, *model, *shell.split(one.won or "")),
-    }
+    own = "--prompt-len", lengths[0], "--gen", lengths[1], *model, *shell.split(one.won or "")
+    server = other_tools.llama_server(file, one.winner.settings, *lengths, one.n_users)
+    return {"llama-server": server, "lab": shell.lab("measure", *own)}
 
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
@@ -333,7 +323,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         warnings.append(f"{what} Run lab tune again while no other program runs.")
     if failed := [f"{row.settings} ({row.error})" for row in one.tried.itertuples() if row.error]:
         warnings.append(f"Runs failed with {'; '.join(failed)}.")
-    commands = command_lines(one, is_here=not context.is_page)
+    commands = command_lines(one)
     if commands and not is_whole:
         lines.append(f"With these settings: {commands['lab']}")
     columns: Columns = [
@@ -408,7 +398,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
         "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
         "sentences": sentences(one),
-        "command_lines": command_lines(one, is_here=True),
+        "command_lines": command_lines(one),
     }
 
 
