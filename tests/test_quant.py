@@ -152,16 +152,6 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert again.startswith("lab quant ") and "--budget 90s" in again
 
 
-def test_the_committed_sample_has_quality_alone_and_its_command_names_the_reference() -> None:
-    contents = results.read(["results/sample-quant-smollm2-135m-amd-epyc.jsonl"])
-    assert not contents.records
-    ((records, found),) = figures.of_sessions(contents.traces)
-    assert found.rows.label.tolist() == ["F16", "Q8_0", "Q6_K", "Q4_K_M", "Q3_K_M", "Q2_K"]
-    assert found.rows.kl.iloc[1:].is_monotonic_increasing
-    (again,) = known.commands(records)
-    assert again.startswith("lab quant smollm2-135m:F16 smollm2-135m:Q8_0 smollm2-135m:Q6_K")
-
-
 def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
     texts = {"prose": "a" * 2048, "code": "b" * 1030}
     made = comparing.chunks(texts, lambda text: [ord(c) for c in text], None, 512)

@@ -202,22 +202,6 @@ def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
         why(a, budget=0, out=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("n", "how", "half"),
-    [(2, "unknown", 0.0), (3, "measured here, 3 blocks", 0.2484)],
-)
-def test_a_factor_needs_three_blocks(n: int, how: str, half: float) -> None:
-    change = parts.Part("threads", settings={"threads": 1})
-    names = {frozenset[int](): "A", frozenset({0}): "B"}
-    blocks = [{"A": 1.0, "B": 2 * math.exp(0.1 * i)} for i in range(n)]
-    (made,) = reasons.factors([change], names, blocks).values()
-    assert made.how == how and made.half == pytest.approx(half, rel=1e-3)
-    assert ("only 2 blocks of 3 (--budget)" in made.words) == (n == 2)
-    fast, slow = (pasted.Setup(source="x", tps=tps, counts=pasted.DECODE, spread=0, between=0) for tps in (2, 1))
-    assert parts.rest(fast, slow, [made]).half == pytest.approx(half, rel=1e-3)
-    assert parts.rest(dataclasses.replace(fast, spread=None), slow, []).half is None
-
-
 def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = pair(a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8))
     assert parts._of_state({"A": one, "B": other}).how == parts.EQUAL

@@ -42,7 +42,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return Interval(ordered[rank - 1], ordered[-rank])
 
 
-def mean_half_width(values: Sequence[float], confidence: float) -> float:
+def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
     """Half the interval of the mean of independent values, by Student's t; 0 for one value."""
     from scipy.special import stdtrit
 

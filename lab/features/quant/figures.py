@@ -108,7 +108,15 @@ def found(records: Sequence[Record]) -> Found:
     first, of_variant = next(iter(qualities.values())), _of_variants(records)
     floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
     variants = [first.reference, *qualities]
-    labels = _labels({name: of_variant[name] for name in variants if name in of_variant}, variants)
+    labels = {name: name.partition(": ")[2] or name for name in variants}
+    if all(name in of_variant for name in variants):  # the shortest names that differ
+        for name_of in (
+            lambda one: one.model.file.rpartition("/")[2],
+            lambda one: one.model.quantization,
+            lambda one: f"{one.settings.type_k} cache",
+        ):
+            names = [name_of(of_variant[name]) for name in variants]
+            labels = dict(zip(variants, names, strict=True)) if all(names) and len(set(names)) == len(names) else labels
     ratios = _ratios([one for one in records if one.run.is_timed])
     rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in variants:
@@ -137,10 +145,12 @@ def found(records: Sequence[Record]) -> Found:
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
     closer = {(first.reference, name) for name in qualities}  # the first of each pair
     equal = list[tuple[str, str]]()
-    for one, other in pairs:
-        sign = _difference(qualities[one], qualities[other], len(pairs))
-        if sign:
-            closer.add((one, other) if sign < 0 else (other, one))
+    for one, other in pairs:  # by ratios chunk by chunk: on a difficult chunk every candidate diverges more
+        each = zip(qualities[one].chunks, qualities[other].chunks, strict=False)
+        logs = [math.log(max(divergence(a), 1e-12) / max(divergence(b), 1e-12)) for a, b in each]
+        centre, confidence = math.fsum(logs) / len(logs), 1 - (1 - stats.CONFIDENCE) / len(pairs)  # of all together
+        if len(logs) > 1 and abs(centre) > stats.mean_half_width(logs, confidence):
+            closer.add((one, other) if centre < 0 else (other, one))
         else:
             equal.append((labels[one], labels[other]))
 
@@ -159,19 +169,6 @@ def _of_variants(records: Sequence[Record]) -> dict[str, Record]:
     kept = [(one.run.quality, one) for one in records if one.run.quality]
     found = {of.reference if of.is_floor else one.run.variant or "": one for of, one in kept}
     return found | {one.run.variant or "": one for one in records if one.run.is_timed}
-
-
-def _labels(records: dict[str, Record], variants: Sequence[str]) -> dict[str, str]:
-    """The shortest names that differ: quantizations, cache types, files; else the variants' own."""
-    names = {
-        variant: (f"{one.settings.type_k} cache", one.model.quantization or "", one.model.file.rpartition("/")[2])
-        for variant, one in records.items()
-    }
-    for i in range(3):
-        labels = {variant: own[i] for variant, own in names.items()}
-        if len(labels) == len(variants) == len(set(labels.values())) and all(labels.values()):
-            return labels
-    return {name: name.partition(": ")[2] or name for name in variants}
 
 
 def divergence(chunk: Divergence) -> float:
@@ -210,18 +207,6 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         "perplexity": _exp(mean(chunks, lambda chunk: chunk.nll)[0]),
         "kl_most": float(np.mean([NAN if chunk.most is None else chunk.most for chunk in chunks])),
     }
-
-
-def _difference(one: Quality, other: Quality, n_pairs: int) -> int:
-    """-1 if the first diverges less, 1 if more, 0 if that is open; all pairs hold together with 95 %.
-
-    By ratios chunk by chunk: on a difficult chunk every candidate diverges more.
-    """
-    logs = [[math.log(max(divergence(chunk), 1e-12)) for chunk in each.chunks] for each in (one, other)]
-    values = [a - b for a, b in zip(*logs, strict=False)]
-    centre = math.fsum(values) / len(values)
-    half = stats.mean_half_width(values, 1 - (1 - stats.CONFIDENCE) / n_pairs) if len(values) > 1 else math.inf
-    return 0 if abs(centre) <= half else 1 if centre > 0 else -1
 
 
 def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:

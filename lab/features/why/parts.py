@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.core import phases, request_times, stats
+from lab.core import phases, request_times
 from lab.core.asked_settings import table
 from lab.core.lists import plural
 from lab.core.record import DECODE, Record
+from lab.core.stats import mean_half_width as half_range
 from lab.errors import LabError, printable
 from lab.features.limits import probing
 from lab.features.predict import prediction
@@ -84,11 +85,6 @@ class Part:
 def alike(name: str, is_equal: bool, words: str = "") -> Part:
     """The part of what is equal, or unknown for the reason in `words`."""
     return Part(name, how=EQUAL) if is_equal else Part(name, words=words)
-
-
-def half_range(logs: Sequence[float]) -> float:
-    """Half of the 95 % range of the mean."""
-    return stats.mean_half_width(logs, stats.CONFIDENCE)
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,10 @@ def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
         return Part(name, words=words, settings={"prompt_len": length(slow)})
     logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
     own = math.hypot(*(half_range(column) for columns in pairs for column in columns)) / len(logs)
-    half, how = half_range(logs) if len(logs) >= FEWEST else own, f"{FROM_RECORDS}, {plural(len(logs), 'session')}"
+    half, how = (
+        half_range(logs) if len(logs) >= FEWEST else own,
+        f"{FROM_RECORDS}, {plural(len(logs), 'session')}",
+    )
     return Part(DEPTH, statistics.fmean(logs), half, how, words)
 
 

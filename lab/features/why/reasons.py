@@ -27,6 +27,7 @@ from lab.core.asked_settings import table as settings_table
 from lab.core.lists import plural
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
+from lab.core.stats import mean_half_width as half_range
 from lab.errors import LabError
 from lab.features.compare import comparison, side_by_side
 from lab.features.limits import explanation, probing
@@ -35,7 +36,7 @@ from lab.features.serve import access, through_server
 from lab.features.serve.servers import connect
 from lab.features.tune.tuning import seconds_of
 from lab.features.why import parts, pasted
-from lab.features.why.parts import FEWEST, GEN, Answer, Part, half_range
+from lab.features.why.parts import FEWEST, GEN, Answer, Part
 from lab.features.why.pasted import DECODE, PREFILL, Setup
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, session
