@@ -1,8 +1,4 @@
-"""One table of all settings that a user can choose: names, defaults, valid values, help.
-
-The fields of `AskedSettings` and settings.toml are the table. It defines the options of the commands (cli/options.py),
-the checks of a plan (`check`), and the options that reproduce a record (runner/as_options.py).
-"""
+"""One table (with settings.toml) of all settings that a user can choose: names, defaults, valid values, help."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Write and read results files: one JSON line for each run or request, appended when it ends.
-
-Reading skips and reports lines that are broken, too new, or duplicates. A report (an HTML page, see features/page.py)
-contains its lines in compressed form and can be read like a results file.
-"""
+"""Write and read results files, or reports that contain one: one JSON line for each run or request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Load llama.cpp's libraries, keep their log, and describe their devices.
 
-The Python bindings contain copies of llama.cpp's structures. If a library of another version has different fields, no
-call fails, but values arrive in the wrong fields. `libraries` therefore reads the defaults of every field, so that
-two builds can be compared.
+The Python bindings copy llama.cpp's structures: with a library of another version values arrive in wrong fields, and no
+call fails. `libraries` reads the defaults of every field, so that two builds can be compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Read a model's shape and the types of its tensors from the header of its file.
-
-A GGUF file begins with key-value pairs (`llama.block_count = 30`) and a table of tensors (name, type, shape, offset);
-the weights follow. ggml's parser reads the header.
-"""
+"""Read a model's shape and the types of its tensors from the header of its GGUF file, with ggml's parser."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Time one kernel of ggml: how fast llama.cpp's building blocks run on this machine.
+"""Time one kernel of ggml: a graph of matrix products (or of attention) over distinct random weights.
 
-A graph of matrix products (or of attention) over distinct random weights runs with the same libraries, device and
-buffer type as a model's weights. With one input column it does the matrix work of a decode step, with many columns that
-of a prefill step. Weights stay in memory for the next probe, which often needs the same: to fill them takes longer than
-to time a kernel.
+It runs with the libraries, device and buffer type of a model's weights. With one input column it does the matrix work
+of a decode step, with many that of a prefill step. Weights stay for the next probe: to fill them takes long.
 """
 
 from __future__ import annotations

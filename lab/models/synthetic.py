@@ -1,8 +1,6 @@
 """A model without its file: its tensors and their types from its shape, and a file of that shape with random weights.
 
-A model's speed depends on its shape and the types of its tensors, not on the values of its weights. So architecture,
-tensor names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros
-may be faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
+Not zeros, which may be faster in caches and kernels: the standard deviation 1 / sqrt(inputs) keeps activations finite.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The data that the lab's process and the engine's process exchange.
-
-Requests and replies are JSON lines over a pipe. A run's progress does not use the pipe: both processes map the same
-small file, an array of int64. The engine writes it and the parent reads it.
-"""
+"""What the lab's process and the engine's exchange: JSON lines over a pipe; progress in a file that both map."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Run the engine in a child process, so that the lab survives a crash of native code.
 
-A bad file, a failed assertion or the system's out-of-memory killer ends llama.cpp's process. Parent and child exchange
-JSON lines over the child's stdin and stdout: one reply for each request. Nothing crosses the pipe while a run is timed;
-the parent reads the progress from a small file that both map into memory. If the parent ends, the child's stdin closes
-and the child ends too.
+Parent and child exchange JSON lines over the child's stdin and stdout: one reply for each request. Nothing crosses the
+pipe while a run is timed. If the parent ends, the child's stdin closes and the child ends too.
 """
 
 from __future__ import annotations

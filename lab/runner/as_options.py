@@ -1,7 +1,4 @@
-"""Settings as command-line options: those that reproduce a record, and those that `lab tune --save NAME` found.
-
-The settings of a name are a JSON file with settings by their names in `AskedSettings`.
-"""
+"""Settings as command-line options: those that reproduce a record, and those that `lab tune --save NAME` found."""
 
 from __future__ import annotations
 

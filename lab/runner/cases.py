@@ -1,8 +1,4 @@
-"""The data of a plan: its cases, and the run that records a failure.
-
-A case is measured repeatedly and becomes a script. A plain case has a number of prompt tokens and of generated tokens.
-An experiment (lab/features) has cases with a lever and writes their scripts itself.
-"""
+"""The data of a plan: its cases, which become scripts and are measured repeatedly, and the run of a failure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Make a plan, and check everything that can be known before the first run.
-
-From the model's header and the machine this finds wrong settings, lengths that do not fit into memory, and lengths that
-the model was not trained for.
-"""
+"""Make a plan, and check everything that can be known before the first run: settings, lengths, memory."""
 
 from __future__ import annotations
 

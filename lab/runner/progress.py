@@ -1,8 +1,4 @@
-"""Progress of a measurement: what it is doing, how fast, and the remaining time.
-
-The engine only counts tokens; this module derives rates, text, and a forecast from the finished runs. A running Jupyter
-kernel shows it as a line that is replaced in place; a plain script shows nothing.
-"""
+"""Progress of a measurement, from the tokens that the engine counts: what it does, how fast, the remaining time."""
 
 from __future__ import annotations
 

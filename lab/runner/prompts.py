@@ -1,8 +1,4 @@
-"""Make prompts of exactly n tokens: slices of the tokens of a text, which is tokenized once.
-
-The repeats start at different offsets; past the end a slice continues from the beginning. The lab has texts of
-different kinds (folder `prompts/`), so that the generated text is readable.
-"""
+"""Make prompts of exactly n tokens: slices of a tokenized text, from different offsets, wrapping at its end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""llama-bench's format: the lab's runs as llama-bench would print them, and llama-bench's output as records.
+"""llama-bench's format (tools/llama-bench): the lab's runs as rows of it, and its output as records.
 
-llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately; a run of the
-lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. Imported runs
-have times of whole tests but no steps. Markdown tables are found within a text: lines of llama.cpp's log before them
-name the device, a line after them the build. Column names are those of llama.cpp's tools/llama-bench.
+llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately; a run of the lab
+gives a row of each. A `tg` row counts decode compute, without choosing tokens. Markdown tables are found within a text:
+lines of llama.cpp's log before them name the device, a line after them the build.
 """
 
 from __future__ import annotations
