@@ -95,11 +95,9 @@ def access(
         raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
     pairs = []
     for header in headers:
-        name, colon, value = (part.strip() for part in header.partition(":"))
-        is_name = name.replace("-", "").replace("_", "").isalnum()
-        if not (colon and is_name and (name + value).isascii() and value.isprintable()):
+        if not (found := re.fullmatch(r"\s*([A-Za-z0-9_-]+)\s*:\s*([ -~]*?)\s*", header)):
             raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
-        pairs.append((name, value))
+        pairs.append((found[1], found[2]))
     path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
     address = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     clean = urlunsplit((parts.scheme, address, path or "/v1", "", ""))
@@ -145,24 +143,18 @@ def hidden(text: str, asked: Access) -> str:
                 whole.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
     words = [word for one in whole for word in (one, *one.split(":", 1))]
     words += [word for one in (*sent, *whole) for word in re.split(r"[\s=;,:\"']+", one)]
-    if (pattern := _pattern(tuple(words))) is None:
-        return printable(text)
-    parts, end = list[str](), 0
-    for found in pattern.finditer(text):
-        if found.end(1) > end:
-            parts += [text[end : found.start()], "***"] if found.start() > end or not parts else []
-            end = found.end(1)
-    return printable("".join([*parts, text[end:]]))
+    return printable(_pattern(tuple(words)).sub("***", text))
 
 
 @lru_cache(maxsize=8)
-def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Matches, also overlapping, the strings that `hidden` looks for; None without secrets."""
+def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the strings that `hidden` looks for: PIECE or more characters in a row of a secret, or a short one."""
     real = {secret for secret in secrets if len(secret) >= 4 and secret.lower() not in _NO_SECRETS}
     forms = {form for secret in real for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
-    found = {form[i : i + PIECE] for form in forms for i in range(max(1, len(form) - PIECE + 1))}
-    longest_first = sorted(found, key=len, reverse=True)
-    return re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))", re.IGNORECASE) if longest_first else None
+    pieces = {re.escape(form[i : i + PIECE]) for form in forms for i in range(len(form) - PIECE + 1)}
+    whole = [re.escape(form) for form in sorted(forms, key=len, reverse=True) if len(form) < PIECE]
+    in_a_row = [f"(?:(?={'|'.join(pieces)}).)+.{{{PIECE - 1}}}"] if pieces else []
+    return re.compile("|".join([*in_a_row, *whole]) or "(?!)", re.IGNORECASE | re.DOTALL)
 
 
 def is_loopback(asked: Access) -> bool:

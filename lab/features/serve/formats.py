@@ -208,8 +208,7 @@ def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -
 
     Yields None after each event, so that other tasks can run; last come the fields of a Request, and the `text`.
     """
-    arrive_ns, sizes, names = list[int](), list[int](), list[str]()
-    counts: list[dict[str, int | None]] = []
+    rows: list[tuple[int, int, str, dict[str, int | None]]] = []  # stamp, bytes, kind, counts of tokens
     usage, timings, reason, is_done = dict[str, Any](), dict[str, Any](), None, False
     texts, failures = list[str](), list[tuple[str, str]]()
     for ns, n_bytes, name, data in _events(pieces):
@@ -239,11 +238,9 @@ def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -
                     reason = choice["finish_reason"][:MOST_REASON]
                 kind, count, text = _chunk(choice, own_usage, as_dict(chunk.get("timings")))
                 texts.append(text)
-        arrive_ns.append(ns - sent_ns)
-        sizes.append(n_bytes)
-        names.append(kind)
-        counts.append(count)
+        rows.append((ns - sent_ns, n_bytes, kind, count))
         yield None
+    arrive_ns, sizes, names, counts = zip(*rows, strict=True) if rows else ((), (), (), ())
     missing = "before the answer was complete: it has no finish_reason and no"
     if reason is None and not is_done:
         failures.append((kinds.CUT_OFF, f"the connection ended {missing} [DONE]"))
@@ -253,7 +250,7 @@ def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -
     n_tokens, tokens_by = _tokens(names, counts, used.completion_tokens if used else None)
     failure, error = failures[0] if failures else (None, None)
     yield {
-        "events": Events(tuple(arrive_ns), tuple(sizes), tuple(names), n_tokens),
+        "events": Events(arrive_ns, sizes, names, n_tokens),
         "text": "".join(texts),
         "tokens_by": tokens_by,
         "usage": used,

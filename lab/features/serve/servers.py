@@ -5,14 +5,10 @@ with connect("http://127.0.0.1:8080/v1") as server:
     results.save(path, server.record(session, server.counted(server.send(ask))))
 
 First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
-tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones.
-
-A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a request for
-one token says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of
-eight letters, which each sending renews, so that no cache contains its beginning.
-
-If a stream has no token counts (llama_cpp.server streams no usage), the server's tokenizer counts the answer's text,
-which may join separately generated tokens. An answer that ended at its limit has as many as were requested.
+tokens. A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a
+request for one token says how long its prompt was. If a stream has no token counts (llama_cpp.server streams no usage),
+the server's tokenizer counts the answer's text, which may join separately generated tokens. An answer that ended at its
+limit has as many as were requested.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/props, /tokenize, /apply-template); vLLM, /version and
 vllm/entrypoints/serve/tokenize/protocol.py (/tokenize); llama-cpp-python llama_cpp/server/app.py
@@ -41,34 +37,11 @@ from lab.core import request_times as times
 from lab.core import results, shell
 from lab.core.lists import first_known, plural
 from lab.core.record import OK, Machine
-from lab.core.request import (
-    CHAT,
-    COMPLETIONS,
-    NO,
-    UNKNOWN,
-    YES,
-    Asked,
-    Capability,
-    Endpoint,
-    Request,
-    RequestRecord,
-    ServerSettings,
-    Usage,
-    short_name,
-)
+from lab.core.request import Asked, Capability, Endpoint, Request, RequestRecord, ServerSettings, Usage, short_name
 from lab.errors import LabError
 from lab.features.serve import formats
 from lab.features.serve.access import ANSWER_S, Access, Client, access, hidden
-from lab.features.serve.formats import (
-    TIMEOUT_S,
-    Ask,
-    Reply,
-    as_count,
-    as_dict,
-    fresh_nonce,
-    n_items,
-    prompt_fields,
-)
+from lab.features.serve.formats import TIMEOUT_S, Ask, Reply, as_count, as_dict, fresh_nonce, n_items, prompt_fields
 from lab.process import spawning
 from lab.runner import machine
 from lab.runner.prompts import TEXT, source
@@ -207,7 +180,7 @@ class Server:
         request = reply.request
         if not needs_count(request):
             return request
-        ways = tokenizers(self.client, COMPLETIONS, self.own_name, is_prompt=False)
+        ways = tokenizers(self.client, kinds.COMPLETIONS, self.own_name, is_prompt=False)
         if (n := first_known(count(reply.text) for count in ways)) is None:
             return request
         if request.finish_reason == "length" and n >= times.JOINED * request.asked.n_gen:
@@ -264,7 +237,7 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
 
     say(f"waiting for the first answers, at most {asked.timeout_s:g} s for each (--timeout) ...")
     failed = list[Request]()
-    for used, accepted in itertools.product((api,) if api else (CHAT, COMPLETIONS), _LADDER):
+    for used, accepted in itertools.product((api,) if api else (kinds.CHAT, kinds.COMPLETIONS), _LADDER):
         first = send(used, SHORT, N_SHORT, accepted)
         if first.status == OK:
             break
@@ -317,7 +290,7 @@ def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> 
         return as_dict(answer.parsed) if answer.status == 200 else {}
 
     def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
-        applied = posted("/apply-template", prompt_fields(api, text)).get("prompt") if api == CHAT else text
+        applied = posted("/apply-template", prompt_fields(api, text)).get("prompt") if api == kinds.CHAT else text
         if not isinstance(applied, str):
             return None
         fields = {"content": applied, "add_special": is_prompt, "parse_special": is_prompt}
@@ -330,7 +303,7 @@ def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> 
         return as_count(posted("/extras/tokenize/count", {"model": model, "input": text}).get("count"))
 
     yield from (llama_server, vllm)
-    if api != CHAT:  # which the last one does not support
+    if api != kinds.CHAT:  # which the last one does not support
         yield llama_cpp_server
 
 
@@ -406,12 +379,12 @@ def _capabilities(
 ) -> Iterator[Capability]:
     """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
     usage, by = times.n_generated(first), first.tokens_by
-    n_events, answer = len(times.generated(first)), UNKNOWN
+    n_events, answer = len(times.generated(first)), kinds.UNKNOWN
     how = f"an answer of {N_SHORT} tokens came as {n_events} events"
     if times.came_at_once(long):
-        n_events, answer = len(times.generated(long)), NO
+        n_events, answer = len(times.generated(long)), kinds.NO
         how = f"{n_events} events with content arrived at once: the answer was buffered until its end"
-    yield Capability("streaming", YES if answer != NO and n_events > 1 else answer, how)
+    yield Capability("streaming", kinds.YES if answer != kinds.NO and n_events > 1 else answer, how)
     is_tokenizer = counter is not None and counter.by == TOKENIZE
     is_cached = any(one.usage and one.usage.cached_tokens is not None for one in (first, long))
     other = f"{'the usage of small requests' if counter else 'nothing'} counts the tokens of prompts"
@@ -428,7 +401,7 @@ def _capabilities(
         ("settings", n_slots is not None, slots, "the server does not report its number of slots"),
         ("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream"),
     ):
-        yield Capability(name, YES if is_there else NO, how if is_there else how_not)
+        yield Capability(name, kinds.YES if is_there else kinds.NO, how if is_there else how_not)
 
 
 def prompt_text(prompt: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from warnings import warn
@@ -212,11 +213,8 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
 
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
     """What the server can do, and what showed that."""
-    columns: Columns = (
-        ("what it can do", lambda one: one.name),
-        ("answer", lambda one: one.answer),
-        ("as seen in", lambda one: one.how),
-    )
+    names = {"what it can do": "name", "answer": "answer", "as seen in": "how"}
+    columns = [(heading, attrgetter(name)) for heading, name in names.items()]
     return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
 
 
