@@ -21,12 +21,7 @@ URL = click.option("--url", metavar="URL", help=A_SERVER)
 REACHING = [
     click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
-    click.option(
-        "--header",
-        multiple=True,
-        metavar="NAME: VALUE",
-        help="A header to send; repeat the option for several.",
-    ),
+    click.option("--header", multiple=True, metavar="NAME: VALUE", help="A header to send; repeat it for several."),
     click.option("--yes", is_flag=True, help="Contact a server on another machine without asking."),
 ]
 """How to reach a server."""
@@ -37,8 +32,7 @@ SERVED_MODEL = click.option("--model", "-m", help="The server's name for the mod
 
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
-    names = [parameter.name for parameter in context.command.params if parameter.name]
-    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
@@ -128,15 +122,15 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     err, output = console.console(stderr=True), Output.taken_from(asked)
     plan, text = loads.make_plan(**asked), prompt_text(prompt)
     if dry_run:
-        windows = sorted(plan.windows, key=lambda one: one.concurrency or one.rate or 0)
+        in_order = sorted(plan.windows, key=lambda one: one.concurrency or one.rate or 0)
         known = {
-            "loads": list(dict.fromkeys(one.label for one in windows)),
+            "loads": list(dict.fromkeys(one.label for one in in_order)),
             "lengths": plan.windows[0].lengths,
             "windows": len(plan.windows),
             "max_requests": plan.max_requests,
             "seconds": plan.seconds,
         }
-        lines = [f"{name:13} {'; '.join(one) if isinstance(one, list) else one}" for name, one in known.items()]
+        lines = (f"{name:13} {'; '.join(one) if isinstance(one, list) else one}" for name, one in known.items())
         return console.print_json(known) if output.as_json else console.console().print("\n".join(lines))
     confirm(url, f"at most {plural(plan.max_requests, 'request')}, and small ones to examine it", yes)
     problem: LabError | None = None
