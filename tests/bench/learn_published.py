@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.features.predict import datasheet
@@ -155,9 +156,9 @@ def case_for(row: Row) -> Case | None:
         peak = device.peak_tflops and device.peak_tflops * row.gpu_share
         device = replace(device, name=f"{device.name} x {row.gpu_share:g}", tflops=peak)
     n_past = row.n_depth if row.phase == PREFILL else 0
-    parts = model and datasheet.parts_of(model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past)
-    if not model or not parts:
+    if model is None or cost.step(model, 1, 0, 1) is None:
         return None
+    parts = datasheet.parts_of(model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past)
     what = row.backend, datasheet.runtime_of(row.source), row.model, row.quantization, row.flash_attn
     return Case(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
 

@@ -18,7 +18,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, memory, results
+from lab.core import memory, results
 from lab.core.cost import StepCost
 from lab.core.lists import join_and
 from lab.core.payloads import Attention
@@ -238,9 +238,7 @@ def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int,
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
     """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
-    if step := cost.step(model, n_tokens, n_past, n_outputs=1):
-        return step
-    raise step_kernels.not_known(model)
+    return step_kernels.step_cost(model, n_tokens, n_past, 1)
 
 
 def shape(name: str, quantization: str) -> Model:

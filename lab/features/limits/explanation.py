@@ -11,7 +11,6 @@ everything else as measured. `experiments` predicts gains from the times of step
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -99,9 +98,7 @@ def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict
     sizes = [(steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0) for i in chosen]
     for size in sizes:
         if (size, layers) not in known:
-            step = cost.step(model, *size, settings.type_k, settings.type_v)
-            if step is None:
-                raise step_kernels.not_known(model)
+            step = step_kernels.step_cost(model, *size, settings.type_k, settings.type_v)
             known[size, layers] = step, step_kernels.parts(model, settings, ceilings, *size, layers=layers)
     costs, parts = zip(*(known[size, layers] for size in sizes), strict=True)
     n = len(chosen) if phase == DECODE else 1
@@ -230,15 +227,14 @@ def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator
     probed = [one for one in ceilings.rates if one.op in ops and (one.rows, one.columns) in sizes]
     kinds = {one.type for one in probed if ceilings.on_gpu or one.n_threads == settings.n_threads}
     for kind in sorted((kinds - {main}) & BLOCKS.keys()):
-        n_bytes, changed = collections.Counter[str](model.tensor_bytes), []
-        for matrix in known:  # embedding and output matrix keep their type
-            if matrix.type == main and matrix.part in IN_LAYERS and matrix.columns % BLOCKS[kind][0] == 0:
-                n_bytes[main] -= matrix.n_bytes  # type: ignore[assignment]
-                matrix = dataclasses.replace(matrix, type=kind)
-                n_bytes[kind] += matrix.n_bytes  # type: ignore[assignment]
-            changed.append(matrix)
+        moved = [m for m in known if m.type == main and m.part in IN_LAYERS and m.columns % BLOCKS[kind][0] == 0]
+        packed = [dataclasses.replace(m, type=kind) for m in moved]  # embedding and output matrix keep their type
+        n_bytes = {kind: 0.0, **model.tensor_bytes}
+        n_bytes[main] -= sum(m.n_bytes for m in moved)
+        n_bytes[kind] += sum(m.n_bytes for m in packed)
         by_type = {one: round(n) for one, n in n_bytes.items() if round(n)}
-        other = dataclasses.replace(model, tensor_bytes=by_type, matrices=tuple(changed))
+        matrices = *(m for m in known if m not in moved), *packed
+        other = dataclasses.replace(model, tensor_bytes=by_type, matrices=matrices)
         can_make = kind in synthetic.QUANTIZATIONS and model.source != "file"
         specs = ("--model", catalog.spec_of(model), catalog.spec_of(model, kind)) if can_make else None
         yield f"{kind} instead of {main}", other, settings, specs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lab.core import cost, shell
 from lab.core.lists import grouped, plural
@@ -66,6 +66,13 @@ def not_known(model: Model) -> LabError:
     """The error for a model whose steps have an unknown cost."""
     what = f"The cost of a step of {model.name} cannot be derived from its header"
     return LabError(f"{what}{f' ({model.uncounted})' if model.uncounted else ''}.", "Use another model.")
+
+
+def step_cost(model: Model, *size: Any) -> cost.StepCost:
+    """`cost.step`, or a LabError."""
+    if step := cost.step(model, *size):
+        return step
+    raise not_known(model)
 
 
 def total(

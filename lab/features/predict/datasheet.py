@@ -108,22 +108,18 @@ class Case:
 
 def parts_of(
     model: Model, device: Device, phase: str, n: int, n_ubatch: int, kinds: tuple[str, str], n_past: int = 0
-) -> tuple[float, ...] | None:
-    """The parts of a token after n others, or of a prompt of n after n_past; None for a model that cannot be counted.
+) -> tuple[float, ...]:
+    """The parts of a token after n others, or of a prompt of n after n_past. LabError for a model of unknown cost.
 
     `kinds`: of the cache. That of a prompt: what its tokens see, over TILE, because this number of tokens share a
     reading.
     """
     layers, gbps = model.n_layer or 0, device.gbps * 1e9
     if phase == DECODE:
-        token = cost.step(model, 1, n, 1, *kinds)
-        if token is None:
-            return None
+        token = step_kernels.step_cost(model, 1, n, 1, *kinds)
         return 0.0, token.weight_bytes / gbps, 0.0, (token.n_bytes - token.weight_bytes) / gbps, 1e-6 * layers
-    step, first = cost.step(model, n, n_past, 1, *kinds), cost.step(model, min(n, n_ubatch), 0, 1, *kinds)
-    seen, per_head = cost.attended(model, n, n_past), memory.bytes_per_head(model, *kinds)
-    if step is None or first is None or seen is None or per_head is None:
-        return None
+    step, first = (step_kernels.step_cost(model, *one, 1, *kinds) for one in ((n, n_past), (min(n, n_ubatch), 0)))
+    seen, per_head = cost.attended(model, n, n_past) or (), memory.bytes_per_head(model, *kinds) or 0.0
     peak, n_steps = (device.peak_tflops or math.nan) * 1e12, -(-n // n_ubatch)
     n_read = sum(per_head * one.heads.n_layer * one.heads.n_head_kv * one.n_pairs for one in seen) / TILE
     arithmetic, attention = (step.flops - step.attention_flops) / peak, step.attention_flops / peak
@@ -131,10 +127,8 @@ def parts_of(
 
 
 def case_for(model: Model, settings: Settings, device: Device, phase: str, n: int, n_past: int = 0) -> Case:
-    """A prediction's. LabError for a model that cannot be counted."""
+    """A prediction's. LabError for a model of unknown cost."""
     parts = parts_of(model, device, phase, n, settings.n_ubatch, (settings.type_k, settings.type_v), n_past)
-    if parts is None:
-        raise step_kernels.not_known(model)
     names = backend_of(device), "llama.cpp", model.name, model.quantization or ""
     is_flash = settings.flash_attn != "off"  # "auto" is on wherever the device can
     return Case(phase, device, *names, is_flash, n + n_past, bool(model.n_expert), parts)

@@ -100,10 +100,9 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     Weights are [share of the experts that a token uses (1 for others), bytes read for all tokens of a step, bytes read
     for those with logits]. LabError for a model whose steps have an unknown cost.
     """
-    work, step, layers = cost.products(model, 1, 1), cost.step(model, 1, 0, 1), shape.heads(model)
-    per_head = memory.bytes_per_head(model, settings.type_k, settings.type_v)
-    if work is None or step is None or layers is None or per_head is None:
-        raise step_kernels.not_known(model)
+    kinds = settings.type_k, settings.type_v
+    step, work = step_kernels.step_cost(model, 1, 0, 1, *kinds), cost.products(model, 1, 1) or []
+    layers, per_head = shape.heads(model) or (), memory.bytes_per_head(model, *kinds) or 0.0
     weights: dict[float, list[float]] = {}
     flops = [0.0, 0.0]
     for product in work:

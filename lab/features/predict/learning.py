@@ -308,13 +308,9 @@ def is_plain(record: Record) -> bool:
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
     """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
-    runs, models, n_runs = list[Point](), set[str](), 0
-    for record in records:
-        if is_plain(record) and offload_of(record.model, record.settings) == offload:
-            found = _phases(record, ceilings)
-            runs += found
-            n_runs += bool(found)
-            models |= {f"{record.model.name} {record.model.quantization or ''}".strip()} if found else set()
+    alike = [one for one in records if is_plain(one) and offload_of(one.model, one.settings) == offload]
+    used = [(record.model, found) for record in alike if (found := _phases(record, ceilings))]
+    runs = [run for _, found in used for run in found]
     by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
     points = tuple(map(_median, by_length.values()))
     if {point.case.phase for point in points} != {PREFILL, DECODE}:
@@ -323,7 +319,8 @@ def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") 
             "and ceilings for its weight types.",
             "Measure them: lab measure, then lab ceilings",
         )
-    return Learned(fit(points), points, tuple(sorted(models)), n_runs)
+    models = {f"{model.name} {model.quantization or ''}".strip() for model, _ in used}
+    return Learned(fit(points), points, tuple(sorted(models)), len(used))
 
 
 def _phases(record: Record, ceilings: Ceilings) -> list[Point]:

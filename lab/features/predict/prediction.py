@@ -195,7 +195,9 @@ def on_device(
     row = Prediction(model, n_prompt, n_gen, **figures, name=device.name, about=device.about)
     if users > 1:
         gbps, times = device.gbps * 1e9, list[float | None]()
-        for step in _decode_steps(model, settings, middle, users):  # of several users arithmetic counts
+        for n in (1, users):  # of several users arithmetic counts
+            size = 1, middle, n, settings.type_k, settings.type_v, [(1, middle)] * (n - 1)
+            step = step_kernels.step_cost(model, *size)
             arithmetic = step.flops / device.peak_tflops / 1e12 if device.peak_tflops else 0.0
             moved = step.weight_bytes / gbps, 0.0, (step.n_bytes - step.weight_bytes) / gbps
             case = dataclasses.replace(case, parts=(arithmetic, *moved, case.parts[-1]))
@@ -211,9 +213,8 @@ def here(
     middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
     best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
 
-    def least_s(step: cost.StepCost | None) -> float:
-        if step is None:
-            raise step_kernels.not_known(model)
+    def least_s(n: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float:
+        step = step_kernels.step_cost(model, n, n_past, n_outputs, *kinds, others)
         return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
 
     figures, words, doubts = dict[str, Any](), list[str](), [probing.doubts(ceilings)]
@@ -221,7 +222,7 @@ def here(
         (PREFILL, "prefill", "prompt", n_prompt, learning.prompt_steps(n_prompt, settings)),
         (DECODE, "tpot", "context", middle, [(1, middle, 1)]),
     ):
-        limit = sum(least_s(cost.step(model, *step, *kinds)) for step in steps)
+        limit = sum(least_s(*step) for step in steps)
         case, known = learning.case_of(phase, float(length), model, settings), learned.known[phase]
         expected = max(limit, learned.fit.seconds(case, learning.costs_of(model, settings, ceilings, steps)))
         wide, fastest = learned.factor(case), learned.fastest(phase)
@@ -245,16 +246,7 @@ def here(
         return row
     predicted = StepPrediction(model, settings, ceilings, learned.fit, learned.n_runs)
     one, many = (predicted.seconds(1, middle, n, [(1, middle)] * (n - 1)) for n in (1, users))
-    return _of_users(row, users, one, many, least_s(_decode_steps(model, settings, middle, users)[1]))
-
-
-def _decode_steps(model: Model, settings: Settings, n_past: int, users: int) -> list[cost.StepCost]:
-    """The cost of a decode step of one user, and of one of several. LabError for a model of unknown cost."""
-    kinds = settings.type_k, settings.type_v
-    steps = [cost.step(model, 1, n_past, n, *kinds, [(1, n_past)] * (n - 1)) for n in (1, users)]
-    if None in steps:
-        raise step_kernels.not_known(model)
-    return [step for step in steps if step]
+    return _of_users(row, users, one, many, least_s(1, middle, users, [(1, middle)] * (users - 1)))
 
 
 def _of_users(row: Prediction, users: int, one_s: float | None, many_s: float | None, limit_s: float) -> Prediction:
