@@ -26,37 +26,31 @@ if TYPE_CHECKING:
     from lab.features.claims.session import claims as claims
     from lab.features.compare.comparison import compare as compare
     from lab.features.compare.side_by_side import ab as ab
-    from lab.features.limits.explanation import explain as explain
-    from lab.features.limits.explanation import plot_roofline as plot_roofline
+    from lab.features.limits.explanation import explain as explain, plot_roofline as plot_roofline
     from lab.features.limits.probing import ceilings as ceilings
-    from lab.features.measure.measuring import measure as measure
-    from lab.features.measure.measuring import sweep as sweep
-    from lab.features.measure.plot_runs import plot_decode as plot_decode
-    from lab.features.measure.plot_runs import plot_prefill as plot_prefill
-    from lab.features.measure.plot_runs import plot_shares as plot_shares
-    from lab.features.measure.plot_runs import plot_sweep as plot_sweep
+    from lab.features.measure.measuring import measure as measure, sweep as sweep
+    from lab.features.measure.plot_runs import (
+        plot_decode as plot_decode,
+        plot_prefill as plot_prefill,
+        plot_shares as plot_shares,
+        plot_sweep as plot_sweep,
+    )
     from lab.features.page import report as report
-    from lab.features.predict.prediction import plot_requests as plot_requests
-    from lab.features.predict.prediction import predict as predict
+    from lab.features.predict.prediction import plot_requests as plot_requests, predict as predict
     from lab.features.quant.comparing import quant as quant
     from lab.features.quant.figures import quant_table as quant_table
-    from lab.features.serve.load_figures import arms as arms
-    from lab.features.serve.load_figures import plot_arms as plot_arms
+    from lab.features.serve.load_figures import arms as arms, plot_arms as plot_arms
     from lab.features.serve.loads import load as load
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
-    from lab.features.trace.token_trace import attention as attention
-    from lab.features.trace.token_trace import trace as trace
-    from lab.features.tune.result import plot_tuned as plot_tuned
-    from lab.features.tune.result import show_tuned as show_tuned
+    from lab.features.trace.token_trace import attention as attention, trace as trace
+    from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns import turns as turns
     from lab.features.why.reasons import why as why
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
-    from lab.show.table import runs as runs
-    from lab.show.table import steps as steps
-    from lab.show.table import summary as summary
+    from lab.show.table import runs as runs, steps as steps, summary as summary
 
 
 @functools.cache

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.core import cost, memory
-from lab.core import script as scripts
+from lab.core import cost, memory, script as scripts
 from lab.core.shape import read_layers
 from lab.models import catalog, synthetic
 from lab.process.worker import Worker

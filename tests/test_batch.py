@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost, memory, phases, results
-from lab.core import script as scripts
+from lab.core import cost, memory, phases, results, script as scripts
 from lab.core.payloads import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.features import batch as batching
-from lab.features import known
+from lab.features import batch as batching, known
 from lab.features.compare import comparison
 from lab.features.limits import step_kernels
 from lab.features.predict import learning

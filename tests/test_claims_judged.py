@@ -16,9 +16,7 @@ from lab.core.payloads import LOOKUP, Batch, Speculation, Turns
 from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.features import batch as batching
-from lab.features import stall as stalls
-from lab.features import turns
+from lab.features import batch as batching, stall as stalls, turns
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import (

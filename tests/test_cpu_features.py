@@ -5,8 +5,7 @@ import platform
 import pytest
 
 from lab.process.worker import Worker
-from lab.runner import builds
-from lab.runner import machine as runner_machine
+from lab.runner import builds, machine as runner_machine
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
 HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"

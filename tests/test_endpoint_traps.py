@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.core import request as kinds
-from lab.core import request_times as times
+from lab.core import request as kinds, request_times as times
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, Request, short_name
 from lab.core.request_times import figures

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from lab.core import phases
-from lab.core import script as scripts
+from lab.core import phases, script as scripts
 from lab.core.record import COPY, DECODE, FORGET, LOAD, MIXED, PREFILL, SAVE
 from lab.core.script import Operation, Part
 from lab.engine import loop

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core import phases, results, stats
-from lab.core import script as scripts
+from lab.core import phases, results, script as scripts, stats
 from lab.core.record import CRASHED, FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import Progress

@@ -22,8 +22,7 @@ from lab.show import canvas
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
-from tests.test_batch import KERNELS
-from tests.test_batch import session as batches
+from tests.test_batch import KERNELS, session as batches
 from tests.test_doubt import repeats
 from tests.test_explain import FAST, timed
 from tests.test_load_shown import levels, pictures

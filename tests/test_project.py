@@ -197,7 +197,9 @@ def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: 
     if isinstance(command, click.Group):
         return
     assert isinstance(command, help.Command)
-    options = {help.long_name(option) for option in command.params if isinstance(option, click.Option)}
+    options = {
+        max(option.opts, key=len).removeprefix("--") for option in command.params if isinstance(option, click.Option)
+    }
     grouped = [option for group in help.GROUPS.values() for option in group]
     assert len(grouped) == len(set(grouped))
     assert len(options) < help.MOST_UNGROUPED or (4 <= len(command.first) <= 6 and set(command.first) <= options)

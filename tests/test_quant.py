@@ -18,8 +18,7 @@ from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
 from lab.features import known
-from lab.features.quant import child as quality
-from lab.features.quant import comparing, figures
+from lab.features.quant import child as quality, comparing, figures
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import machine, prompts

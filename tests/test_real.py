@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab.core import phases, record
-from lab.core import script as scripts
+from lab.core import phases, record, script as scripts
 from lab.core.record import OK
 from lab.errors import LabError
 from lab.process.wire import Progress

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import request_times as times
-from lab.core import results
+from lab.core import request_times as times, results
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     BAD_REQUEST,

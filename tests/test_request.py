@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.core import request_times as times
-from lab.core import results
+from lab.core import request_times as times, results
 from lab.core.lines import parse_line, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import (

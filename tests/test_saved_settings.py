@@ -12,8 +12,7 @@ from lab.core.asked_settings import table
 from lab.errors import LabError
 from lab.features.measure.measuring import parse_variant
 from lab.main import lab as main
-from lab.runner.as_options import save
-from lab.runner.as_options import settings as load
+from lab.runner.as_options import save, settings as load
 from tests.conftest import run_lab
 
 FAST = {"threads": 1, "ubatch": 64, "repack": False, "device": ["CUDA0", "CUDA1"], "kv_unified": True}

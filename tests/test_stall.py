@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.core import phases, results
-from lab.core import script as scripts
+from lab.core import phases, results, script as scripts
 from lab.core.payloads import Stall
 from lab.core.record import DECODE, FORGET, MIXED, PREFILL, Record, Settings
 from lab.core.script import Operation, Part

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from lab.core import results
-from lab.core import script as scripts
+from lab.core import results, script as scripts
 from lab.core.payloads import Turns
 from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Events, RequestRecord, Turn, Usage
 from lab.errors import LabError
-from lab.features import known
-from lab.features import turns as conversations
+from lab.features import known, turns as conversations
 from lab.features.experiment import first_difference
 from lab.features.predict import learning
 from lab.features.predict.learning import StepPrediction

@@ -8,10 +8,7 @@ from typing import Any
 import click
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-
-MOST_UNGROUPED = 7
-"""Options that are listed without groups, where a command has no more."""
-
+MOST_UNGROUPED = 7  # options that are listed without groups, where a command has no more
 GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
@@ -24,10 +21,7 @@ GROUPS = {
         *("settings", "threads", "threads-batch", "batch", "ubatch", "flash-attn", "cache-type-k"),
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
-    "Devices": (
-        *("device", "n-gpu-layers", "n-cpu-moe"),
-        *("kv-offload", "op-offload"),
-    ),
+    "Devices": ("device", "n-gpu-layers", "n-cpu-moe", "kv-offload", "op-offload"),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
         *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
@@ -36,19 +30,10 @@ GROUPS = {
 }
 """The groups of options, without their dashes; those of one command belong to the first."""
 
-REST = ("Engine", "Devices", "Server")
-"""The groups that only --help-all shows, where a command has more than MOST options."""
+MOST, REST = 15, ("Engine", "Devices", "Server")
+"""Where a command has more than MOST options, only --help-all shows these groups."""
 
-MOST = 15
-
-
-def long_name(option: click.Option) -> str:
-    """An option as users write it, without its dashes: `prompt-len`."""
-    return max(option.opts, key=len).removeprefix("--")
-
-
-ALL = "lab.help_all"
-"""In a context's `meta`: whether the help shows every option."""
+ALL = "lab.help_all"  # in a context's `meta`: whether the help shows every option
 
 
 def show_all(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
@@ -87,7 +72,8 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the main options, then the others in groups."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        rows = {long_name(option): record for option in options if (record := option.get_help_record(ctx))}
+        named = ((max(option.opts, key=len).removeprefix("--"), option.get_help_record(ctx)) for option in options)
+        rows = {name: record for name, record in named if record}
         first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
         grouped = {name for names in GROUPS.values() for name in names} | {"help", "help-all"}
         groups = GROUPS | {"What to measure": tuple(name for name in rows if name not in grouped)}

@@ -13,7 +13,7 @@ from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, type
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What `parse` makes of a text. If that raises a ValueError, the message says that the text `is_not` that."""
+    """What `parse` makes of a text. After a ValueError the message says that the text `is_not` that."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
         self.name, self.parse, self.is_not = name, parse, is_not
@@ -33,14 +33,9 @@ def _share(text: str) -> float:
 
 
 SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
-LAYERS = Parsed(
-    "n",
-    lambda text: AUTO if text.lower() == AUTO else int(text),
-    "a number of layers. Write a whole number, or auto.",
-)
-TOKENS = Parsed(
-    "tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k for 8000."
-)
+_layers = lambda text: AUTO if text.lower() == AUTO else int(text)  # noqa: E731
+LAYERS = Parsed("n", _layers, "a number of layers. Write a whole number, or auto.")
+TOKENS = Parsed("tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k.")
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
@@ -64,11 +59,6 @@ MODEL = click.option(
     show_default=True,
     help="A model: a name, a .gguf file, or another form (see lab models --help).",
 )
-
-
-def unified(default: str) -> Callable[..., Any]:
-    """The option --kv-unified with this default."""
-    return setting_option("kv_unified", default)
 
 
 def _take_saved(context: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -104,18 +94,15 @@ ENGINE = [
 ]
 """How llama.cpp runs a model."""
 
-SETTINGS = [MODEL, PROMPT, *ENGINE, unified("off")]
+SETTINGS = [MODEL, PROMPT, *ENGINE, _OPTIONS["kv_unified"]]
 
 
 def as_json_option(instead_of: str = "table", help: str = "") -> Callable[..., Any]:
-    """The option --json of a command that prints something else without it."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help=help or f"One JSON document on stdout instead of the {instead_of}."
-    )
+    help = help or f"One JSON document on stdout instead of the {instead_of}."
+    return click.option("--json", "as_json", is_flag=True, help=help)
 
 
 def out_option(help: str) -> Callable[..., Any]:
-    """The option --out of a command that reads or writes in the folder of results."""
     return click.option("--out", "-o", default="results", show_default=True, help=help)
 
 

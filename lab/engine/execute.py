@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lab.core import record
-from lab.core import script as scripts
+from lab.core import record, script as scripts
 from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
 from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp

@@ -20,8 +20,7 @@ from typing import Any
 from lab.core.memory import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import devices
-from lab.engine.bindings import P, ggml, llama_cpp
-from lab.engine.bindings import loaded as loaded_library
+from lab.engine.bindings import P, ggml, llama_cpp, loaded as loaded_library
 from lab.errors import LabError
 
 NO_ROLLBACK = "This run removes or copies parts of the cache, which this model (recurrent or sliding window) cannot do."

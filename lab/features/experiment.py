@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option, with_options
 from lab.core import shape
 from lab.core.asked_settings import in_digits
 from lab.core.lists import grouped
@@ -118,7 +118,7 @@ class Experiment:
             more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
             own.append(click.option(*names, default=default, **more))
         own += [MODEL, *([] if any(option.name == "prompt" for option in self.options) else [PROMPT]), *ENGINE]
-        own += [unified(self.lever.kv_unified)] if self.lever.kv_unified else []
+        own += [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
 

@@ -18,8 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from lab.core import phases, record
-from lab.core import script as scripts
+from lab.core import phases, record, script as scripts
 from lab.core.asked_settings import END
 from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import Noise, Record, Run, Settings

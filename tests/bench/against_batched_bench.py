@@ -13,8 +13,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from lab.core import phases
-from lab.core import script as scripts
+from lab.core import phases, script as scripts
 from lab.core.payloads import Batch
 from lab.core.record import Run, Settings
 from lab.features import batch as batching

@@ -18,8 +18,7 @@ import subprocess
 import sys
 import time
 
-from lab.core import phases
-from lab.core import script as scripts
+from lab.core import phases, script as scripts
 from lab.core.record import OK, Run
 from lab.models import catalog
 from lab.process.wire import Progress

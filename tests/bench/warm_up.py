@@ -17,8 +17,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from lab.core import script as scripts
-from lab.core import stats
+from lab.core import script as scripts, stats
 from lab.models import catalog
 from lab.models.obtain import obtain
 from lab.process.worker import Worker

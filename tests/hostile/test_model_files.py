@@ -7,11 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from lab.core import cost, memory
-from lab.core import script as scripts
+from lab.core import cost, memory, script as scripts
 from lab.errors import LabError
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts

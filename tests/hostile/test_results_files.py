@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lab.core import cost, memory, results
 from lab.core.lines import MOST_LETTERS, parse_line, to_json

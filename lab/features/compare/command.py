@@ -97,8 +97,7 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
       lab export results/ --as md
     """
     from lab.features.exchange import llama_bench_format
-    from lab.show import disturbances
-    from lab.show import table as tables
+    from lab.show import disturbances, table as tables
 
     of_tables = "Use --format csv or parquet."
     if kind and form != "llama-bench":

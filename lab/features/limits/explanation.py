@@ -27,8 +27,7 @@ from lab.features.limits.step_kernels import Roof, roof
 from lab.features.predict.learning import StepPrediction, taught_by
 from lab.features.speculate import guesses
 from lab.models import catalog, synthetic
-from lab.process.wire import ATTENTION as FLASH
-from lab.process.wire import DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
+from lab.process.wire import ATTENTION as FLASH, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
 from lab.runner.as_options import options
 from lab.show import canvas, disturbances
 from lab.show.canvas import COLOURS, INK, MARKERS

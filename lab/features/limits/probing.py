@@ -25,8 +25,7 @@ from typing import Any
 
 from lab.core import cost, results, shape, shown
 from lab.core.lists import plural
-from lab.core.memory import layers as rule
-from lab.core.memory import shares
+from lab.core.memory import layers as rule, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from lab.core import cost, shell
 from lab.core.lists import grouped, plural
 from lab.core.record import Ceilings, Model, Rate, Settings
-from lab.core.shape import ATTENTION as IN_ATTENTION
-from lab.core.shape import EXPERTS, Heads, Matrix
+from lab.core.shape import ATTENTION as IN_ATTENTION, EXPERTS, Heads, Matrix
 from lab.errors import LabError
 from lab.features.limits import probing
 from lab.features.limits.probing import used_types

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, memory, shown
-from lab.core import results as results_files
+from lab.core import cost, memory, results as results_files, shown
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.request import Slo

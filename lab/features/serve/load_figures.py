@@ -37,8 +37,7 @@ from lab.core.request import CLOSED, TIMEOUT, Load, Request, RequestRecord, Slo
 from lab.core.request_times import Figures
 from lab.core.stats import CONFIDENCE
 from lab.errors import LabError
-from lab.runner import as_options
-from lab.runner import machine as machines
+from lab.runner import as_options, machine as machines
 from lab.show import canvas, table
 from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS, OF_DECODE, OF_PREFILL
 from lab.show.section import UNKNOWN, Context, Kind, Picture, Section, tabled

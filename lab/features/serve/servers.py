@@ -32,9 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
-from lab.core import request as kinds
-from lab.core import request_times as times
-from lab.core import results, shell
+from lab.core import request as kinds, request_times as times, results, shell
 from lab.core.lists import first_known, plural
 from lab.core.record import OK, Machine
 from lab.core.request import Asked, Capability, Endpoint, Request, RequestRecord, ServerSettings, Usage, short_name

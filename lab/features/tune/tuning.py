@@ -27,8 +27,7 @@ from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
 from lab.core.record import Model, Record
 from lab.errors import LabError
-from lab.features import batch as batching
-from lab.features import experiment
+from lab.features import batch as batching, experiment
 from lab.features.compare import side_by_side
 from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result

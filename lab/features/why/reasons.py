@@ -22,8 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lab.core import results, shell
-from lab.core.asked_settings import defaults
-from lab.core.asked_settings import table as settings_table
+from lab.core.asked_settings import defaults, table as settings_table
 from lab.core.lists import plural
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
