@@ -28,9 +28,7 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
-MOST_SERIES = 6
-"""Series that share axes; more get small multiples."""
-
+MOST_SERIES = 6  # series that share axes; more get small multiples
 LABEL_HEIGHT, LINE_HEIGHT = 0.45, 0.2
 """Height of the numbers and the label below an axis, and of a line of a legend, in inches."""
 

@@ -44,12 +44,8 @@ GIVES_WAY = (
 KEPT = ("E2E\ns", "E2E s")
 """Headings of columns that are hidden last: the time of the whole request is what people want to know."""
 
-NARROWEST_TEXT = 12
-"""Smallest width of a column of text that may wrap."""
-
-EVERY_S = 10
-"""Seconds between two lines of progress if the output is not a terminal."""
-
+NARROWEST_TEXT = 12  # smallest width of a column of text that may wrap
+EVERY_S = 10  # seconds between two lines of progress if the output is not a terminal
 KEPT_LETTERS = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
 
 

@@ -21,21 +21,16 @@ from lab.show import wording
 
 MEAN_CORES, WORST_CORES = 0.15, 0.5
 """Cores used by others from which a run counts as disturbed: mean of the run, and in its worst second."""
-N_JUDGED = 2
-"""Both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use."""
-WAIT_SHARE = 0.02
-"""Share of a run's time spent waiting from which the run counts as disturbed."""
+N_JUDGED = 2  # both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use
+WAIT_SHARE = 0.02  # share of a run's time spent waiting from which the run counts as disturbed
 GPU_PERCENT = 5
 DRIFT, DRIFT_CHANCE = 0.03, 0.01
 """Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
-MIN_MS = 200
-"""Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
-
+MIN_MS = 200  # shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms
 OTHERS, STEAL = "other processes used {}", "the host took {} from the virtual machine"
 MEMORY, HEAT = "memory was short", "heat or a power limit slowed the CPU or GPU"
 QUOTA, GPU_OTHERS = "the container used up its quota of CPU time", "other processes used {} of the GPU"
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)
-"""All known causes, in the order of reports."""
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # all known causes, in the order of reports
 
 
 def sentence(cause: str, amount: float) -> str:

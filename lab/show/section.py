@@ -26,18 +26,12 @@ if TYPE_CHECKING:
 
 UNKNOWN = wording.UNKNOWN
 
-MOST_LINES = 4
-"""Warnings, sentences and notes that a terminal shows below a table; --details shows all."""
-
+MOST_LINES = 4  # warnings, sentences and notes that a terminal shows below a table; --details shows all
 ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
 """Headings of columns that a terminal replaces by a word in the title if all their cells are equal."""
 
-LONG = 20
-"""Cells with more letters than this wrap on a page."""
-
-SMALL, WIDE = (5.0, 3.9), (10.0, 4.6)
-"""Sizes of pictures on a page, in inches."""
-
+LONG = 20  # cells with more letters than this wrap on a page
+SMALL, WIDE = (5.0, 3.9), (10.0, 4.6)  # sizes of pictures on a page, in inches
 Columns = Sequence[tuple[str, Callable[[Any], Any]]]
 """For each column the heading, with the unit in a second line, and the function that makes its cell from a row."""
 

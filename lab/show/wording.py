@@ -13,8 +13,7 @@ from typing import NamedTuple
 from lab.core.shown import Shown
 from lab.errors import LabError
 
-UNKNOWN = "-"
-"""The cell of an unknown figure."""
+UNKNOWN = "-"  # the cell of an unknown figure
 
 
 def digits(value: float) -> str:

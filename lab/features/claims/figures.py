@@ -25,12 +25,8 @@ from lab.features.limits import explanation, step_kernels
 if TYPE_CHECKING:
     import pandas as pd
 
-LONGEST, USUAL = 1024, 512
-"""The longest prompt of the part `lengths`, and a usual one."""
-
-APART = 1.3
-"""Quantizations are compared with each other only if their sizes differ at least by this factor."""
-
+LONGEST, USUAL = 1024, 512  # the longest prompt of the part `lengths`, and a usual one
+APART = 1.3  # quantizations are compared with each other only if their sizes differ at least by this factor
 ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
 

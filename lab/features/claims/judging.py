@@ -38,9 +38,7 @@ STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "qui
 REASONS = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
 """How the figures of each verdict are introduced. The first verdict that a figure has is that of the claim."""
 
-CEILINGS = "ceilings"
-"""Among the parts of a claim: its figures need the machine's ceilings."""
-
+CEILINGS = "ceilings"  # among the parts of a claim: its figures need the machine's ceilings
 ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 

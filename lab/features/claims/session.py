@@ -54,8 +54,7 @@ PLANS: dict[str, Callable[..., Plan]] = {
 TYPES = ("Q4_0", "Q8_0")
 """Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
 
-N_REPEAT = 3
-"""Repeats or blocks of each part."""
+N_REPEAT = 3  # repeats or blocks of each part
 
 
 @dataclass(frozen=True)

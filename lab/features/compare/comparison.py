@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 
 FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference", "too few runs", "disturbed"
 
-WIDEST = 0.5
-"""If a difference of more than this is possible, the verdict is not "no difference"."""
-
+WIDEST = 0.5  # if a difference of more than this is possible, the verdict is not "no difference"
 AT_LEAST = 0.01
 """Smaller differences count as none: memory layout, for example, changes the speed of a process by about as much."""
 
-FEWEST_RUNS = 3
-"""Runs that a session needs for an interval of its ratio to another."""
-
+FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another
 FIGURE_NAMES = {
     "prefill_s": "prefill",
     "ttft_s": "TTFT",
@@ -55,9 +51,7 @@ VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL was measured: 16 sessions of the main job on a busy 2-core
 virtual machine (tests/bench/same_sessions.py). The other two are assumptions without a measurement."""
 
-FEWEST_SESSIONS = 4
-"""Sessions of one setup from which their spread replaces the default."""
-
+FEWEST_SESSIONS = 4  # sessions of one setup from which their spread replaces the default
 Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen (None for figures of prompts), lever
 
 

@@ -104,9 +104,7 @@ def with_until(
     return rest | {"until": Until(until, max_repeats, max_minutes)}
 
 
-ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
-"""Parameters of `measure` that need a server."""
-
+ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")  # parameters of `measure` that need a server
 ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "stream"} - {"prompt", "seed"}
 """Parameters of `measure` that need the lab's own engine."""
 

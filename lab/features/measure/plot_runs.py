@@ -37,8 +37,7 @@ RUNNING, HEADROOM, WIDE = 15, 1.35, 12
 the slowest line. If the lines differ by more than the factor WIDE, the axis is logarithmic."""
 
 NO_BREAK = "\u00a0"  # a space at which no line of a legend breaks
-MOST_GROWTHS = 4
-"""Lengths up to which a prefill plot of one setup says by how much the time grows from one to the next."""
+MOST_GROWTHS = 4  # lengths up to which a prefill plot of one setup says by how much the time grows from one to the next
 
 
 def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:

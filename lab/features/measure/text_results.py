@@ -40,9 +40,7 @@ HEADINGS = {
 }
 """Figures of the summary of runs or requests, and their headings."""
 
-MOST_ROWS = 8
-"""Lengths of a sweep that a terminal shows; --details shows all."""
-
+MOST_ROWS = 8  # lengths of a sweep that a terminal shows; --details shows all
 WIDE_RANGES = 2.0
 """Of two lengths the products of their runs' ranges (largest over smallest) above which their growth is not told."""
 

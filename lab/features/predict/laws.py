@@ -36,8 +36,7 @@ MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
 COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
 """The settings that the numbers of `shape_of` depend on."""
 
-DIGITS = 9
-"""Significant digits of numbers in a page."""
+DIGITS = 9  # significant digits of numbers in a page
 
 
 def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record] = ()) -> Numbers:

@@ -59,9 +59,7 @@ one thread while other processes used 1.5 of the two cores, 0.28 and 0.25. Other
 as another model does.
 """
 
-PRIOR_WEIGHT = 4
-"""A figure of PRIOR counts as this number of groups of held-out points."""
-
+PRIOR_WEIGHT = 4  # a figure of PRIOR counts as this number of groups of held-out points
 DEVIATIONS = 2.0  # half the width of a range, in standard deviations
 MOST_LENGTHS = 12  # most lengths at which points are split: a sweep has hundreds
 NEAR = 1.5  # lengths up to this factor times the longest measured one do not count as extrapolation

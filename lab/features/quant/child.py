@@ -25,8 +25,7 @@ from lab.errors import LabError
 N_TOP = 1024
 """Entries of the reference's vocabulary that are kept of each position where it cannot run beside the candidates."""
 
-N_ROWS = 16
-"""Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
+N_ROWS = 16  # rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits
 
 
 def logits(context: Context, tokens: list[int], first: int) -> Any:

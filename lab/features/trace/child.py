@@ -27,12 +27,8 @@ from lab.errors import LabError
 from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
 from lab.process.wire import MUL_MAT, Probe
 
-OBJECT_BYTES = 32
-"""sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
-
-Rounds = list[list[list[int]]]
-"""Of each round the stamps of each step."""
-
+OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead includes
+Rounds = list[list[list[int]]]  # of each round the stamps of each step
 OWN_BUILD = "Trace with the build that the lab installs (without --lib)."
 
 

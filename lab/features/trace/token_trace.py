@@ -68,25 +68,17 @@ OPERATIONS = tomllib.loads(Path(__file__).with_name("operations.toml").read_text
 
 ATTENTION, COPIES, OUTSIDE, OUTPUT_MATRIX = "attention", "copy between devices", "outside operations", "last matrix"
 
-_COPIED = re.compile(r"[^#]+#.+#\d+")
-"""How ggml's scheduler names what it copies to the device of the next operations."""
-
-MOST_TOKENS = 32
-"""Tokens of a text whose attention weights can still be drawn."""
+_COPIED = re.compile(r"[^#]+#.+#\d+")  # how ggml's scheduler names what it copies to the device of the next operations
+MOST_TOKENS = 32  # tokens of a text whose attention weights can still be drawn
 
 
 FEED_FORWARD, PROJECTIONS, SMALL = "feed-forward", "Q, K, V and output", "norms and sums"
 FAMILIES = {name: family for family, names in OPERATIONS["families"].items() for name in names}
 """Operations that share a colour and a sentence; the others are SMALL."""
 
-OFF = 0.05
-"""A sum of the operations that is further than this from the step without stops makes the shares wrong."""
-
-LETTER = 0.0065
-"""Share of a row's width that a letter of an operation's name needs."""
-
-N_COLUMNS = 6
-"""Of the layers in the picture of attention weights."""
+OFF = 0.05  # a sum of the operations that is further than this from the step without stops makes the shares wrong
+LETTER = 0.0065  # share of a row's width that a letter of an operation's name needs
+N_COLUMNS = 6  # of the layers in the picture of attention weights
 
 
 def trace(

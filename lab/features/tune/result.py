@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 AT_LEAST, FEWEST_CONFIRMED = 0.01, 4
 """Smaller gains are not recommended, as in `lab ab`; blocks that a recommendation needs."""
 
-LOSSY = ("cache_type_k", "cache_type_v", "model")
-"""Settings that change what the model writes."""
-
+LOSSY = ("cache_type_k", "cache_type_v", "model")  # settings that change what the model writes
 DEFAULT, SEARCH, CONFIRM, PREFILL, DECODE = "default", "search", "confirm", "prefill", "decode"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 SIDES = ["default", "winner"]

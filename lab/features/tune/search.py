@@ -24,18 +24,14 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-Choice = tuple[tuple[str, Any], ...]
-"""The settings that differ from the default, by name; empty: the default."""
-
+Choice = tuple[tuple[str, Any], ...]  # the settings that differ from the default, by name; empty: the default
 SINGLE, PAIR, BLOCK = 0.3, 0.12, 1.0
 """Expected standard deviations, in logarithms: of the effect of a setting, of a pair, and of the speed in a block."""
 
 NOISE, DISTURBED, LEAST_NOISE, MOST_NOISE, NOISE_RUNS = 0.02, 0.3, 0.004, 0.3, 2
 """Those of a run before it is known, and of a disturbed run; bounds; how many runs NOISE counts for."""
 
-ALONE = {"mmap"}
-"""Settings whose effect does not depend on the others'."""
-
+ALONE = {"mmap"}  # settings whose effect does not depend on the others'
 PER_BLOCK, ENOUGH = 6, 2
 """Choices in a block besides the default, and runs of the best one among the combinations: then the search ends."""
 

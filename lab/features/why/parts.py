@@ -48,8 +48,7 @@ GROUPS = {
 LEAST, LEAST_ALONE = 0.02, 0.1
 """Causes are named from the first share if their range excludes 1, and from the second if their range is unknown."""
 
-FEWEST = 3
-"""Blocks, runs or sessions that a range needs."""
+FEWEST = 3  # blocks, runs or sessions that a range needs
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,7 @@ def counted(sides: Mapping[str, Setup]) -> Part:
     return Part(COUNTED, log, None if is_borrowed else 0.0, how, "; ".join(words))
 
 
-GEN = 24
-"""Tokens that a trial generates."""
+GEN = 24  # tokens that a trial generates
 
 
 def position(one: Setup) -> float | None:
