@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lab.cli.options import TOKENS
 from lab.core import cost, memory, phases, script
@@ -23,7 +23,7 @@ from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import experiment
-from lab.features.experiment import Option, cell
+from lab.features.experiment import REPEAT, Numbers, Option, cell
 from lab.features.limits import step_kernels
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
@@ -45,13 +45,13 @@ CASE = ["n_prompt", "n_gen", "is_shared", "n_seq"]
 def plan(
     worker: Worker,
     /,
-    sequences: str | int | Sequence[int] = "1,2,4,8,16",
-    prompt_len: str | int | Sequence[int] = "256",
-    gen: int = 32,
-    repeat: int | None = None,
+    sequences: Annotated[Numbers, Option("Numbers of sequences: 1,4,16.", "-s")] = "1,2,4,8,16",
+    prompt_len: Annotated[Numbers, Option("Prompt tokens of each sequence.", "-p")] = "256",
+    gen: Annotated[int, Option("Tokens that each sequence generates.", "-n", type=TOKENS)] = 32,
+    repeat: Annotated[int | None, REPEAT] = None,
     model: str = catalog.DEFAULT,
     *,
-    shared_prompt: bool = False,
+    shared_prompt: Annotated[bool, Option("One prompt, except for its last 16 tokens; it is prefilled once.")] = False,
     **settings: Any,
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
@@ -64,7 +64,7 @@ def plan(
     wanted = experiment.numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
-    made = make_plan(worker, prompt_len, gen, repeat, model, **experiment.for_plan(settings))
+    made = make_plan(worker, prompt_len, gen, repeat, model, **settings)
     if shared_prompt:
         experiment.need_every_position(made.model)
         if min(case.n_prompt for case in made.cases) <= N_OWN:
@@ -262,13 +262,6 @@ EXPERIMENT = experiment.Experiment(
     """,
     lever=Batch,
     plan=plan,
-    options=(
-        Option("sequences", "Numbers of sequences: 1,4,16.", "s"),
-        Option("prompt_len", "Prompt tokens of each sequence.", "p"),
-        Option("gen", "Tokens that each sequence generates.", "n", type=TOKENS),
-        Option("shared_prompt", "All sequences share one prompt except for its last 16 tokens; it is prefilled once."),
-        experiment.REPEAT,
-    ),
     again=_again,
     tables=(TABLE,),
 )

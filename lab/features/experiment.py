@@ -12,10 +12,10 @@ import inspect
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, get_type_hints
 
 import click
 
@@ -45,30 +45,20 @@ if TYPE_CHECKING:
 Asked = ParamSpec("Asked")
 
 
-def for_plan(keywords: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    """The keywords of an experiment that `make_plan` takes."""
-    return {**defaults, **{name: value for name, value in keywords.items() if name != "out"}}
+class Option(NamedTuple):
+    """What the command line says of a parameter of a plan, besides its name and its default."""
 
-
-@dataclass(frozen=True)
-class Option:
-    """An option of the command. Its default is that of the plan's parameter of the same name."""
-
-    name: str
     help: str
     short: str = ""
     metavar: str | None = None
     type: Any = None  # where the default does not tell
-    flag: str = ""  # on the command line, if not the name
-
-    @property
-    def long(self) -> str:
-        return self.flag or self.name.replace("_", "-")
+    flag: str = ""  # if not the parameter's name
 
 
-REPEAT = Option(
-    "repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]", "r", type=int
-)
+Numbers = str | int | Sequence[int]
+"""What an option with several numbers takes: `1,4`, or in Python also 4 or [1, 4]."""
+
+REPEAT = Option("Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]", "-r", type=int)
 
 
 @dataclass(frozen=True)
@@ -92,9 +82,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment. `about` is the help of its command, `again` gives the options that repeat its runs.
+    """An experiment. `about` is the help of its command, whose options are the parameters of `plan` with an Option.
 
-    `lever` is the part of a run that identifies its runs. `through_server` measures it with --url.
+    `lever` is the part of a run that identifies its runs, `again` gives the options that repeat them. `through_server`
+    measures it with --url.
     """
 
     name: str
@@ -102,7 +93,6 @@ class Experiment:
     about: str
     lever: type[Lever]
     plan: Callable[..., Plan]
-    options: tuple[Option, ...]
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
     saves_states: bool = False
@@ -110,14 +100,16 @@ class Experiment:
 
     def as_command(self) -> click.Command:
         """The command: its own options, then those of the engine."""
-        parameters, own, reaching = inspect.signature(self.plan).parameters, list[Any](), list[Any]()
-        for option in self.options:
-            default = parameters[option.name].default if option.name in parameters else None  # one of the settings
-            names = [option.name, f"--{option.long}", *([f"-{option.short}"] if option.short else [])]
-            more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
-            more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
-            own.append(click.option(*names, default=default, **more))
-        own += [MODEL, *([] if any(option.name == "prompt" for option in self.options) else [PROMPT]), *ENGINE]
+        parameters, hints = inspect.signature(self.plan).parameters, get_type_hints(self.plan, include_extras=True)
+        own, flags, reaching = list[Any](), list[str](), list[Any]()
+        for name, parameter in parameters.items():
+            for option in getattr(hints.get(name), "__metadata__", ()):
+                default = parameter.default
+                flags.append(option.flag or name.replace("_", "-"))
+                more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
+                more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
+                own.append(click.option(name, f"--{flags[-1]}", *filter(None, [option.short]), default=default, **more))
+        own += [MODEL, *([] if "prompt" in parameters else [PROMPT]), *ENGINE]
         own += [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
@@ -138,7 +130,7 @@ class Experiment:
             with planning(self.plan, out, self.saves_states) as make:
                 carry_out(make, out, **asked)
 
-        first = ("model", *(option.long for option in self.options))[:6]
+        first = ("model", *flags)[:6]
         return click.command(self.name, cls=Command, first=first, help=self.about)(measure)
 
     def as_kind(self) -> Kind:
@@ -244,7 +236,7 @@ def public(
     return measure
 
 
-def numbers(option: str, asked: str | int | Sequence[int], most: int) -> tuple[int, ...]:
+def numbers(option: str, asked: Numbers, most: int) -> tuple[int, ...]:
     """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else."""
     values = list[int]()
     for part in map(str, [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lab.core import phases, script
 from lab.core.lists import grouped, plural
@@ -26,7 +26,7 @@ from lab.core.record import MIXED, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import experiment
-from lab.features.experiment import Option, cell, ranged
+from lab.features.experiment import REPEAT, Numbers, Option, cell, ranged
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_CHUNKS = "64,256,1024"
+CHUNK = Option(f"Sizes of the chunks: 64,256.  [default: of {DEFAULT_CHUNKS} those up to the prompt]")
 
 MOST_STREAMS = 255  # LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them
 
@@ -83,10 +84,10 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 def plan(
     worker: Worker,
     /,
-    prompt_len: str | int | Sequence[int] = "4096",
-    chunk: str | Sequence[int] | None = None,
-    streams: str | Sequence[int] = "1,4",
-    repeat: int | None = None,
+    prompt_len: Annotated[Numbers, Option("Tokens of the new prompt.", "-p")] = "4096",
+    chunk: Annotated[Numbers | None, CHUNK] = None,
+    streams: Annotated[Numbers, Option("Numbers of sequences that decode: 1,4.")] = "1,4",
+    repeat: Annotated[int | None, REPEAT] = None,
     model: str = catalog.DEFAULT,
     **settings: Any,
 ) -> Plan:
@@ -98,8 +99,7 @@ def plan(
     values.
     """
     of_streams = experiment.numbers("--streams", streams, MOST_STREAMS)
-    keywords = experiment.for_plan(settings, kv_unified="on")
-    made = make_plan(worker, prompt_len, N_GEN, repeat, model, **keywords)
+    made = make_plan(worker, prompt_len, N_GEN, repeat, model, **{"kv_unified": "on", **settings})
     experiment.need_every_position(made.model)
     shortest = min(own.n_prompt for own in made.cases)
     chunks = experiment.numbers("--chunk", DEFAULT_CHUNKS if chunk is None else chunk, 2**30)
@@ -280,12 +280,6 @@ EXPERIMENT = experiment.Experiment(
     """,
     lever=Stall,
     plan=plan,
-    options=(
-        Option("prompt_len", "Tokens of the new prompt.", "p"),
-        Option("chunk", f"Sizes of the chunks: 64,256.  [default: of {DEFAULT_CHUNKS} those up to the prompt]"),
-        Option("streams", "Numbers of sequences that decode: 1,4."),
-        experiment.REPEAT,
-    ),
     again=_again,
     tables=(TABLE,),
 )

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from lab.core import memory, results, script, stats
 from lab.core.lists import grouped, join_and, plural
@@ -71,6 +71,11 @@ BREAKS = {  # what breaks a cache, and what would not
     "shift": "A context that does not fill up",
     "thinking": "Thinking that stays in earlier answers",
 }
+TURN = "Tokens of a message + an answer: 300+150, lognormal:300,0.8+150."
+BREAK = "What breaks the cache: system@6,thinking@2+ (+: from there on)."
+KEEP = "Where the cache is between turns: memory,slot,disk,none."
+REPLAY = "A conversation as JSON lines: role and content of each message."
+
 ROLES = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 MOST_TURNS, MOST_BYTES = 200, 16 << 20  # bytes: of a file to replay
 MOST_TICKS = 16  # numbers of turns below a picture
@@ -227,15 +232,15 @@ def replayed(said: Sequence[str], name: str, breaks: str, count: Callable[[str],
 def plan(
     worker: Worker,
     /,
-    system: int = 500,
-    turn: str = "100+50",
-    turns: int = 8,
-    breaks: str = "",
-    keep: str | Sequence[str] = "memory,none",
-    repeat: int | None = None,
+    system: Annotated[int, Option("Tokens of the system prompt.")] = 500,
+    turn: Annotated[str, Option(TURN, metavar="LENGTHS")] = "100+50",
+    turns: Annotated[int, Option("Number of turns.")] = 8,
+    breaks: Annotated[str, Option(BREAK, metavar="EVENTS", flag="break")] = "",
+    keep: Annotated[str | Sequence[str], Option(KEEP, metavar="PLACES")] = "memory,none",
+    repeat: Annotated[int | None, experiment.REPEAT] = None,
     model: str = catalog.DEFAULT,
     *,
-    replay: str | None = None,
+    replay: Annotated[str | None, Option(REPLAY, metavar="FILE")] = None,
     folder: Path = Path(),
     **settings: Any,
 ) -> Plan:
@@ -252,13 +257,13 @@ def plan(
         raise LabError(f"--keep {','.join(asked)} is not possible.", f"Give some of {','.join(KEEPS)}, each once.")
     if replay:
         said = read_messages(Path(replay))
-        small = make_plan(worker, [16], 2, 1, model, **experiment.for_plan(settings))
+        small = make_plan(worker, [16], 2, 1, model, **settings)
         worker.load(small.file.path, small.settings)
         first = replayed(said, Path(replay).name, breaks, lambda text: len(worker.tokenize(text)))
     else:
         first = lever_of(system, turn, turns, breaks, settings.get("seed") or 0)
     longest, n_last = first.system + sum(first.messages) + sum(first.answers[:-1]), first.answers[-1]
-    made = make_plan(worker, [longest], n_last, repeat, model, **experiment.for_plan(settings))
+    made = make_plan(worker, [longest], n_last, repeat, model, **settings)
     if (most := made.model.n_ctx_train) is not None and longest + n_last > most:
         what = f"The last turn has {longest + n_last:,} tokens; {made.model.name} was trained for {most:,}."
         raise LabError(what, "Give fewer --turns, or a shorter --turn or --system.")
@@ -692,15 +697,6 @@ EXPERIMENT = experiment.Experiment(
     """,
     lever=Turns,
     plan=plan,
-    options=(
-        Option("system", "Tokens of the system prompt."),
-        Option("turn", "Tokens of a message + an answer: 300+150, lognormal:300,0.8+150.", metavar="LENGTHS"),
-        Option("turns", "Number of turns."),
-        Option("breaks", "What breaks the cache: system@6,thinking@2+ (+: from there on).", "", "EVENTS", flag="break"),
-        Option("keep", "Where the cache is between turns: memory,slot,disk,none.", metavar="PLACES"),
-        Option("replay", "A conversation as JSON lines: role and content of each message.", metavar="FILE"),
-        experiment.REPEAT,
-    ),
     again=lambda runs: again([run.turns for run in runs if run.turns]),
     tables=(TABLE,),
     saves_states=True,

@@ -124,7 +124,7 @@ def plan(
         if source.text is None:
             raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
         texts = {source.name: source.text}
-    asked = {"prompt_len": [prompt_len], "gen": gen, **experiment.for_plan(settings)}
+    asked = {"prompt_len": [prompt_len], "gen": gen, **settings}
     variants: list[dict[str, Any]] = [{"model": one} for one in chosen]
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT

@@ -20,7 +20,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lab.cli.options import TOKENS
 from lab.core import phases, script, stats
@@ -30,7 +30,7 @@ from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.features import experiment
-from lab.features.experiment import Option, cell
+from lab.features.experiment import Numbers, Option, cell
 from lab.features.predict.learning import StepPrediction
 from lab.features.speculate import guesses
 from lab.features.speculate.guesses import Chain, StepTimes
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
+DRAFTS = "Where drafts come from: lookup (what followed the same words before) or a model.  [default: lookup]"
+BLOCKS = "Blocks, each with a fresh engine and other prompts.  [default: 6]"
+TEXTS = f"Kinds of text, or a text file.  [default: {DEFAULT_TEXTS}]"
+
 N_TIMES, N_IN_A_ROW = 5, 4
 """Measurements of each step of the curve in a run, and steps of one in each: directly after a large step it is slow."""
 
@@ -58,12 +62,14 @@ MOST_PANELS = 8
 def plan(
     worker: Worker,
     /,
-    draft: str | None = None,
-    draft_len: str | int | Sequence[int] = "1,2,4,8",
-    prompt_len: str | int | Sequence[int] = "256",
-    gen: int = 128,
-    repeat: int | None = None,
+    draft: Annotated[str | None, Option(DRAFTS, metavar="lookup|SPEC")] = None,
+    draft_len: Annotated[Numbers, Option("Lengths of the draft in tokens: 1,2,4 or 1-8.", "-l")] = "1,2,4,8",
+    prompt_len: Annotated[Numbers, Option("Prompt tokens.", "-p")] = "256",
+    gen: Annotated[int, Option("Tokens to generate.", "-n", type=TOKENS)] = 128,
+    repeat: Annotated[int | None, Option(BLOCKS, "-r", type=int)] = None,
     model: str = catalog.DEFAULT,
+    *,
+    prompt: Annotated[str | None, Option(TEXTS, metavar="TEXT")] = None,
     **settings: Any,
 ) -> Plan:
     """Generate with and without drafted tokens, in blocks; returns a record per run.
@@ -75,8 +81,7 @@ def plan(
     (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
     model with random weights only the times of steps are measured. LabError for impossible values.
     """
-    given, is_random = experiment.for_plan(settings), catalog.parse(model).source == catalog.SYNTHETIC
-    prompt: str | None = given.pop("prompt", None)
+    is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and (draft is not None or prompt not in (None, prompts.RANDOM)):
         what = f"{model} has random weights, so the acceptance of drafts says nothing."
         raise LabError(what, "Leave --draft and --prompt out: then only steps are timed.")
@@ -90,7 +95,7 @@ def plan(
     elif prompt and not set(texts) <= set(prompts.own_texts()):
         texts = [prompt]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
-    made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **given)
+    made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **settings)
     lengths = experiment.numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
     longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
@@ -104,7 +109,7 @@ def plan(
     experiment.need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        file = obtain.obtain(catalog.parse(str(draft)), worker, given.get("watch", obtain.silently))
+        file = obtain.obtain(catalog.parse(str(draft)), worker, settings.get("watch", obtain.silently))
         drafting = read_header(worker, file)
         experiment.need_every_position(drafting)
         label, own = (f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model))
@@ -416,18 +421,6 @@ EXPERIMENT = experiment.Experiment(
     """,
     lever=Speculation,
     plan=plan,
-    options=(
-        Option(
-            "draft",
-            "Where drafts come from: lookup (what followed the same words before) or a model.  [default: lookup]",
-            metavar="lookup|SPEC",
-        ),
-        Option("draft_len", "Lengths of the draft in tokens: 1,2,4 or 1-8.", "l"),
-        Option("prompt_len", "Prompt tokens.", "p"),
-        Option("gen", "Tokens to generate.", "n", type=TOKENS),
-        Option("repeat", "Blocks, each with a fresh engine and other prompts.  [default: 6]", "r", type=int),
-        Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
-    ),
     again=_again,
     tables=(TABLE, CURVE),
 )

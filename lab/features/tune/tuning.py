@@ -100,7 +100,7 @@ def plan(
     second of all `users` (throughput). Settings that are given stay fixed. LabError if nothing is left to choose, or if
     the default cannot be measured.
     """
-    budget_s, asked = seconds_of(budget), experiment.for_plan(settings)
+    budget_s, asked = seconds_of(budget), dict(settings)
     if goal not in result.GOALS:
         raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(result.GOALS)}.")
     if goal == result.TPOT and gen < 2:
