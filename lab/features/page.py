@@ -51,13 +51,12 @@ def report(
         lab.report("results/page.html", records, [lab.ceilings()])
 
     `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
-    they show how much sessions vary. Claims are judged again. If ceilings explain plain runs,
-    the page has sliders that predict other requests, unless `explore` is False. LabError if it cannot be written.
+    they show how much sessions vary. Differences smaller than `at_least` are not claimed. Claims are judged again. If
+    ceilings explain plain runs, the page has sliders that predict other requests, unless `explore` is False.
     """
-    path = Path(path)
     text = html(records, ceilings, at_least, others, explore)
-    results.write_whole(path, text.encode("utf-8", errors="replace"), "The report")
-    return path
+    results.write_whole(Path(path), text.encode("utf-8", errors="replace"), "The report")
+    return Path(path)
 
 
 def html(
@@ -67,7 +66,7 @@ def html(
     others: Sequence[Record] = (),
     explore: bool = True,
 ) -> str:
-    """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
+    """The whole page, as for `report`."""
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = table.of_engine(records), table.alone(records)
@@ -136,74 +135,62 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
         return kinds[0].question
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
         return text_results.question(labels)
-    sessions = {one.session: one for one in good}
-    models = Counter(one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions.values())
+    sessions = {one.session: one for one in good}.values()
+    models = Counter(one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions)
     (first, _), *others = models.most_common()
-    machines = {machine.label(one.machine) for one in good}
     of = f"{first} and {plural(len(others), 'other model')}" if others else first
-    where_it_was = f"{len(machines)} machines" if len(machines) > 1 else machines.pop()
     what = plural(len(sessions), "session")
     if len(sessions) == 1:
         what = join_and([kind.title.lower() for kind in kinds])
-    return f"{what[:1].upper()}{what[1:]} of {of} on {where_it_was}"
+    where = text_setup.one_of((machine.label(one.machine) for one in good), "machines")
+    return f"{what[:1].upper()}{what[1:]} of {of} on {where}"
 
 
 def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
-    """Comparisons of setups, or of sessions of one setup: a part for each group with common lengths.
+    """Comparisons of setups, or of sessions of one setup, and whether all are compared with each other.
 
-    Also returns whether all setups are in one group.
+    A group is compared with the first one that shares an experiment and a length; of many groups, also the model.
     """
+    import pandas as pd
+
     try:
         groups = comparison.groups(records)
     except LabError:  # there is only one
         return False, []
-    clusters = _clusters(groups)
-    answers, parts = list[str](), list[Section]()
+    found: list[tuple[set[tuple[Any, ...]], list[Group]]] = []
+    for group in groups:
+        rows, model = group.rows, group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
+        keys = {(model, *measured) for measured in zip(rows.lever.fillna(""), rows.n_prompt, strict=True)}
+        fitting = next((cluster for known, cluster in found if keys & known), None)
+        if fitting is None:
+            found.append((keys, [group]))
+        else:
+            fitting.append(group)
+    clusters = [cluster for _, cluster in found]
+    answers, parts, n_alone = list[str](), list[Section](), sum(len(cluster) == 1 for cluster in clusters)
     for cluster in (cluster for cluster in clusters if len(cluster) > 1):
-        found = comparison.compare_groups(cluster, at_least, spreads)
-        answers += text_compare.answers(found)
-        names = [group.label for group in cluster]
-        differ = text_compare.differences(cluster)
+        if len(clusters) > 1:  # labelled by the differences among them
+            rows = pd.concat([group.rows for group in cluster])
+            cluster = [Group(label, own) for label, own in table.setups(rows)]
+        compared = comparison.compare_groups(cluster, at_least, spreads)
+        answers += text_compare.answers(compared)
+        names, differ = [group.label for group in cluster], text_compare.differences(cluster)
         parts.append(
             Section(
                 "Differences" if differ else "",
                 words=[f"The base is {names[0]}."],
                 headings=["", *names] if differ else [],
                 cells=[[field, *values] for field, values in differ.items()],
-                parts=text_compare.sections(found),
+                parts=text_compare.sections(compared),
             )
         )
-        parts.append(Section(sentences=text_compare.how_compared(cluster, found, at_least)))
-    n_alone = sum(len(cluster) == 1 for cluster in clusters)
+        parts.append(Section(sentences=text_compare.how_compared(cluster, compared, at_least)))
     rest = f"{n_alone} of {len(groups)} setups have no length in common with another setup of their model"
     left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
     title = "Which is faster, and how certain is that?"
     return not n_alone and len(clusters) == 1, [
         Section(title, name="compared", words=left_out, sentences=answers, parts=parts)
     ]
-
-
-def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that share an experiment and a length with the first of each cluster; of many groups, also the model.
-
-    Labelled by the differences among them.
-    """
-    import pandas as pd
-
-    clusters: list[tuple[set[tuple[Any, ...]], list[Group]]] = []
-    for group in groups:
-        rows, model = group.rows, group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
-        levers = [lever if isinstance(lever, str) else "" for lever in rows.lever]
-        keys = {(model, *measured) for measured in zip(levers, rows.n_prompt, strict=True)}
-        fitting = next((cluster for known, cluster in clusters if keys & known), None)
-        if fitting is None:
-            clusters.append((keys, [group]))
-        else:
-            fitting.append(group)
-    if len(clusters) == 1:
-        return [clusters[0][1]]
-    all_rows = [pd.concat([group.rows for group in cluster]) for _, cluster in clusters]
-    return [[Group(label, own) for label, own in table.setups(rows)] for rows in all_rows]
 
 
 def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
@@ -243,11 +230,10 @@ def _facts(one: Record | RequestRecord) -> dict[str, str]:
         facts = text_setup.facts(one.machine, one.model)
         if one.model.source == "synthetic":
             facts["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
-        chosen = as_options.asked(one.settings)
-        words = [shell.join(*as_options.option(name, value)) for name, value in chosen.items()]
+        words = [shell.join(*as_options.option(name, value)) for name, value in as_options.asked(one.settings).items()]
         return facts | {"settings": f"{' '.join(words) or 'none'}; else the defaults"}
     endpoint, own = one.endpoint, one.endpoint.settings
-    named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
+    named = " ".join(filter(None, [endpoint.server or "an unnamed server", endpoint.version]))
     facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
     if own:
         slots = f"{own.n_slots} slots" if own.n_slots else ""

@@ -29,25 +29,24 @@ FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decod
 def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
 
-         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
+        lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-     A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
-     its own figures (core/phases.py). `j_per_token` is the energy of the whole run, with everything
-     that ran on what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
-    ; a request of a load has the load's description in `lever`.
+    A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
+    its own figures (core/phases.py). `j_per_token` is the energy of the whole run, with everything that ran on what
+    `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...; a request of a load has
+    the load's description in `lever`.
     """
     import pandas as pd
 
     made = []
     for index, record in enumerate(records):
         if isinstance(record, RequestRecord):
-            own = [request_row(record, index)]
+            made.append(request_row(record, index))
         else:
-            own = [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
-        for row in own:
-            if row["status"] != OK:
-                row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, float("nan"))
-        made += own
+            made += [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
+    for row in made:
+        if row["status"] != OK:
+            row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, float("nan"))
     rows = pd.DataFrame(made)
     if "server" in rows:  # requests can lack these
         absent = [name for name in ("engine", *FIGURES, "j_per_token", "energy_of") if name not in rows]
@@ -61,12 +60,30 @@ def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     `itl_ms` is NaN for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
     `ready_s` is the time of submission, except for the last step.
 
-    lab.steps(records).groupby("kind").compute_ms.median()
+        lab.steps(records).groupby("kind").compute_ms.median()
     """
+    import numpy as np
     import pandas as pd
 
-    of_engine = ((index, record) for index, record in enumerate(records) if isinstance(record, Record))
-    parts = [_step_rows(record, index) for index, record in of_engine if record.run.steps.kind]
+    parts = []
+    for index, record in enumerate(records):
+        if not isinstance(record, Record) or not record.run.steps.kind:
+            continue
+        own = record.run.steps.frame()
+        decodes, number = own.kind == DECODE, own.index
+        first_token = decodes.shift(-1, fill_value=True)  # a prefill step that a token came out of
+        since_prefill = number - number.where(~decodes, 0).to_series().cummax().to_numpy()
+        is_untimed = (own.kind == PREFILL) & (not phases.times_prefill_steps(record.settings))
+        columns = {
+            **_common(record, index),
+            "kind": own.kind,
+            "generated": np.where(decodes | first_token, since_prefill + 1, 0),  # 1: it came out of prefill
+            **{name: own[name] for name in ("n_tokens", "n_past", "n_seq", "n_outputs")},
+            **{f"{name}_s": own[f"{name}_ns"] * 1e-9 for name in ("start", "ready", "end")},
+            "compute_ms": ((own.ready_ns - own.start_ns) * 1e-6).mask(is_untimed),
+            "itl_ms": (own.end_ns.diff().fillna(own.end_ns) * 1e-6).where(decodes),
+        }
+        parts.append(pd.DataFrame(columns, index=number))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -131,74 +148,46 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     return list(zip(text_setup.labels(table, [rows.iloc[0] for rows in groups]), groups, strict=True))
 
 
+def _common(record: Record, index: int) -> dict[str, Any]:
+    """What the rows of a run and of its steps have in common."""
+    run = record.run
+    return {
+        "run": index,
+        "session": record.session,
+        **text_setup.of_run(record),
+        **{name: getattr(run, name) for name in ("n_prompt", "n_gen", "repeat", "warmup")},
+        "disturbed": bool(disturbances.disturbances(record)),
+        "lever": None if run.lever is None else run.lever.words,
+    }
+
+
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
+    """A run, or a sweep's part up to a length."""
     prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
+    compute = phases.decode_compute_mean_ns(run)
     if run.lever is not None:  # an experiment has phases of its own
-        prefill = ttft = tpot = None
+        prefill = ttft = tpot = compute = None
     joules: dict[str, float] = {}  # by what they cover; graphics cards count where the build can compute on one
     if run.status == OK and run.lever is None and record.run.every is None and run.noise:
         has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
         joules = {kind: value for kind, value in (run.noise.joules or {}).items() if has_gpu or kind != GPU}
-    row = {
-        "run": index,
-        "session": record.session,
-        **text_setup.of_run(record),
+    return {
+        **_common(record, index),
         "n_prompt": run.n_prompt,
-        "n_gen": run.n_gen,
-        "repeat": run.repeat,
-        "block": run.block,
-        "engine": run.engine,
+        **{name: getattr(run, name) for name in ("block", "engine", "status", "error", "started_at")},
         "virtual": record.machine.virtual,
-        "power": record.machine.power,
-        "warmup": run.warmup,
-        "disturbed": bool(disturbances.disturbances(record)),
-        "status": run.status,
-        "error": run.error,
-        "started_at": run.started_at,
         "prefill_s": or_nan(prefill, 1e-9),
         "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
         "ttft_s": or_nan(ttft, 1e-9),
         "tpot_ms": or_nan(tpot, 1e-6),
         "decode_tps": 1e9 / tpot if tpot else float("nan"),
-        "decode_ms": or_nan(phases.decode_compute_mean_ns(run) if run.lever is None else None, 1e-6),
+        "decode_ms": or_nan(compute, 1e-6),
         "e2e_s": or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
-        "lever": None if run.lever is None else run.lever.words,
         "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
         "energy_of": " + ".join(joules) or None,
+        **phases.figures(run),
     }
-    return row | phases.figures(run)
-
-
-def _step_rows(record: Record, index: int) -> pd.DataFrame:
-    import numpy as np
-    import pandas as pd
-
-    run, steps = record.run, record.run.steps.frame()
-    decodes, number = steps.kind == DECODE, steps.index
-    first_token = decodes.shift(-1, fill_value=True)  # a prefill step that a token came out of
-    since_prefill = number - number.where(~decodes, 0).to_series().cummax().to_numpy()
-    is_untimed = (steps.kind == PREFILL) & (not phases.times_prefill_steps(record.settings))
-    of_run = {
-        "run": index,
-        "session": record.session,
-        **text_setup.of_run(record),
-        "n_prompt": run.n_prompt,
-        "n_gen": run.n_gen,
-        "repeat": run.repeat,
-        "warmup": run.warmup,
-        "disturbed": bool(disturbances.disturbances(record)),
-        "lever": None if run.lever is None else run.lever.words,
-    }
-    own = {
-        "kind": steps.kind,
-        "generated": np.where(decodes | first_token, since_prefill + 1, 0),  # 1: it came out of prefill
-        **{name: steps[name] for name in ("n_tokens", "n_past", "n_seq", "n_outputs")},
-        **{f"{name}_s": steps[f"{name}_ns"] * 1e-9 for name in ("start", "ready", "end")},
-        "compute_ms": ((steps.ready_ns - steps.start_ns) * 1e-6).mask(is_untimed),
-        "itl_ms": (steps.end_ns.diff().fillna(steps.end_ns) * 1e-6).where(decodes),
-    }
-    return pd.DataFrame(of_run | own, index=number)
 
 
 REQUEST_FIGURES = (

@@ -36,13 +36,11 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     kind, power = ", virtual machine" if here.virtual else "", f", on {here.power}" if here.power else ""
     texts = {"machine": f"{machine.label(here)}{ram}{kind}{power}{f'; {here.os}' if here.os else ''}"}
     if here.llama_cpp_python:
-        devices = machine.accelerators(here.devices)
-        offload = ", ".join(f"{machine.describe_device(device)} ({device.name})" for device in devices)
-        commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
-        commit = commit.replace("-dirty", ", patched")
+        named = [f"{machine.describe_device(one)} ({one.name})" for one in machine.accelerators(here.devices)]
+        commit = f" (llama.cpp {here.llama_cpp_commit.replace('-dirty', ', patched')})" if here.llama_cpp_commit else ""
         lib = f", libraries of {here.lib}" if here.lib else ""
-        computes_on = offload or "the CPU (this build finds no GPU)"
-        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {computes_on}"
+        offload = ", ".join(named) or "the CPU (this build finds no GPU)"
+        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {offload}"
     if model:
         parts = [
             f"{model.name} {model.quantization or ''}".strip(),
@@ -65,6 +63,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         cases = json.loads(to_json([one | two for one, two in zip(known, more, strict=True)]))
         print_json({"cases": cases, "repeat": plan.n_repeat, "settings": settings, "places": placed})
         return
+
     out, grid = console(), Grid("case", "runs", "KV cache MB", "memory MB", "note")
     rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.cases[0].n_gen, "token")
     out.print(f"\nPlan: {rounds}, {tokens} generated per sequence; memory is an estimate")
@@ -75,7 +74,10 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if placed:
         grid = Grid("device", "layers", *(f"{name} MB" for name in SIZES))
         for row in placed:
-            layers = "not estimated" if row["layers"] is None else layers_in_words(row["layers"], plan.model.n_layer)
+            own = [number for number in row["layers"] or () if number != plan.model.n_layer]  # they follow each other
+            words = [f"{own[0]}-{own[-1]}"] if own else []
+            words += ["output"] * (plan.model.n_layer in (row["layers"] or ()))  # that after the last one
+            layers = "not estimated" if row["layers"] is None else ", ".join(words) or "none"
             grid.add_row(row["device"], layers, *(megabytes(row[f"{size}_bytes"]) for size in SIZES.values()))
         out.print(grid)
     out.print(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None))
@@ -111,13 +113,6 @@ def notes(plan: Plan) -> list[str]:
         names = "; ".join(case.name for case in plan.refused)
         sentences.append(f"{names} will be skipped: {' '.join(plan.refused.values())}")
     return sentences
-
-
-def layers_in_words(layers: Sequence[int], n_layer: int | None) -> str:
-    """`0-15, output`: layers of a device, which follow each other; that after the last one is the output."""
-    plain = [number for number in layers if number != n_layer]
-    words = [f"{plain[0]}-{plain[-1]}"] if plain else []
-    return ", ".join([*words, "output"] if n_layer in layers else words) or "none"
 
 
 def megabytes(n_bytes: float | None) -> str:
@@ -224,14 +219,12 @@ def model_label(record: Record) -> str:
 def of_run(record: Record) -> dict[str, Any]:
     """The setup of a run; None for what the record does not contain."""
     settings, here = record.settings, record.machine
-    shared = [name for name in SETUP if hasattr(settings, name) and name not in ("flash_attn", "devices", *PLACING)]
-    own: dict[str, Any] = {name: getattr(settings, name) for name in shared}
+    own = {name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "devices"}
     own |= {name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if own[name] < 0}
     for name in PLACING:  # lists as one string; None: llama.cpp chooses
         value = getattr(settings, settings_table()[name].record_name or name)
-        if isinstance(value, tuple):
-            value = ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
-        own[name] = value
+        is_list = isinstance(value, tuple)
+        own[name] = ",".join(f"{part:g}" if isinstance(part, float) else part for part in value) if is_list else value
     return {
         "model": model_label(record),
         "machine": machine.label(here, settings) + (" (imported)" if record.run.totals else ""),
@@ -244,8 +237,8 @@ def of_run(record: Record) -> dict[str, Any]:
         "llama_cpp_python": here.llama_cpp_python,
         "llama_cpp_commit": here.llama_cpp_commit,
         "system_info": here.system_info,
-        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         **own,
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         "prefill_wait": settings.prefill_wait or "step",
         "sweep_every": record.run.every,
         "variant": record.run.variant,
