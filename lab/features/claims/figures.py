@@ -93,10 +93,7 @@ class Evidence:
 
 
 def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
-    """The cache and the times of a conversation's last turn; None and NaN for other runs.
-
-    The share of TTFT of each of its computed tokens is over that of the first turn, which has no cache.
-    """
+    """The cache and the times of a conversation's last turn; None and NaN for other runs."""
     lever = record.run.turns
     if lever is None or (of_turns := turns.figures(record.run.steps.frame(), lever)).empty:
         return None, math.nan, math.nan, math.nan

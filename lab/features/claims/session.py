@@ -101,10 +101,7 @@ def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
 
 
 def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> Session:
-    """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all.
-
-    `folder` is that of the results, where ceilings may be kept.
-    """
+    """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all."""
     base = make_plan(worker, [1], 1, 1, **settings)
     needed = {part for claim in chosen for part in claim["parts"]}
     planned, problems, todo = dict[str, dict[str, Plan]](), dict[str, LabError](), list[Probe]()
@@ -152,10 +149,7 @@ def execute(
     announce: Callable[[str], None],
     new_worker: Callable[[], Worker] = Worker,
 ) -> Iterator[Record]:
-    """Measure the missing ceilings, then each part; every run is in `path` as soon as it ends.
-
-    `announce` is called with a line when a part begins. LabError only if the results cannot be written.
-    """
+    """Measure the missing ceilings, then each part, which is announced; every run is in `path` as soon as it ends."""
     base, n_starts = planned.base, 1
     here = probing.place_of(base.machine, base.model, base.settings)
 

@@ -137,10 +137,7 @@ def default_spread(run: Any) -> Spread:
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
-    """The spread of every (machine, figure) with enough sessions of one setup in `records`.
-
-    Sessions with at least half of their runs disturbed are left out.
-    """
+    """The spread of every (machine, figure) with enough sessions of one setup that were not disturbed for the most."""
     rows = table.measured(table.runs(records)) if records else None
     if rows is None or rows.empty:
         return {}
@@ -215,11 +212,7 @@ def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
-    """The fields of the setup in which groups differ, with each group's value; None: see `text_setup.unset`.
-
-    Fields that only engines or only servers have are left out if all of those agree. Of llama.cpp's list of flags only
-    those that not all groups have are named.
-    """
+    """The fields of the setup in which groups differ, with each group's value; None: see `text_setup.unset`."""
     served, values = [text_setup.is_request(group.rows.iloc[0]) for group in setups], dict[str, list[Any]]()
     for name in text_setup.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python

@@ -153,11 +153,7 @@ def block(
     n_turns: int,
     apart: bool = False,
 ) -> Generator[Record, None, tuple[Run, int]]:
-    """The runs of one block, in random order and then in reverse: each is appended to `path` and yielded as a record.
-
-    A failed run ends the block. Returns the last run, and after how many crashes its variant should be abandoned. The
-    plans keep the checksum of their file. `apart`: the variants run one after the other, and only one is loaded.
-    """
+    """The runs of one block, in random order and then in reverse. A failed run ends it; returns the last run."""
     names = chance.sample(list(plans), len(plans))
     places = list(range(len(plans[names[0]].cases)))
     chance.shuffle(places)

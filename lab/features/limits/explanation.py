@@ -160,10 +160,7 @@ LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "o
 
 
 class Advice(NamedTuple):
-    """What is predicted to be faster: in words, with its figures, and the command that tries it.
-
-    Without a command the lab cannot download or make that model.
-    """
+    """What is predicted to be faster: in words, with its figures, and the command that tries it, if there is one."""
 
     words: str
     command: str | None
@@ -175,10 +172,7 @@ Change = tuple[str, Model, Settings, tuple[str, object, object] | None]
 
 
 def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
-    """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
-
-    A gain is that of the length where it is largest. The commands measure the predicted case.
-    """
+    """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing."""
     rows, found = rows[rows.doubts.map(shown.may_promise)], list[tuple[float, Advice]]()
     said = {PREFILL: "prefill of {:,} tokens", DECODE: "decode after {:,} tokens"}
     for words, model, settings, changed in _changes(rows, record, ceilings):
@@ -395,10 +389,7 @@ def of_ceilings(ceilings: Ceilings) -> Section:
 
 
 def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True) -> Section:
-    """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits, changes and parts.
-
-    `data` is the document of --json. LabError if there is nothing to explain, or a ceiling is missing.
-    """
+    """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits, changes and parts."""
     rows, first = explain(records, ceilings), records[0]
     changes = levers(rows, first, ceilings) if has_advice else []
     tried = experiments(rows, records, ceilings) if has_advice else []

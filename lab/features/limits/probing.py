@@ -45,10 +45,7 @@ CPU = "CPU"  # what llama.cpp calls the device whose name is None here
 
 @dataclass(frozen=True)
 class Where:
-    """What ceilings are measured of and looked for: a machine with its build, and devices of it by name.
-
-    `repack` is that of Settings: whether the CPU has its weights in layouts of its own kernels.
-    """
+    """What ceilings are measured of: a machine with its build, devices by name, and `repack` as in Settings."""
 
     machine: Machine
     devices: tuple[str | None, ...] = (None,)
@@ -179,10 +176,7 @@ def measure(
     watch_file: Any = None,
     **asked: Any,
 ) -> Ceilings:
-    """Measure the probes of a model that `folder` does not answer (with `again` all), and return all its ceilings.
-
-    KeyboardInterrupt after the kernels that were measured whole are kept, and what is missing is said.
-    """
+    """Measure the probes of a model that `folder` does not answer (with `again` all), and return all its ceilings."""
     from lab.show import text_setup
 
     with Worker() as worker:
@@ -207,10 +201,7 @@ def measure(
 
 
 def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
-    """What to measure for a model on a device: its weight types (and `types`) by columns, attention, and copies.
-
-    LabError where the header does not tell the shape, and for types that cannot be.
-    """
+    """What to measure for a model on a device: its weight types (and `types`) by columns, attention, and copies."""
     known, layers = shape.matrices(model), shape.heads(model)
     if known is None or layers is None:
         reason = f" ({model.uncounted})" if model.uncounted else ""
@@ -270,10 +261,7 @@ def _shapes(model: Model) -> list[list[Matrix]]:
 
 
 def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix]:
-    """The model's largest matrix of its layers (and of its experts) that could be packed in a type.
-
-    LabError where none can.
-    """
+    """The model's largest matrix of its layers (and of its experts) that could be packed in a type, or a LabError."""
     if kind not in BLOCKS or kind == "F32":
         raise LabError(f"{kind} is not a weight type that the lab can probe.", f"Known: {', '.join(BLOCKS)}.")
     fitting = [m for m in known if m.part not in (OUTPUT, EMBEDDING) and m.columns % BLOCKS[kind][0] == 0]
@@ -288,10 +276,7 @@ def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix
 
 
 def _attention(model: Model, settings: Settings, heads: shape.Heads, device: str | None) -> list[Probe]:
-    """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers.
-
-    Without flash attention where settings say so and the cache is not packed, at lengths whose scores fit a pass.
-    """
+    """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers."""
     head_dim, kind = model.head_dim or 0, settings.type_k.upper()
     n_weights, n_bytes = BLOCKS.get(kind, (1, 4))
     is_plain = settings.flash_attn == "off" and kind in UNPACKED and settings.type_k == settings.type_v
@@ -456,10 +441,7 @@ def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceil
 
 
 def known(given: Sequence[Ceilings], where: Where) -> Ceilings | None:
-    """What was measured there with this build, of `given` the best of each probe; None where nothing was.
-
-    Of a GPU and the CPU: those of the first, with `others`; None where one was not measured, and for several GPUs.
-    """
+    """What was measured there with this build, of `given` the best of each probe; None where something is missing."""
     found = list[Ceilings]()
     for name in where.devices:
         place = dataclasses.replace(where, devices=(name,))

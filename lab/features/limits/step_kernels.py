@@ -200,10 +200,7 @@ def attention_s_per_flop(
 def attention_points(
     ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, is_flash: bool
 ) -> dict[int, dict[int, float]]:
-    """Best times of attention per FLOP by queries and positions.
-
-    Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
-    """
+    """Best times of attention (plain, if it was probed and not `is_flash`) per FLOP by queries and positions."""
     for op in [ATTENTION] if is_flash else [PLAIN_ATTENTION, ATTENTION]:
         size = heads.n_head, model.head_dim or 1, heads.n_head_kv
         if by_shape := _by_shape(ceilings, op, kind, n_threads, *size):

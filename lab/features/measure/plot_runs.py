@@ -235,10 +235,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
 
 
 def drawings(records: Records, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
-    """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep.
-
-    Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
-    """
+    """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep."""
     timed = [one for one in table.of_engine(records) if one.run.is_timed and one.run.lever is None]
     plain = [one for one in timed if not one.run.every]
     good = [one for one in table.alone(records) if table.went_well(one)]

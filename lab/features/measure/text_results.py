@@ -101,10 +101,7 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
 
 
 def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bool) -> Section:
-    """Medians of one setup and n_gen (a summary), with intervals or ranges.
-
-    Without `details` TTFT is left out, which is prefill and one sampling, and a long sweep shows MOST_ROWS lengths.
-    """
+    """Medians of one setup and n_gen (a summary), with intervals or ranges."""
     n, is_sweep, first = len(rows), records[0].run.every is not None, records[0]
     notes = [MEANINGS] if rows.tpot_ms.notna().any() else []
     left_out = {"first_output_s", "stall_ms", "j_per_token"} - set(rows)

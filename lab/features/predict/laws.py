@@ -134,10 +134,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
 
 
 def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Learned) -> Numbers:
-    """The law of `prediction.here`: seconds of kernels, and the fit with its errors and points.
-
-    LabError if a kernel was not probed, and for layers on a GPU and the CPU.
-    """
+    """The law of `prediction.here`: seconds of kernels, and the fit with its errors and points. LabError without it."""
     if ceilings.others:
         raise LabError("A page does not explore a model on several devices.", "Predict single lengths: lab predict")
     best, n_ubatch = step_kernels.roof(ceilings), max(1, settings.n_ubatch)

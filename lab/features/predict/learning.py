@@ -95,10 +95,7 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """The median of the runs of one setup at one length: seconds of prefill, or of one decode step.
-
-    Undisturbed runs count if there are any. One run is a point too, before it is merged with its repeats.
-    """
+    """The median of the undisturbed runs of one setup at one length: seconds of prefill, or of one decode step."""
 
     n_prompt: int
     case: Case
@@ -199,10 +196,7 @@ class Learned:
         return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
 
     def variance(self, phase: str, way: str) -> float:
-        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups.
-
-        Between sessions: the squared deviations of each session's medians from those of all.
-        """
+        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups."""
         squares: dict[str, list[float]] = {}
         if way == SESSION:
             for point in (point for point in self.points if point.case.phase == phase and len(point.by_session) > 1):
