@@ -42,12 +42,18 @@ from tests.conftest import MACHINE, make_record, run_lab
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 LOAD = Load(arrivals=CLOSED, concurrency=1, round=0, warmup_s=1, duration_s=4, lengths="10 + 5 tokens", seed=1, slo=SLO)
-OPEN = dataclasses.replace(LOAD, arrivals=POISSON, concurrency=None, rate=2.0)
-FOUR, AGAIN, BUSY = (
-    dataclasses.replace(LOAD, concurrency=4),
-    dataclasses.replace(LOAD, round=1),
-    dataclasses.replace(OPEN, rate=10.0),
-)
+
+
+def of(**changes: Any) -> Load:
+    """A load as LOAD, with changes."""
+    return dataclasses.replace(LOAD, **changes)
+
+
+def at(rate: float, **changes: Any) -> Load:
+    return of(arrivals=POISSON, concurrency=None, rate=rate, **changes)
+
+
+OPEN, BUSY, TWO, FOUR = at(2.0), at(10.0), of(concurrency=2), of(concurrency=4)
 
 
 def planted(
@@ -72,14 +78,8 @@ UNCOUNTED = dataclasses.replace(planted(2).events, n_tokens=None)
 
 
 def failed(at_s: float, load: Load = LOAD, failure: str = TIMEOUT, failed_ns: int = 0, **changes: Any) -> Request:
-    own: dict[str, Any] = {
-        "failure": failure,
-        "failed_ns": failed_ns,
-        "events": Events(),
-        "usage": None,
-        "ended_ns": None,
-    }
-    return planted(at_s, load, status=FAILED, **own, **changes)
+    own: dict[str, Any] = {"failure": failure, "failed_ns": failed_ns, "ended_ns": None}
+    return planted(at_s, load, status=FAILED, events=Events(), usage=None, **own, **changes)
 
 
 def arms_of(*requests: Request) -> list[SimpleNamespace]:
@@ -87,9 +87,7 @@ def arms_of(*requests: Request) -> list[SimpleNamespace]:
 
 
 def arm(*requests: Request) -> SimpleNamespace:
-    """The figures of requests of one arm."""
-    (only,) = arms_of(*requests)
-    return only
+    return arms_of(*requests)[0]
 
 
 def spaced(n: int, load: Load = LOAD, **changes: Any) -> list[Request]:
@@ -105,12 +103,8 @@ def test_tokens_count_that_arrived_inside_the_window() -> None:
     rows = load_figures.frame([planted(at_s, OPEN) for at_s in (0, 0.8, 2, 4.85, 5)])
     # 0.9, 0.95 are of the warm-up, 1.0 is in the window; 4.95 is in the window, 5.0 is behind it
     assert list(rows.n_in_window) == [0, 3, 5, 1, 0]
-    only = arm(planted(0.8, OPEN), planted(2, OPEN), planted(4.85, OPEN))
-    assert only.tokens_tps == (3 + 5 + 1) / 4
-    assert only.requests_ps == 2 / 4  # the last one ends at 5.15 s
     bundled = load_figures.row(planted(0.8, events=UNCOUNTED, usage=Usage(completion_tokens=20)))
     assert bundled["n_in_window"] == 12
-    assert math.isnan(arm(planted(2, events=UNCOUNTED, usage=None), planted(5)).tokens_tps)
 
 
 @pytest.mark.parametrize(
@@ -127,66 +121,72 @@ def test_a_request_belongs_to_the_window_in_which_it_was_due(requests: list[Requ
     assert [round(at_s, 6) for at_s in rows.at_s[rows.inside]] == due_s
 
 
-def test_a_round_that_was_given_up_counts_only_where_there_is_no_other() -> None:
-    cut = [planted(at_s) for at_s in (0.0, 1.5, 2.0)]  # nobody asked after 2.3 s
-    only = arm(*cut)
-    assert only.n_cut_off == 1 and only.window_s == [pytest.approx(2.3 - 1)]
-    both = arm(*cut, planted(1.5, AGAIN), planted(4.9, AGAIN))
-    assert (both.n_cut_off, both.n_rounds, both.n) == (1, 1, 2)
-    hung = arm(planted(0.5), planted(2), failed(3, failed_ns=60 * 10**9))
-    assert (hung.n_cut_off, hung.n) == (0, 2)
-    # of an open loop only the last round, and only where chance does not explain the pause
-    assert [arm(planted(1, BUSY), planted(at_s, BUSY)).n_cut_off for at_s in (4.3, 3)] == [0, 1]
-    assert arm(planted(1, OPEN), planted(3, OPEN)).n_cut_off == 0
-    later = dataclasses.replace(BUSY, round=1)
-    assert arm(planted(1, BUSY), planted(3, BUSY), planted(4.9, later)).n_cut_off == 0
+WARM = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=3)
+LONG = Asked(n_prompt=10, n_gen=9, load=LOAD)
+CUT = [planted(at_s) for at_s in (0.0, 1.5, 2.0)]  # nobody asked after 2.3 s
+TOGETHER = [
+    planted(i, FOUR, 0.5, timings=ServerTimings(n_prompt=10, prompt_ms=400)) for i in range(6) for _ in range(4)
+]
+"""As llama-server reports it: 400 ms for each of four prompts in one step."""
+WAVES = [[planted(shift_s + 0.3 * wave, TWO) for wave in range(18) for _ in range(2)] for shift_s in (0, 0.1, 0.2)]
+"""Two users, answers of 0.3 s with 5 tokens: 6.67 answers and 33.3 tokens per second."""
+BOUND = planted(2, events=UNCOUNTED, usage=Usage(completion_tokens=9))
+UNKNOWN = planted(2, events=UNCOUNTED, usage=None)
+
+FIGURES: list[tuple[list[Request], dict[str, Any]]] = [
+    # the last one ends at 5.15 s
+    ([planted(0.8, OPEN), planted(2, OPEN), planted(4.85, OPEN)], {"tokens_tps": 9 / 4, "requests_ps": 2 / 4}),
+    # a round that was given up counts only where there is no other; one that hung was not given up
+    (CUT, {"n_cut_off": 1, "window_s": [2.3 - 1]}),
+    ([*CUT, planted(1.5, of(round=1)), planted(4.9, of(round=1))], {"n_cut_off": 1, "n_rounds": 1, "n": 2}),
+    ([planted(0.5), planted(2), failed(3, failed_ns=60 * 10**9)], {"n_cut_off": 0, "n": 2}),
+    # of an open loop only the last round can be, and only where chance does not explain the pause
+    ([planted(1, BUSY), planted(4.3, BUSY)], {"n_cut_off": 0}),
+    ([planted(1, BUSY), planted(3, BUSY)], {"n_cut_off": 1}),
+    ([planted(1, OPEN), planted(3, OPEN)], {"n_cut_off": 0}),
+    ([planted(1, BUSY), planted(3, BUSY), planted(4.9, at(10, round=1))], {"n_cut_off": 0}),
+    # percentiles are values that were measured, and say how many are beyond; nothing is beyond the 99th of 99
+    (with_ttft([0.001 * i for i in range(200, 0, -1)]), {"ttft_n": 200, "ttft_median_s": 0.1005, "ttft_p95_s": 0.19}),
+    (with_ttft([0.001 * i for i in range(200, 0, -1)]), {"ttft_p95_beyond": 10, "ttft_p99_beyond": 2}),
+    (with_ttft([0.001 * i for i in range(1, 100)]), {"ttft_p95_s": 0.095, "ttft_p99_s": math.nan}),
+    # waits of an open loop count from the intended time
+    (
+        [planted(2.5, OPEN, 0.1, scheduled_ns=2 * 10**9), planted(4.9, OPEN, 0.1)],
+        {"ttft_median_s": 0.35, "e2e_median_s": 0.55, "late_most_s": 0.5, "attainment": 0.5},
+    ),
+    # failures count as bad and not as latencies
+    (
+        [*spaced(8, OPEN), failed(2, OPEN), failed(2.1, OPEN), failed(3, OPEN, RATE_LIMITED), failed(0.5, OPEN)],
+        {"n": 11, "n_ok": 8, "ttft_n": 8, "failures": {TIMEOUT: 2, RATE_LIMITED: 1}, "goodput_ps": 2},
+    ),
+    # rates of a closed loop do not depend on where the window cuts its waves; a failure takes its time, and a pause
+    *((waves, {"requests_ps": 2 / 0.3, "tokens_tps": 10 / 0.3}) for waves in WAVES),
+    ([*WAVES[0], failed(2.0, TWO, RATE_LIMITED)], {"requests_ps": 2 * 26 / (26 * 0.3 + 0.25)}),
+    # without the number of tokens in an event TPOT is a bound, and without a count unknown
+    ([BOUND, failed(5.1)], {"tpot_is_bound": True, "user_tps": math.nan, "tpot_median_s": 0.05}),
+    ([UNKNOWN, planted(5.1)], {"attainment": 0, "tpot_n": 0, "tokens_tps": math.nan}),
+    # a rate has an interval: t(1) at 95 %, 6 requests in a round
+    (
+        [*spaced(8, OPEN), *spaced(4, at(2, round=1))],
+        {"tokens_tps": 7.5, "tokens_tps_low": 0, "tokens_tps_high": 7.5 + 6.31375 * 2.5 + 7.5 / 12, "user_tps": 20},
+    ),
+    # a truncated answer is not a good one
+    (
+        [*(planted(1 + i, asked=LONG, finish_reason="length") for i in range(2)), planted(3), planted(4)],
+        {"n": 4, "attainment": 0.5, "e2e_n": 2, "ttft_n": 4},
+    ),
+    # prompts that are computed together count once as prefill
+    (TOGETHER, {"share_prefill": 0.4, "share_decode": 0.3, "share_idle": 0.3}),
+    ([*TOGETHER, failed(2, FOUR, REFUSED)], {"share_prefill": 0.4, "share_decode": 0.3, "share_idle": 0.3}),
+    ([*TOGETHER, planted(2, FOUR)], {"share_prefill": math.nan, "share_idle": 0.3}),
+]
 
 
-def test_percentiles_are_values_that_were_measured_and_say_how_many_are_beyond() -> None:
-    one = arm(*with_ttft([0.001 * i for i in range(200, 0, -1)]))
-    assert (one.ttft_n, one.ttft_median_s) == (200, pytest.approx(0.1005))
-    assert (one.ttft_p95_s, one.ttft_p95_beyond, one.ttft_p99_s, one.ttft_p99_beyond) == (0.19, 10, 0.198, 2)
-    few = arm(*with_ttft([0.001 * i for i in range(1, 100)]))
-    assert (few.ttft_p95_s, few.ttft_p95_beyond) == (0.095, 4)
-    assert math.isnan(few.ttft_p99_s)  # nothing is beyond the 99th of 99
-
-
-def test_in_an_open_loop_waits_count_from_the_intended_time() -> None:
-    shown = arm(planted(2.5, OPEN, 0.1, scheduled_ns=2_000_000_000), planted(4.9, OPEN, 0.1))
-    assert (shown.ttft_median_s, shown.e2e_median_s) == pytest.approx((0.35, 0.55))
-    assert (shown.late_most_s, shown.attainment) == pytest.approx((0.5, 0.5))  # 0.6 s is too long
-
-
-def test_failures_count_as_bad_and_not_as_latencies() -> None:
-    shown = arm(*spaced(8, OPEN), failed(2, OPEN), failed(2.1, OPEN), failed(3, OPEN, RATE_LIMITED), failed(0.5, OPEN))
-    assert (shown.n, shown.n_ok, shown.ttft_n, shown.failures) == (11, 8, 8, {TIMEOUT: 2, RATE_LIMITED: 1})
-    assert (shown.attainment, shown.goodput_ps) == (8 / 11, 8 / 4)
-
-
-def test_rates_of_a_closed_loop_do_not_depend_on_where_the_window_cuts_its_waves() -> None:
-    """Two users, answers of 0.3 s with 5 tokens: 6.67 answers and 33.3 tokens per second."""
-    load = dataclasses.replace(LOAD, concurrency=2)
-    for shift_s in (0.0, 0.1, 0.2):
-        waves = [planted(shift_s + 0.3 * wave, load) for wave in range(18) for _ in range(2)]
-        shown = arm(*waves)
-        assert (shown.requests_ps, shown.tokens_tps) == pytest.approx((2 / 0.3, 10 / 0.3))
-        late = arm(*waves, failed(2.0, load, RATE_LIMITED))
-        assert late.requests_ps < 2 / 0.3  # a failure takes its time, and the pause after
-
-
-def test_tpot_is_a_bound_where_nobody_says_how_many_tokens_are_in_an_event_or_keeps_no_limit() -> None:
-    shown = arm(planted(2, events=UNCOUNTED, usage=Usage(completion_tokens=9)), failed(5.1))
-    assert shown.tpot_is_bound and math.isnan(shown.user_tps) and shown.tpot_median_s == pytest.approx(0.05)
-    unknown = arm(planted(2, events=UNCOUNTED, usage=None), planted(5.1))
-    assert (unknown.attainment, unknown.tpot_n) == (0, 0) and math.isnan(unknown.tokens_tps)
-
-
-def test_rates_have_an_interval_over_rounds() -> None:
-    shown = arm(*spaced(8, OPEN), *spaced(4, dataclasses.replace(OPEN, round=1)))
-    assert (shown.tokens_tps, shown.tokens_tps_low) == (7.5, 0)
-    # t(1) at 95 %, 6 requests in a round
-    assert shown.tokens_tps_high == pytest.approx(7.5 + 6.3138 * 2.5 + 7.5 / 12, rel=1e-4)
-    assert shown.user_tps == pytest.approx(1 / 0.05)
+@pytest.mark.parametrize(("requests", "figures"), FIGURES)
+def test_figures_of_planted_requests(requests: list[Request], figures: dict[str, Any]) -> None:
+    shown = vars(arm(*requests))
+    for name, value in figures.items():
+        assert shown[name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
 
 
 def test_an_open_loop_that_piles_up_is_overloaded_and_does_not_hold() -> None:
@@ -224,7 +224,7 @@ def test_capacity_in_words(holding: list[tuple[float, int]], words: str) -> None
     requests = []
     for rate, n_good in holding:
         bad = {80 * (2 * i + 1) // (2 * (80 - n_good)) for i in range(80 - n_good)}
-        requests += with_ttft([5.0 if i in bad else 0.05 for i in range(80)], dataclasses.replace(OPEN, rate=rate))
+        requests += with_ttft([5.0 if i in bad else 0.05 for i in range(80)], at(rate))
     capacity = load_figures.capacity(load_figures.arm_rows(load_figures.frame(requests)))
     assert capacity is not None and capacity["sentence"] == words
 
@@ -241,13 +241,7 @@ def section(*requests: Request) -> Section:
     return only
 
 
-MANY = dataclasses.replace(LOAD, concurrency=16)
-WARM = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=3)
-LONG = Asked(n_prompt=10, n_gen=9, load=LOAD)
-TOGETHER = [
-    planted(i, FOUR, 0.5, timings=ServerTimings(n_prompt=10, prompt_ms=400)) for i in range(6) for _ in range(4)
-]
-"""As llama-server reports it: 400 ms for each of four prompts in one step."""
+MANY = of(concurrency=16)
 REFUSAL = "400 Bad Request: request (300 tokens) exceeds the available context size (256 tokens)"
 
 
@@ -288,20 +282,6 @@ def test_a_load_without_limits_is_answered_by_its_largest_arm() -> None:
     )
 
 
-def test_a_truncated_answer_is_not_a_good_one() -> None:
-    shown = arm(*(planted(1 + i, asked=LONG, finish_reason="length") for i in range(2)), planted(3), planted(4))
-    assert (shown.n, shown.attainment, shown.e2e_n, shown.ttft_n) == (4, 0.5, 2, 4)
-
-
-def test_the_time_of_a_load_is_prefill_decode_and_idle() -> None:
-    def shares(*requests: Request) -> list[float]:
-        return [getattr(arm(*requests), f"share_{part}") for part in ("prefill", "decode", "idle")]
-
-    assert shares(*TOGETHER) == pytest.approx([0.4, 0.3, 0.3])  # they count once
-    assert shares(*TOGETHER, failed(2, FOUR, REFUSED)) == pytest.approx([0.4, 0.3, 0.3])
-    assert math.isnan(shares(*TOGETHER, planted(2, FOUR))[0])
-
-
 def pictures(*requests: Request) -> dict[str, Any]:
     return {one.name: one.draw for one in section(*requests).pictures}
 
@@ -311,11 +291,11 @@ def texts(figure: Any) -> str:
 
 
 def levels(*users: int) -> list[Request]:
-    return [one for n in users for one in spaced(60, dataclasses.replace(LOAD, concurrency=n), ttft_s=0.1 * n)]
+    return [one for n in users for one in spaced(60, of(concurrency=n), ttft_s=0.1 * n)]
 
 
 def test_latency_and_timeline_are_drawn() -> None:
-    many = dataclasses.replace(LOAD, concurrency=20)
+    many = of(concurrency=20)
     drawn = pictures(*levels(1, 2, 3, 4, 8, 16), *spaced(400, many), failed(2, many))
     assert list(drawn) == ["load", "timeline"]
     figure = canvas.drawn(drawn["load"], (11, 5))
@@ -342,8 +322,8 @@ def test_latency_and_timeline_are_drawn() -> None:
         [planted(0)],
         [planted(2, n=1), planted(5.1, n=1)],
         spaced(30, OPEN),
-        spaced(3, dataclasses.replace(LOAD, arrivals="unheard of", concurrency=None)),
-        [dataclasses.replace(one, started_at="?") for one in spaced(3, dataclasses.replace(LOAD, concurrency=None))],
+        spaced(3, of(arrivals="unheard of", concurrency=None)),
+        [dataclasses.replace(one, started_at="?") for one in spaced(3, of(concurrency=None))],
     ],
 )
 def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
@@ -354,7 +334,7 @@ def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
 def three_rounds(*users: int, factor: float = 1.0) -> list[Request]:
     requests = []
     for n, round_ in itertools.product(users, range(3)):
-        load = dataclasses.replace(LOAD, concurrency=n, round=round_)
+        load = of(concurrency=n, round=round_)
         requests += spaced(40, load, ttft_s=0.1 * factor * n * (1 + 0.01 * round_))
     return requests
 
