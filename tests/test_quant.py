@@ -18,7 +18,7 @@ from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
 from lab.features import known
-from lab.features.quant import child as quality, comparing, figures
+from lab.features.quant import child as quality, comparing
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import machine, prompts
@@ -103,19 +103,19 @@ def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatc
 
 
 def test_the_planted_front_is_found() -> None:
-    ((_, found),) = figures.of_sessions(planted())
+    ((_, found),) = comparing.of_sessions(planted())
     rows = found.rows.set_index("label")
     assert rows.on_front.to_dict() == {"F16": True, "Q8_0": True, "Q4_K_M": True, "Q4_0": False}
     assert rows.decode["Q4_K_M"] == pytest.approx(2, rel=0.02)
     assert rows.decode_low["Q4_K_M"] < rows.decode["Q4_K_M"] < rows.decode_high["Q4_K_M"]
     assert found.floor == pytest.approx(1e-5) and found.equal == []
-    said = figures.sentences(planted(), found)
+    said = comparing.sentences(planted(), found)
     assert said[0] == (
         "No other one is better in both quality and decode speed than F16, Q8_0 and Q4_K_M; Q4_0 is beaten in both."
     )
-    answer = figures.answer(found)
+    answer = comparing.answer(found)
     assert answer.startswith("Q8_0 decodes 1.5") and "as fast as F16" in answer and "on 98 % of tokens" in answer
-    assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == figures.LIMITS
+    assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == comparing.LIMITS
 
 
 def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart() -> None:
@@ -123,9 +123,9 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     one = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
     other = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
     records = [quality_record("B: x", one), quality_record("C: y", other)]
-    ((_, found),) = figures.of_sessions(records)
+    ((_, found),) = comparing.of_sessions(records)
     assert found.equal == [("x", "y")] and found.rows.on_front.all()
-    assert figures.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
+    assert comparing.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
 
 
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     rows = json.loads(out)["quant"]
     assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
     tried = [make_record(model=MODEL), make_record(model=dataclasses.replace(MODEL, name="other"))]
-    assert figures.known_lines(tmp_path / "none", tried) == [] == figures.known_lines(tmp_path, tried[1:])
-    assert figures.known_lines(tmp_path, tried)[0] == (
+    assert comparing.known_lines(tmp_path / "none", tried) == [] == comparing.known_lines(tmp_path, tried[1:])
+    assert comparing.known_lines(tmp_path, tried)[0] == (
         f"Quality of {MODEL.name} {MODEL.quantization} by lab quant: "
         "divergence 0.00100 from F16, same most likely token at 98 %."
     )
@@ -197,7 +197,7 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
 def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
     with Worker() as worker:
         worker.load(embedded, dataclasses.replace(SETTINGS, n_ctx=512))
-        texts = {kind: prompts.own_text(names) for kind, names in comparing.KINDS.items()}
+        texts = {kind: prompts.own_text(names) for kind, names in comparing.TEXTS.items()}
         kinds = Counter(kind for kind, _ in comparing.chunks(texts, worker.tokenize, None, 512))
     assert kinds.total() >= 60 and min(kinds[kind] for kind in ("prose", "code", "dialogue")) >= 15
 
@@ -245,7 +245,7 @@ def test_cache_types_of_the_embedded_model(
         made = comparing.plan(worker, str(embedded), cache_type="f16,q4_0", **asked)
     assert made.apart == apart
     records = list(comparing.execute(made, path, lambda status: None))
-    ((_, found),) = figures.of_sessions(records)
+    ((_, found),) = comparing.of_sessions(records)
     row = found.rows.iloc[1]
     assert 0 < row.kl < 5 and 0.3 < row.same <= 1 and row.n_chunks == 2
     assert found.floor is not None and found.floor < row.kl
@@ -253,7 +253,7 @@ def test_cache_types_of_the_embedded_model(
     variants = [one.run.variant for one in records if one.run.is_timed]
     assert len(variants) == 4 and (variants[0] == variants[1]) == apart  # else A B B A
     assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)
-    assert any("ran one after the other" in line for line in figures.sentences(records, found)) == apart
+    assert any("ran one after the other" in line for line in comparing.sentences(records, found)) == apart
 
 
 def test_csv_has_the_table(embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

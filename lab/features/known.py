@@ -64,7 +64,7 @@ KINDS = (
     "speculate.speculation",
     "tune.result",
     "claims.judging",
-    "quant.figures",
+    "quant.comparing",
     "serve.through_server",
     "serve.load_figures",
     "trace.token_trace",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
-from lab.features.quant import comparing, figures
+from lab.features.quant import comparing
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from tests.bench import llama_bench
@@ -42,7 +42,7 @@ FIGURES = {
 def order() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         records = lab.quant(*(f"{catalog.DEFAULT}:{kind}" for kind in KINDS), budget="20min", out=folder, **QUICK)
-    ((_, found),) = figures.of_sessions(records)
+    ((_, found),) = comparing.of_sessions(records)
     rows = list(found.rows.itertuples())[1:]
     for row in rows:
         print(f"{row.label:8} {row.kl:.5f} ({row.kl_low:.5f}-{row.kl_high:.5f}), same top {100 * row.same:.1f} %")
@@ -82,11 +82,11 @@ def perplexity() -> bool:
 
 def coverage(path: str) -> bool:
     chance, is_right = random.Random(1), True
-    for record, quality in figures.candidates(lab.read([path]).traces):
+    for record, quality in comparing.candidates(lab.read([path]).traces):
         if len(quality.chunks) < 32:
             raise SystemExit(f"{record.run.variant} has only {len(quality.chunks)} chunks: 32 are needed.")
-        truth, *_ = figures.mean(quality.chunks, figures.divergence)
-        drawn = (figures.mean(chance.sample(quality.chunks, 16), figures.divergence) for _ in range(200))
+        truth, *_ = comparing.mean(quality.chunks, comparing.divergence)
+        drawn = (comparing.mean(chance.sample(quality.chunks, 16), comparing.divergence) for _ in range(200))
         share = sum(low <= truth <= high for _, low, high in drawn) / 200
         is_right = is_right and share >= 0.9
         print(f"{record.run.variant}: {100 * share:.1f} % of the intervals of 16 chunks contain the mean of all")

@@ -323,7 +323,7 @@ def command(save: str | None, **asked: Any) -> None:
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it. lab show --details
     adds the command line of llama-server.
     """
-    from lab.features.quant.figures import known_lines
+    from lab.features.quant.comparing import known_lines
     from lab.show import console
 
     if save is not None:
