@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     )
     from lab.features.page import report as report
     from lab.features.predict.prediction import plot_requests as plot_requests, predict as predict
-    from lab.features.quant.comparing import quant as quant
-    from lab.features.quant.comparing import quant_table as quant_table
+    from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.serve.load_figures import arms as arms, plot_arms as plot_arms
     from lab.features.serve.loads import load as load
     from lab.features.speculate.speculation import speculate as speculate
