@@ -147,10 +147,7 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
 
 
 def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
-    """Comparisons of setups, or of sessions of one setup, and whether all are compared with each other.
-
-    A group is compared with the first one that shares an experiment and a length; of many groups, also the model.
-    """
+    """Comparisons of setups, or of sessions of one setup, and whether all are compared with each other."""
     import pandas as pd
 
     try:

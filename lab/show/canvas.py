@@ -259,10 +259,7 @@ def _width(ax: Axes) -> float:
 def label_points(
     ax: Axes, labels: Sequence[tuple[float, float, str]], avoid: Sequence[tuple[float, float]] = ()
 ) -> None:
-    """Writes each text beside its point, or above or below where that place is taken; a thin line leads to it.
-
-    Labels keep clear of each other, of all points, and of those in `avoid`. Everything else must be drawn already.
-    """
+    """Writes each text beside its point, clear of others and of `avoid`; call it last."""
     from matplotlib.transforms import Bbox
 
     figure_of(ax).draw_without_rendering()  # so that the layout is known

@@ -65,10 +65,7 @@ class Terminal(Console):
 
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
-    """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal.
-
-    If it is not a terminal, its width is the variable COLUMNS, or 100.
-    """
+    """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal."""
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     if not (sys.stderr if stderr else sys.stdout).isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
@@ -159,11 +156,7 @@ def transfer(err: Terminal) -> Iterator[Callable[[str, int, int | None], None]]:
 def progress(
     err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
 ) -> Iterator[tuple[ShowStatus, Any]]:
-    """Shows progress: a line in place on a terminal, a line per run elsewhere, or the generated text.
-
-    `describe_run` returns the line of a finished run or request. Yields two functions: the first takes a Status, the
-    second a finished Record or RequestRecord.
-    """
+    """Shows progress. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord."""
     in_place, latest, n_finished, printed_at = err.is_terminal and not stream_to, Status("starting"), 0, -math.inf
 
     def left() -> str:

@@ -115,10 +115,7 @@ def n_cores(record: Record) -> float | None:
 
 
 def during(noise: Noise, n_free: float) -> str:
-    """What other processes and the host used while something other than a run was measured; "" for nothing.
-
-    `n_free` cores were idle, so others can use them without a disturbance.
-    """
+    """What others used beyond `n_free` cores while something other than a run was measured; "" for nothing."""
     if not (known := _judged(noise)):
         return ""
     seen = (OTHERS, known[1].others_ms, n_free), (STEAL, known[1].steal_ms, 0)

@@ -142,10 +142,7 @@ def print_sections(sections: Sequence[Section], out: Console) -> None:
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Prints the answer, the title, the table, warnings, sentences and notes, then the parts. Pictures are files.
-
-    Where the console hides something, it says how to see it.
-    """
+    """Prints the answer, title, table, warnings, sentences and notes, then the parts, and how to see what is hidden."""
     more = out.details if isinstance(out, Terminal) else ""
     if section.answer:
         out.print(Text(section.answer, style="bold"))
@@ -204,18 +201,15 @@ Lines = Sequence[Record | RequestRecord]
 
 @dataclass(frozen=True)
 class Context:
-    """What sections may use besides the records of their kind.
-
-    `others` are more runs of these machines, `runs` (set by `known.sections`) the runs among the records.
-    """
+    """What sections may use besides the records of their kind."""
 
     ceilings: Sequence[Ceilings] = ()
-    others: Sequence[Record] = ()
+    others: Sequence[Record] = ()  # more runs of these machines
     details: bool = False
     is_page: bool = False
     by_session: bool = False  # sessions of one setup are drawn apart
     together: bool = True  # runs and requests are drawn in one picture
-    runs: Sequence[Record] = ()
+    runs: Sequence[Record] = ()  # among the records; known.sections sets it
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,7 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
 
 
 def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
-    """The row of a claim: its words, criterion and parts, the verdict, the reasons in `words`, and its figures.
-
-    A figure has its value, the ends of its interval (None: infinite), and the thresholds of its condition.
-    """
+    """The row of a claim: words, criterion, parts, verdict, reasons, and its figures with intervals and thresholds."""
     criterion = [f"{one['what']} is {bounds(one)}." for one in claim["conditions"]]
     row = {"number": claim["number"], "claim": claim["words"], "source": claim.get("source", "")}
     row |= {"verdict": UNTESTABLE, "words": _missing(claim, evidence)}

@@ -210,11 +210,7 @@ def trials(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figure:
-    """Time of each variant over that of the base, a panel for each variant: left of 1 the variant is faster.
-
-    A point is a block, hollow if one of its runs was disturbed; the diamond is their median, with its interval if there
-    are enough blocks.
-    """
+    """Time of each variant over that of the base: a point for each block (hollow: disturbed), and their median."""
     base, *others = comparison.groups(records)
     compared = comparison.compare_groups([base, *others])
     n_columns, n_figures = min(len(compared), 2), max(len(one.rows) for one in compared)

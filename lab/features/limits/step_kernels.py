@@ -244,10 +244,7 @@ def _lacking(what: str) -> LabError:
 
 
 def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float:
-    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte.
-
-    Both follow from the smallest and the largest copy that were measured. LabError without these.
-    """
+    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte, from two probed copies."""
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
         raise _lacking(f"copies to and from {ceilings.device}")

@@ -170,10 +170,7 @@ def below(rows: pd.DataFrame, noun: str) -> str:
 
 
 def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
-    """What a whole request takes: of a summary of one setup and one n_gen, its longest reliable one.
-
-    Lengths `beyond` the model's training length count only if there are no others.
-    """
+    """What a whole request takes: of a summary of one setup and n_gen, its longest reliable one."""
     of_rows = [row for _, row in rows.iterrows()]
     row = max(of_rows, key=lambda row: (shown.is_firm(row.doubts), row.n_prompt not in beyond, row.n_prompt))
     sure = " (some of its runs were disturbed)" if shown.PARTLY in row.doubts else ""

@@ -107,10 +107,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width.
-
-    A measured setup takes `own` times that, but not less than its kernels.
-    """
+    """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width."""
 
     prefill_factor: float
     decode_factor: float
@@ -168,9 +165,7 @@ class Learned:
 
     @cached_property
     def held_out(self) -> list[tuple[str, str, dict[str, float], float]]:
-        """Points predicted from others: the phase, the group that was held out together (it is one piece of
-        information), the kinds of extrapolation, and log(measured / predicted).
-        """
+        """Points predicted from others: phase, group held out together, extrapolations, log(measured / predicted)."""
         found = []
         for group, held in _splits(self.points):
             is_held = set(map(id, held))

@@ -123,10 +123,7 @@ class Tuned:
 
 
 def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
-    """The phases that a goal minimizes, for requests of `n_gen` generated tokens.
-
-    llama.cpp uses the threads of prefill (`threads_batch`) for every step of more than one token.
-    """
+    """The phases that a goal minimizes, for requests of `n_gen` generated tokens."""
     prefill = Phase(PREFILL, 1, frozenset({"threads"}))
     decode = Phase(DECODE, n_gen - 1, frozenset({"ubatch", "batch", "threads" if is_batch else "threads_batch"}))
     if goal == TTFT or n_gen < 2:

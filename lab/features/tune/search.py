@@ -82,10 +82,7 @@ class Search:
         self.dropped |= {other: reason for other in self.open if set(choice) <= set(other)}
 
     def next_block(self) -> list[Choice]:
-        """The choices of the next block, the default first; empty if the best is known.
-
-        A setting is tried alone again if its run was disturbed.
-        """
+        """The choices of the next block, the default first, a disturbed one again; empty if the best is known."""
         n_runs = Counter(one.choice for one in self.timings)
         calm = {one.choice for one in self.timings if not one.is_disturbed}
         tried = {choice for choice, n in n_runs.items() if choice in calm or n > 1}

@@ -199,10 +199,7 @@ def execute(
     new_worker: Callable[[], Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Record]:
-    """Search, then confirm the winner: yields the record of each run after it was appended to `path`.
-
-    A choice that fails is dropped. LabError if the default fails.
-    """
+    """Search, then confirm the winner: yields the record of each run after it was appended to `path`."""
     search, chance, started = Search(made.choices, made.phases), random.Random(made.default.seed), clock()
     models, number, n_tried = dict[str, Model](), 0, 0
     slowest_s = whole_s = 0.0  # of the slowest run so far, with its engine's start; of the default's whole request
