@@ -364,7 +364,7 @@ def obtain(
     of them will still take, and what disturbs this round; `warn` what disturbed the last round. Whole kernels are kept,
     whatever happens to the others.
     """
-    said, started, n_done, n_all = list[str](), time.monotonic(), 0, ROUNDS * len(todo)
+    started, n_done, n_all = time.monotonic(), 0, ROUNDS * len(todo)
     for name in dict.fromkeys(probe.device for probe in todo):
         own, words = [probe for probe in todo if probe.device == name], ""
         passes = collections.defaultdict[tuple[object, ...], list[Rate]](list)
@@ -396,15 +396,14 @@ def obtain(
                 if _kernel(rates[0]) not in cut
             )
             if whole:
-                made = Ceilings(utc_now(), where.machine, name is not None, whole, device=name)
                 repack = where.repack if name is None else None
-                save(dataclasses.replace(made, repack=repack, disturbed=words or None), folder)
-        said += [words] if words and words not in said else []
-    if said:
-        warn(
-            f"While the ceilings were measured, {' and '.join(said)}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
-            "Some can be too low. Measure again: --again"
-        )
+                more: dict[str, Any] = {"device": name, "repack": repack, "disturbed": words or None}
+                save(Ceilings(utc_now(), where.machine, name is not None, whole, **more), folder)
+        if words:
+            warn(
+                f"While the ceilings of {name or CPU} were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} "
+                "rounds. Some can be too low. Measure again: --again"
+            )
     best = known(kept(folder, lambda sentence: None), where)
     assert best is not None
     return best
@@ -481,15 +480,15 @@ def need(given: Sequence[Ceilings], where: Where, what: str) -> Ceilings:
     if best := known(given, where):
         return best
     name = next(name for name in where.devices if known(given, dataclasses.replace(where, devices=(name,))) is None)
-    is_plain = name is None and where.repack is False
-    others = [old for old in given if old.on_gpu == (name is not None) and not is_plain]
     on = f"{name or CPU} ({device_label(where.machine, name)}), for {what}" if len(where.devices) > 1 else what
-    hint = f"Measure them on that machine, with the settings of the runs: lab ceilings{' --no-repack' * is_plain}"
-    if others:
-        named, commit = device_label(others[-1].machine, others[-1].device), others[-1].machine.llama_cpp_commit
-        known_are = f"The known ceilings are of another machine or build ({named}, llama.cpp {commit})"
-        raise LabError(f"{known_are}, not of {on}.", hint)
-    raise LabError(f"The ceilings of {on}{' without repacking' * is_plain} have not been measured.", hint)
+    others = [old for old in given if old.on_gpu == (name is not None)]
+    is_plain = name is None and where.repack is False
+    lacking = f"The ceilings of {on}{' without repacking' * is_plain} have not been measured."
+    if others and not is_plain:
+        other, commit = device_label(others[-1].machine, others[-1].device), others[-1].machine.llama_cpp_commit
+        lacking = f"The known ceilings are of another machine or build ({other}, llama.cpp {commit}), not of {on}."
+    hint = "Measure them on that machine, with the settings of the runs: lab ceilings"
+    raise LabError(lacking, hint + " --no-repack" * is_plain)
 
 
 def lines(ceilings: Ceilings | None) -> list[Ceilings]:
