@@ -147,11 +147,8 @@ def model_of(name: str, quantization: str) -> Model | None:
 @cache
 def case_for(row: Row) -> Case | None:
     """None for a model that is unknown or cannot be counted."""
-    model, n, device = (
-        model_of(row.model, row.quantization),
-        row.n_prompt or USUAL_LENGTH,
-        devices.find_device(row.device),
-    )
+    model, n = model_of(row.model, row.quantization), row.n_prompt or USUAL_LENGTH
+    device = devices.find_device(row.device)
     if row.gpu_share != 1:
         peak = device.peak_tflops and device.peak_tflops * row.gpu_share
         device = replace(device, name=f"{device.name} x {row.gpu_share:g}", tflops=peak)
@@ -257,27 +254,24 @@ def left_out(rows: Sequence[Row], phase: str, key: Callable[[Row], str]) -> Erro
 
 def ranges(errors: Errors) -> dict[str, dict[str, float]]:
     """By runtime and for all: the ratios at both ends. A runtime's errors lean on POOLED of the others'."""
-    by_runtime: dict[str, list[float]] = {}
-    for row, off in errors:
-        by_runtime.setdefault(_group(row), []).append(off)
     found = {}
-    for is_long in (False, True):
-        everything = [off for row, off in errors if (case_of(row).n_prompt > LONG) == is_long] or [
-            off for _, off in errors
-        ]
-        name = f"all{LONG_ONES if is_long else ''}"
-        outside = OUTSIDE.get((errors[0][0].phase, is_long), 0.03)
-        found[name] = _range(everything, np.ones(len(everything)), outside)
-        for group, own in by_runtime.items():
-            if group.endswith(LONG_ONES) == is_long:
-                weights = np.concatenate([np.ones(len(own)), np.full(len(everything), POOLED / len(everything))])
-                found[group] = {**_range([*own, *everything], weights, outside), "n_rows": len(own)}
+    for long in ("", LONG_ONES):
+        every = [off for row, off in errors if _group(row).endswith(LONG_ONES) == bool(long)]
+        every = every or [off for _, off in errors]
+        outside = OUTSIDE.get((errors[0][0].phase, bool(long)), 0.03)
+        found[f"all{long}"] = _range(every, np.ones(len(every)), outside)
+        for group in dict.fromkeys(_group(row) for row, _ in errors):
+            if group.endswith(LONG_ONES) == bool(long):
+                own = [off for row, off in errors if _group(row) == group]
+                weights = np.concatenate([np.ones(len(own)), np.full(len(every), POOLED / len(every))])
+                found[group] = {**_range([*own, *every], weights, outside), "n_rows": len(own)}
     return found
 
 
 LONG_ONES = ", long"
 
 
+@cache
 def _group(row: Row) -> str:
     case = case_of(row)
     return case.levels["runtime"] + (LONG_ONES if case.n_prompt > LONG else "")
@@ -307,7 +301,7 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
         others = replace(known, ranges=ranges([one for one in errors if one[0].device != device]))
         inside |= {row for row, off in errors if row.device == device and is_inside(others, row, off)}
     for name, values in known.ranges.items():
-        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * (case_of(row).n_prompt > LONG))]
+        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * _group(row).endswith(LONG_ONES))]
         values["inside"] = sum(row in inside for row in mine)
         values["n_devices"] = len({row.device for row in mine})
     return known, errors

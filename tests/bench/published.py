@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from lab.core.record import DECODE
+import pandas as pd
+
 from lab.features.predict import datasheet
 from lab.features.predict.datasheet import Learned
 from tests.bench.learn_published import (
@@ -34,7 +35,6 @@ from tests.bench.learn_published import (
     ranges,
 )
 
-WANTED = {DECODE: 0.12, "prefill": 0.20}
 STYLES = {
     "CUDA": ("#0072B2", "o"),
     "Metal": ("#E69F00", "s"),
@@ -45,37 +45,29 @@ STYLES = {
 }
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
-KEYS: dict[str, Callable[[Row], str]] = {
-    "device": lambda row: row.device,
-    "source": lambda row: row.source,
-    "model": lambda row: row.model,
-}
-LENGTHS = "short", "3k to 36k", "longer"
-Tried = list[tuple[Row, float, bool, float]]
-"""A row, the logarithm of its measured over its predicted time, whether the range holds it, and the range's width."""
+
+def tried(known: Learned, row: Row) -> dict[str, Any]:
+    """A row with the logarithm of its measured over its predicted time, whether its range holds it, and the width."""
+    off, case = error(known, row), case_of(row)
+    (low, high), n = known.range(case), case.n_prompt
+    length = "1. short" if n <= datasheet.LONG else "2. 3k to 36k" if n <= 36_000 else "3. longer"
+    found = {"off": off, "inside": is_inside(known, row, off), "width": high / low, "length": length}
+    return {**row._asdict(), **found, "runtime": f"{length}, {case.levels['runtime']}"}
 
 
-def tried(rows: Sequence[Row], errors: Errors, key: Callable[[Row], str], phase: str) -> Tried:
+def without(rows: Sequence[Row], errors: Errors, key: str, phase: str) -> Iterator[dict[str, Any]]:
     """Every row, predicted without the rows that share its key; their errors do not make its range either."""
-    found: Tried = []
-    for group in sorted({key(row) for row in rows}):
-        known = fit([row for row in rows if key(row) != group], phase)
-        known = replace(known, ranges=ranges([one for one in errors if key(one[0]) != group]))
-        found += [_tried(known, row) for row in rows if key(row) == group]
-    return found
+    for group in sorted({getattr(row, key) for row in rows}):
+        known = fit([row for row in rows if getattr(row, key) != group], phase)
+        known = replace(known, ranges=ranges([one for one in errors if getattr(one[0], key) != group]))
+        yield from (tried(known, row) for row in rows if getattr(row, key) == group)
 
 
-def _tried(known: Learned, row: Row) -> tuple[Row, float, bool, float]:
-    off = error(known, row)
-    low, high = known.range(case_of(row))
-    return row, off, is_inside(known, row, off), high / low
-
-
-def line(name: str, found: Tried) -> str:
-    median = math.expm1(statistics.median(abs(one[1]) for one in found))
-    inside = sum(one[2] for one in found)
-    width = statistics.median(one[3] for one in found)
-    return f"| {name} | {len(found)} | {100 * median:.0f} % | {100 * inside / len(found):.0f} % | {width:.1f} |"
+def compare(name: str, t: pd.DataFrame, *by: str) -> None:
+    """Print all rows' line, then those of each length and backend, or of each model."""
+    for group, own in [(f"**{name}**", t), *sorted((g, own) for column in by for g, own in t.groupby(column))]:
+        median, inside = 100 * math.expm1(own.off.abs().median()), 100 * own.inside.mean()
+        print(f"| {group} | {len(own)} | {median:.0f} % | {inside:.0f} % | {own.width.median():.1f} |")
 
 
 def main() -> None:
@@ -83,51 +75,35 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    every = clean(published())
     print("| left out | rows | median error | inside the 90 % range | width of the range (times) |")
     print("| --- | --- | --- | --- | --- |")
-    by_device: dict[str, Tried] = {}
+    by_device: dict[str, pd.DataFrame] = {}
     for phase in PHASES:
-        rows = [row for row in every if row.phase == phase]
+        rows = [row for row in clean(published(asked.rows) if asked.rows else published()) if row.phase == phase]
         if asked.rows:
-            others = [row for row in clean(published(asked.rows)) if row.phase == phase]
-            compare(phase, [_tried(datasheet.learned()[phase], row) for row in others])
+            known = datasheet.learned()[phase]
+            compare(phase, pd.DataFrame(tried(known, row) for row in rows), "length", "runtime")
             continue
-        errors = left_out(rows, phase, KEYS["device"])
-        for name, key in KEYS.items():
-            if len({key(row) for row in rows}) > 1:
-                compare(f"{phase}: {name}", found := tried(rows, errors, key, phase), by_length=name != "model")
-                by_device |= {phase: found} if name == "device" else {}
+        errors = left_out(rows, phase, lambda row: row.device)
+        for key, by in (("device", ("length", "runtime")), ("source", ("length", "runtime")), ("model", ("model",))):
+            t = pd.DataFrame(without(rows, errors, key, phase))
+            by_device.setdefault(phase, t)
+            compare(f"{phase}: {key}", t, *by)
     if asked.plot:
         draw(by_device, asked.plot)
 
 
-def compare(name: str, found: Tried, by_length: bool = True) -> None:
-    """Print all rows' line, then those of each length and backend, or of each model."""
-    print(line(f"**{name}**", found))
-    groups: dict[str, Tried] = {}
-    for one in found:
-        case = case_of(one[0])
-        length = 1 + sum(case.n_prompt > end for end in (datasheet.LONG, 36_000))
-        names = [f"{length}. {LENGTHS[length - 1]}", f"{length}. {LENGTHS[length - 1]}, {case.levels['runtime']}"]
-        for group in names if by_length else [one[0].model]:
-            groups.setdefault(group, []).append(one)
-    for group, own in sorted(groups.items()):
-        print(line(group, own))
-
-
-def draw(by_phase: dict[str, Tried], path: Path) -> None:
+def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
     """Predicted over measured rates, each device predicted without its own rows."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(by_phase), figsize=(11, 5.2), layout="constrained")
-    for axis, (phase, found) in zip(axes, by_phase.items(), strict=True):
+    for axis, (phase, t) in zip(axes, by_phase.items(), strict=True):
         for backend, (colour, marker) in STYLES.items():
-            own = [(row.tps, row.tps * math.exp(off)) for row, off, *_ in found if row.backend == backend]
-            if own:
-                style = {"s": 16, "alpha": 0.7, "color": colour, "marker": marker, "label": backend}
-                axis.scatter(*zip(*own, strict=True), **style)
-        ends = [min(row.tps for row, *_ in found) / 1.3, max(row.tps for row, *_ in found) * 1.3]
+            own = t[t.backend == backend]
+            style: dict[str, Any] = {"s": 16, "alpha": 0.7, "color": colour, "marker": marker, "label": backend}
+            axis.scatter(own.tps, own.tps * own.off.map(math.exp), **style)
+        ends = [t.tps.min() / 1.3, t.tps.max() * 1.3]
         for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
             axis.plot(ends, [factor * end for end in ends], dashes, color="0.4", linewidth=0.9, zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="published, tokens/s", ylabel="predicted, tokens/s")
