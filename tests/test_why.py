@@ -14,9 +14,8 @@ from lab.core.record import Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import parts, pasted, reasons
-from lab.features.why.parts import Answer
-from lab.features.why.reasons import why
+from lab.features.why import pasted, reasons
+from lab.features.why.reasons import Answer, why
 from lab.process.wire import Outcome
 from lab.process.worker import Worker
 from lab.runner import builds
@@ -87,7 +86,7 @@ def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
     return reasons.nearest(reasons.given(a)[0], reasons.given(b)[0], False)
 
 
-def part(found: Answer, name: str) -> parts.Part:
+def part(found: Answer, name: str) -> reasons.Part:
     return next(one for one in found.parts if one.name == name)
 
 
@@ -100,8 +99,8 @@ def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
     )
     whole = next(one for one in b if one.counts == pasted.WHOLE)
     found = reasons.answer(a[0], whole)
-    assert found.letters == ("A", "B") and found.causes[0].name == parts.COUNTED
-    assert part(found, parts.COUNTED).factor == pytest.approx(99 / 20)
+    assert found.letters == ("A", "B") and found.causes[0].name == reasons.COUNTED
+    assert part(found, reasons.COUNTED).factor == pytest.approx(99 / 20)
     assert found.rest.factor == pytest.approx(100 / 99, rel=1e-6)
     sentence, _ = reasons.conclusion(found)
     assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence and "Its decode alone is 99" in sentence
@@ -116,9 +115,9 @@ def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
     (one,) = pasted.parse(webui)
     other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
     found = reasons.answer(other, one)
-    assert part(found, parts.COUNTED).factor == pytest.approx(2.63, rel=0.01)
-    assert "prefill rate: range unknown" in part(found, parts.COUNTED).how
-    assert part(found, parts.COUNTED).range is None and found.rest.range is None
+    assert part(found, reasons.COUNTED).factor == pytest.approx(2.63, rel=0.01)
+    assert "prefill rate: range unknown" in part(found, reasons.COUNTED).how
+    assert part(found, reasons.COUNTED).range is None and found.rest.range is None
     assert "range unknown" in reasons.conclusion(found)[0]
 
 
@@ -174,7 +173,7 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
     assert part(again, "depth").half == part(found, "depth").half  # a record counts once
     others = [dataclasses.replace(record, model=dataclasses.replace(record.model, name="another")) for record in third]
-    assert part(reasons.answer(one, other, 0, others=others), "depth").how == parts.NOT_KNOWN
+    assert part(reasons.answer(one, other, 0, others=others), "depth").how == reasons.NOT_KNOWN
     folder = tmp_path / "sessions"  # its first session is A, the second one has both positions
     folder.mkdir()
     for name, n_prompt in (("a", 64), ("c", 64), ("c", 488)):
@@ -204,16 +203,16 @@ def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
 
 def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = pair(a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8))
-    assert parts._of_state({"A": one, "B": other}).how == parts.EQUAL
+    assert reasons._of_state({"A": one, "B": other}).how == reasons.EQUAL
     busy = {id(record) for record in other.records[4:]}
     monkeypatch.setattr(
         disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0} if id(record) in busy else {}
     )
-    found = parts._of_state({"A": one, "B": other})
+    found = reasons._of_state({"A": one, "B": other})
     assert found.factor == pytest.approx(1.002, abs=0.001) and found.half and found.half < 0.01
     assert found.how.startswith("from the records") and found.words == "B: other processes used 1 core in 4 of 8 runs"
     busy |= {id(record) for record in other.records[2:]}
-    assert parts._of_state({"A": one, "B": other}).how == parts.NOT_KNOWN
+    assert reasons._of_state({"A": one, "B": other}).how == reasons.NOT_KNOWN
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +230,10 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
     one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1))
     found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out")
     assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 41
-    assert part(found, "depth").how == parts.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
+    assert part(found, "depth").how == reasons.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
     now[0] = 0.0
     found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out")
-    assert found.path is None and part(found, "threads").how == parts.NOT_KNOWN
+    assert found.path is None and part(found, "threads").how == reasons.NOT_KNOWN
 
 
 def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path) -> None:
@@ -294,7 +293,7 @@ def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
     found = part(reasons.answer(one, slow, model="llama-3.2-3b:Q4_K_M", out=tmp_path), "machine")
     assert found.how == "predicted, 90 % ranges" and found.words == "rtx-4090 in A, rtx-3060 in B"
     assert found.range and 1.3 < found.factor < 5 and found.range[0] < 1008 / 360 < found.range[1]
-    assert part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how == parts.NOT_KNOWN
+    assert part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how == reasons.NOT_KNOWN
 
 
 def test_a_server_is_taken_apart_by_its_own_times() -> None:
@@ -308,7 +307,7 @@ def test_a_server_is_taken_apart_by_its_own_times() -> None:
         found = reasons.answer(engine, server)
         (http,) = (each for each in found.parts if each.name.startswith(name))
         assert http.factor == pytest.approx(factor) and http.how == "from B's own times, 3 requests"
-        assert part(found, "sampling").how == parts.EQUAL and part(found, "slots").words.startswith("4 in B")
+        assert part(found, "sampling").how == reasons.EQUAL and part(found, "slots").words.startswith("4 in B")
         assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
     few = dataclasses.replace(server, requests=server.requests[:2])
     assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)

@@ -17,7 +17,7 @@ from lab.show.wording import digits, times
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lab.features.why.parts import Answer
+    from lab.features.why.reasons import Answer
     from lab.show.section import Section
 
 

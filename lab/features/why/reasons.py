@@ -1,4 +1,10 @@
-"""Why one figure is slower than another: both sides read or measured, all parts, and the sentence that follows.
+"""Why one figure is slower than another: both sides read or measured, the parts, and a sentence.
+
+The ratio of two rates is a product of named factors, and what is left. All is done in logarithms, in which factors add
+up. What is counted is arithmetic on the figures. Parts with `settings` (those that differ, and depth where no records
+have its law) are measured on this machine by a trial. Another machine comes from predictions. The rest is never spread
+over the others. Ranges are 95 % intervals, combined in quadrature. A factor without a known range has none, and then
+neither has the rest.
 
 A trial measures a path from the faster setup to the slower one in blocks of fresh engines. Each variant on the path
 changes one group of settings more, and so do those of the reverse path; a factor is the mean of both orders, so the
@@ -13,37 +19,391 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab.core import results, shell
+from lab.core import phases, request_times, results, shell
 from lab.core.asked_settings import defaults, table as settings_table
 from lab.core.lists import plural
-from lab.core.record import UNKNOWN_THREADS, Record
+from lab.core.record import DECODE as STEP, UNKNOWN_THREADS, Record
 from lab.core.request import RequestRecord
 from lab.core.stats import mean_half_width as half_range
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.features.compare import comparison, side_by_side
 from lab.features.limits import explanation, probing
+from lab.features.predict import prediction
 from lab.features.running import ceilings_of, read, without_tuning
 from lab.features.serve import access, through_server
 from lab.features.serve.servers import connect
 from lab.features.tune.tuning import seconds_of
-from lab.features.why import parts, pasted
-from lab.features.why.parts import FEWEST, GEN, Answer, Part
+from lab.features.why import pasted
 from lab.features.why.pasted import DECODE, PREFILL, Setup
+from lab.models import catalog, devices
 from lab.process.worker import Worker
-from lab.runner import as_options, builds, session
+from lab.runner import as_options, builds, machine, session
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
-from lab.show import table
+from lab.show import disturbances, table
 from lab.show.wording import digits, seconds, times
+
+ARITHMETIC, MEASURED, FROM_RECORDS, PREDICTED = "arithmetic", "measured here", "from the records", "predicted"
+EQUAL, NOT_KNOWN, REST, NO_RANGE = "equal", "unknown", "the rest", "range unknown"
+COUNTED, DEPTH, MODEL, QUANTIZATION, MACHINE = "what is counted", "depth", "model", "quantization", "machine"
+SYSTEM, BUILD, STATE, MORE = "system and driver", "build", "machine state", "more settings"
+UNEXPLAINED = "not explained"
+SAME_MACHINE = ("cpu", "n_cores_usable", "ram_bytes", "devices")
+GROUPS = {
+    "threads": ("threads", "threads_batch"),
+    "ubatch": ("batch", "ubatch"),
+    "flash attention": ("flash_attn",),
+    "cache type": ("cache_type_k", "cache_type_v"),
+}
+"""Settings that change together; any others are one group. The cheapest come first."""
+
+LEAST, LEAST_ALONE = 0.02, 0.1
+"""Causes are named from the first share if their range excludes 1, and from the second if their range is unknown."""
+
+FEWEST = 3  # blocks, runs or sessions that a range needs
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor of the ratio: its logarithm, half of its range (None: unknown), how both are known, and in words why.
+
+    `settings` are keywords that change on the way from fast to slow, if a trial can measure the part.
+    """
+
+    name: str
+    log: float = 0.0
+    half: float | None = 0.0
+    how: str = NOT_KNOWN
+    words: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.log)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        return None if self.half is None else (math.exp(self.log - self.half), math.exp(self.log + self.half))
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it changes the ratio for certain, by at least LEAST."""
+        if self.how == REST or self.half is None:
+            return self.how != REST and abs(self.log) > math.log1p(LEAST_ALONE)
+        return abs(self.log) - self.half > math.log1p(LEAST) / 2 < abs(self.log)
+
+
+def alike(name: str, is_equal: bool, words: str = "") -> Part:
+    """The part of what is equal, or unknown for the reason in `words`."""
+    return Part(name, how=EQUAL) if is_equal else Part(name, words=words)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why `slow` is slower than `fast`: the parts, the last of them what is not explained. Letters name the two."""
+
+    fast: Setup
+    slow: Setup
+    letters: tuple[str, ...]  # of fast and slow
+    parts: tuple[Part, ...]
+    path: Path | None = None  # of the trial's records
+    command: str = ""  # that tries the largest change, where it is known already
+
+    @property
+    def sides(self) -> list[tuple[str, Setup]]:
+        """Both setups with their letters, A or the best first."""
+        return sorted(zip(self.letters, (self.fast, self.slow), strict=True), key=lambda one: one[0] == "B")
+
+    @property
+    def ratio(self) -> float:
+        return self.fast.tps / self.slow.tps
+
+    @property
+    def causes(self) -> list[Part]:
+        """The parts that make the slower one slower, the largest first."""
+        return sorted((part for part in self.parts if part.is_cause and part.log > 0), key=lambda part: -part.log)
+
+    @property
+    def rest(self) -> Part:
+        return self.parts[-1]
+
+
+def left_over(fast: Setup, slow: Setup, parts: Sequence[Part]) -> Part:
+    """What the parts leave of the ratio. Its range has that of the parts, of both figures, and between sessions."""
+    sessions = [{record.session for record in one.records} for one in (fast, slow)]
+    is_together = bool(sessions[0] & sessions[1])
+    log = math.log(fast.tps / slow.tps) - sum(part.log for part in parts)
+    lacking = [part.name for part in parts if part.half is None]
+    squares = [part.half**2 for part in parts if part.half is not None]
+    for one in (fast, slow):
+        between = 0.0 if is_together else one.between
+        if one.spread is None or between is None:
+            lacking.append(f"the figure of {one.source}")
+        else:
+            squares.append(1.96**2 * (one.spread**2 + between**2))
+    if lacking:
+        return Part(UNEXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {', '.join(dict.fromkeys(lacking))}")
+    return Part(UNEXPLAINED, log, math.sqrt(sum(squares)), REST)
+
+
+UNKNOWN_COUNTS = {
+    pasted.UNKNOWN: "does not say what it counts: look up tokens, context, and whether prefill is included",
+    pasted.WINDOW: "is an average over a logging window, not the decode rate of a request",
+    pasted.MIXED: "mixes prompt and generated tokens, or several lengths",
+}
+
+
+def counted(sides: Mapping[str, Setup]) -> Part:
+    """The part of what the two rates count: of each, its decode steps per second over the given rate."""
+    log, is_borrowed, words, (fast, slow) = 0.0, False, list[str](), sides.values()
+    for (letter, one), other, sign in zip(sides.items(), (slow, fast), (-1, 1), strict=True):
+        own, why, borrows = 0.0, UNKNOWN_COUNTS.get(one.counts, ""), False
+        prefill_s, total_s, decode_s = one.prefill_s, one.total_s, one.decode_s
+        if one.counts == pasted.WHOLE and one.n_gen:
+            if decode_s is None and total_s:
+                if prefill_s is None and one.n_prompt and other.n_prompt and other.prefill_s:
+                    prefill_s, borrows = one.n_prompt * other.prefill_s / other.n_prompt, True
+                decode_s = None if prefill_s is None else total_s - prefill_s
+            if decode_s and decode_s > 0:
+                total_s, pure = total_s or decode_s + (prefill_s or 0.0), max(1, one.n_gen - 1) / decode_s
+                why = f"divides by prefill too: {seconds(total_s - decode_s)} of {seconds(total_s)}"
+                own, why = math.log(pure / one.tps), f"{why} (decode {digits(pure)} tokens/s)"
+                is_borrowed |= borrows
+        elif one.counts == pasted.DECODE and one.n_steps and decode_s:
+            steps_tps = one.n_steps / decode_s
+            if abs(math.log(steps_tps / one.tps)) > 0.001:
+                own, why = math.log(steps_tps / one.tps), "counts the first token, but not its time"
+        if not own and one.compute_tps and other.tps == other.compute_tps and one.compute_tps > 1.001 * one.tps:
+            own, why = math.log(one.compute_tps / one.tps), "includes choosing each token"
+        log += sign * own
+        words += [f"{letter} {why}"] if why else []
+    how = f"{ARITHMETIC}, with the other's prefill rate: {NO_RANGE}" if is_borrowed else ARITHMETIC
+    how = how if log else NOT_KNOWN if words else EQUAL
+    return Part(COUNTED, log, None if is_borrowed else 0.0, how, "; ".join(words))
+
+
+GEN = 24  # tokens that a trial generates
+
+
+def position(one: Setup) -> float | None:
+    """The mean position of the tokens that a figure is of; for prefill its length."""
+    if one.is_prefill:
+        return None if one.n_depth else one.n_prompt
+    if one.n_prompt is None and one.n_depth is None:
+        return None
+    return (one.n_depth or 0) + (one.n_prompt or 0) + (one.n_gen or 0) / 2
+
+
+def length(one: Setup) -> int:
+    """The prompt length with which GEN tokens are at a setup's mean position."""
+    place = position(one)
+    return 128 if place is None else max(1, round(place if one.is_prefill else place - GEN / 2))
+
+
+def depth(sides: Mapping[str, Setup], others: Sequence[Record]) -> Part:
+    """The part of depth, or of the prompt's length, to be measured unless records have its law.
+
+    The law comes from sessions of one setup that have each position in three runs.
+    """
+    fast, slow = sides.values()
+    name, ends = "length" if fast.is_prefill else DEPTH, {letter: position(one) for letter, one in sides.items()}
+    at = [end for end in ends.values() if end is not None]
+    if len(at) < 2:
+        lacking = " and ".join(sorted(letter for letter, end in ends.items() if end is None))
+        return Part(name, words=f"unknown of {lacking}: the length of the context")
+    if abs(at[0] - at[1]) <= max(4, 0.02 * max(at)):
+        return Part(name, how=EQUAL)
+    words = ", ".join(f"{letter} at {end:,.0f}" for letter, end in ends.items())
+    words += " tokens" if fast.is_prefill else " (mean position)"
+    names = {record.model.name for one in (fast, slow) for record in one.records}
+    known = {id(record): record for record in (*fast.records, *slow.records, *others) if record.model.name in names}
+    by_session: dict[Any, tuple[list[float], list[float]]] = {}  # the logarithm of each run's time at both positions
+    for record in known.values():
+        steps, itls = record.run.steps, phases.itl_ns(record.run)
+        decoding = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == STEP]
+        key = record.session, record.settings, record.model.name, record.model.quantization
+        for place, column in zip(at, by_session.setdefault(key, ([], [])), strict=True):
+            timed = zip(decoding[-len(itls) :], itls, strict=False)
+            near = [itl for past, itl in timed if abs(past - place) <= max(16, 0.05 * place)]
+            column += [math.log(statistics.median(near))] if len(near) >= 3 else []
+    pairs = [columns for columns in by_session.values() if min(map(len, columns)) >= FEWEST]
+    if fast.is_prefill or not pairs:
+        return Part(name, words=words, settings={"prompt_len": length(slow)})
+    logs = [statistics.fmean(b) - statistics.fmean(a) for a, b in pairs]
+    own = math.hypot(*(half_range(column) for columns in pairs for column in columns)) / len(logs)
+    half, how = (
+        half_range(logs) if len(logs) >= FEWEST else own,
+        f"{FROM_RECORDS}, {plural(len(logs), 'session')}",
+    )
+    return Part(DEPTH, statistics.fmean(logs), half, how, words)
+
+
+def spec_of(one: Setup) -> str | None:
+    """The SPEC of a setup's model, if records name it."""
+    return catalog.spec_of(one.records[0].model) if one.records else None
+
+
+def of_model(sides: Mapping[str, Setup]) -> Part:
+    """The part of the model, or of its quantization alone."""
+    fast, slow = sides.values()
+    words = printable(", ".join(f"{one.model_words} in {letter}" for letter, one in sides.items()))
+    if fast.records and slow.records:
+        one, other = (side.records[0].model for side in (fast, slow))
+        if spec_of(fast) != spec_of(slow):
+            name = QUANTIZATION if one.name == other.name else MODEL
+            return Part(name, words=words, settings={"model": spec_of(slow)})
+        sums = [file.sha256[:8] for file in (one, other) if file.sha256]
+        return alike(MODEL, len(set(sums)) < 2, f"the files differ: SHA-256 {' and '.join(sums)}")
+    if not (fast.model and slow.model):
+        return Part(MODEL, words="not given for both")
+    names = sorted((re.sub(r"[^a-z0-9]|gguf", "", one.model_words.lower()) for one in (fast, slow)), key=len)
+    return Part(MODEL, how=f"{EQUAL} by name") if names[0] in names[1] else Part(MODEL, words=words)
+
+
+def of_settings(sides: Mapping[str, Setup]) -> list[Part]:
+    """The parts of the groups of settings that differ, and one for those that are known of one side only."""
+    fast, slow = (one.settings for one in sides.values())
+    of_group = {key: group for group, keys in GROUPS.items() for key in keys}
+    changed, unknown = dict[str, dict[str, Any]](), dict[str, None]()
+    for key in (*of_group, *(name for name in settings_table() if name not in of_group)):
+        group = of_group.get(key, "other settings")
+        if key in ("prompt", "seed", "lib") or fast.get(key) == slow.get(key):
+            continue
+        if key not in fast or key not in slow:
+            unknown[group] = None
+        else:
+            changed.setdefault(group, {})[key] = slow[key]
+    if "flash attention" in changed and "cache type" in changed:  # one may be impossible without the other
+        changed["flash attention and cache type"] = changed.pop("flash attention") | changed.pop("cache type")
+    found = list[Part]()
+    for group, values in changed.items():
+        ends = (f"{', '.join(f'{key} {one.settings[key]}' for key in values)} in {x}" for x, one in sides.items())
+        found.append(Part(group, words=printable("; ".join(ends)), settings=values))
+    if unknown:
+        found.append(Part(MORE, words=f"not given for both: {', '.join(unknown)}"))
+    return found
+
+
+def of_machine(sides: Mapping[str, Setup], spec: str | None, out: Path, with_build: bool) -> list[Part]:
+    """The parts of machine, system, build and the machine's state, as far as records say them."""
+    fast, slow = sides.values()
+    if not (fast.records and slow.records):
+        return [_predicted(sides, spec, out)]
+    made, (one, other) = list[Part](), (side.records[0].machine for side in (fast, slow))
+    groups = {MACHINE: SAME_MACHINE, SYSTEM: ("os", "cpu_quota")}
+    groups |= {BUILD: ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info")} if with_build else {}
+    for name, fields in groups.items():
+        differ = [key for key in fields if getattr(one, key) != getattr(other, key)]
+        words = "; ".join(f"{key.replace('_', ' ')}: {getattr(one, key)}, {getattr(other, key)}" for key in differ)
+        is_predicted = differ and name == MACHINE
+        made.append(_predicted(sides, spec, out) if is_predicted else alike(name, not differ, words[:200]))
+    return [*made, _of_state(sides)]
+
+
+def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
+    """The part of two machines by predictions of the same request on both (lab predict)."""
+    fast, here, names, said = next(iter(sides.values())), machine.describe(), list[str | None](), list[str]()
+    for letter, one in sides.items():
+        known = (devices.called(one.device) or devices.recognise(one.device)) if one.device else None
+        is_here = one.device == "here"
+        if one.records:
+            first = one.records[0]
+            used = probing.device_of(first.machine, probing.place_of_record(first).devices[0])
+            known = devices.recognise(used.description, used.memory_bytes) if used else None
+            is_here = all(getattr(first.machine, key) == getattr(here, key) for key in SAME_MACHINE[:3])
+        names.append("here" if is_here else known.name if known else None)
+        cpu = one.records[0].machine.cpu if one.records else None
+        said.append(f"{names[-1] or cpu or 'unknown (--device)'} in {letter}")
+    words = ", ".join(said)
+    if None in names or spec is None or names[0] == names[1]:
+        return alike(MACHINE, None not in names and names[0] == names[1], words)
+    n_prompt, n_gen = max(1, (fast.n_depth or 0) + (fast.n_prompt or 0)), max(2, fast.n_gen or 2)
+    try:
+        rows = [prediction.predict([n_prompt], n_gen, spec, name, results=out)[0] for name in names]
+    except LabError as problem:
+        return Part(MACHINE, words=f"{words}: not predicted, {problem.what}")
+    ranges = [row.prefill_s if fast.is_prefill else row.tpot_s for row in rows]
+    if not all(0 < low <= high for low, high in ranges):  # NaN too
+        return Part(MACHINE, words=f"{words}: not predicted, it does not fit or has no known peak")
+    middles, halves = ([math.log(b * a) / 2 for a, b in ranges], [math.log(b / a) / 2 for a, b in ranges])
+    how = f"{PREDICTED}, {100 * prediction.WITHIN:.0f} % ranges"
+    return Part(MACHINE, middles[1] - middles[0], math.hypot(*halves), how, words)
+
+
+def _of_state(sides: Mapping[str, Setup]) -> Part:
+    """The part of disturbed runs: the median of all runs against that of the quiet ones.
+
+    The range is that of the median if all runs were quiet; the quiet ones are a sample, without replacement.
+    """
+    log, squares, said, is_known = 0.0, 0.0, list[str](), True
+    on_battery = [one.records[0].machine.power == "battery" for one in sides.values()]
+    for (letter, one), sign, battery in zip(sides.items(), (-1, 1), on_battery, strict=True):
+        timed = [(figure(run.run, one.is_prefill), not disturbances.disturbances(run)) for run in one.records]
+        logs = [math.log(value) for value, _ in timed if value]
+        quiet = [math.log(value) for value, is_quiet in timed if value and is_quiet]
+        sentences = [*disturbances.sentences(one.records), *disturbances.drift(one.records)]
+        said += [f"{letter}: {words}" for words in [*sentences, *(["it ran on battery"] if battery else [])]]
+        if FEWEST <= len(quiet) < len(logs):
+            log += sign * (statistics.median(logs) - statistics.median(quiet))
+            squares += math.pi / 2 * half_range(quiet) ** 2 * (1 - len(quiet) / len(logs))
+        is_known &= len(quiet) == len(logs) or len(quiet) >= FEWEST
+    words = "; ".join(said)
+    if not is_known or not log or on_battery[0] != on_battery[1]:
+        return Part(STATE, how=EQUAL if is_known and on_battery[0] == on_battery[1] else NOT_KNOWN, words=words)
+    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", words)
+
+
+def of_server(sides: Mapping[str, Setup]) -> list[Part]:
+    """What a server adds to the engine, by the times that it reports; no part for two engines or two servers."""
+    served = [letter for letter, one in sides.items() if one.requests]
+    if len(served) != 1:
+        return []
+    letter, one = served[0], sides[served[0]]
+    requests, reported = [record.request for record in one.requests], one.requests[0].endpoint.settings
+    sign, pairs = 1 if letter == list(sides)[1] else -1, list[tuple[float, float]]()
+    for request in requests:  # seconds of a prompt, or of a token, at the client and by the server
+        figures, timings = request_times.figures(request), request.timings
+        client_ns = figures.ttft_ns if one.is_prefill else figures.tpot_ns
+        own_ms = timings and (timings.prompt_ms if one.is_prefill else timings.gen_ms)
+        n = 1 if one.is_prefill else ((timings.n_gen if timings else None) or 0) - 1
+        if client_ns and own_ms and n > 0:
+            pairs.append((client_ns / 1e9, own_ms / 1e3 / n))
+    name = "HTTP, template and tokenizing" if one.is_prefill else "HTTP"
+    http = Part(name, words=f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)")
+    if len(pairs) >= FEWEST:
+        logs = [math.log(client / own) for client, own in pairs]
+        client_s, own_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+        words, how = f"{seconds(client_s)} at the client, {seconds(own_s)} in {letter}", f"from {letter}'s own times"
+        http = Part(name, sign * statistics.fmean(logs), half_range(logs), f"{how}, {len(logs)} requests", words)
+    is_greedy = any(each.records for each in sides.values()) and all(each.asked.temperature == 0 for each in requests)
+    n_slots = reported.n_slots if reported else None
+    words = f"{n_slots or 'an unknown number of'} in {letter}; one request ran at a time"
+    made = [http, alike("sampling", is_greedy, "not given for both"), alike("slots", n_slots == 1, words)]
+    cached = [request.usage.cached_tokens if request.usage else None for request in requests]
+    if not one.is_prefill or None in cached or not one.n_prompt:
+        return [*made, alike("cache", not one.is_prefill, f"{letter} does not report cached tokens")]
+    n_cached = statistics.fmean(n or 0 for n in cached)
+    log, words = math.log1p(-min(n_cached / one.n_prompt, 0.99)), f"{n_cached:,.0f} of {one.n_prompt:,} tokens"
+    return [*made, Part("cache", sign * log, 0.0, ARITHMETIC, f"{words} in {letter}")]
+
+
+def figure(run: Any, is_prefill: bool) -> float | None:
+    """Nanoseconds per token of a run."""
+    if is_prefill:
+        ns = phases.prefill_ns(run)
+        return ns / run.n_prompt if ns else None
+    return phases.tpot_ns(run) or phases.decode_compute_mean_ns(run)
+
 
 FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a figure; the second where no run has the first."""
@@ -161,7 +521,7 @@ def start(fast: Setup, slow: Setup) -> dict[str, Any]:
     """The keywords of the path's beginning: the faster setup; what it does not say is as in the slower one."""
     chosen = {**slow.settings, **fast.settings, "lib": None}
     kept = {name: value for name, value in chosen.items() if value != defaults().get(name)}
-    return {**kept, "prompt_len": parts.length(fast if parts.position(fast) is not None else slow)}
+    return {**kept, "prompt_len": length(fast if position(fast) is not None else slow)}
 
 
 def alone(
@@ -228,7 +588,7 @@ def measured(
     measured_parts = factors(todo[:n], names, [])
     with results.unless_empty(path), limited(watch, budget_s - (time.monotonic() - began)) as look:
         for record in side_by_side.execute(plans, MOST_BLOCKS, path, look, Worker, n_turns=1):
-            if record.run.is_timed and (value := parts.figure(record.run, is_prefill)):
+            if record.run.is_timed and (value := figure(record.run, is_prefill)):
                 blocks[-1][record.run.variant or ""] = value
             if len(blocks[-1]) == len(plans):
                 measured_parts = factors(todo[:n], names, blocks)
@@ -271,7 +631,7 @@ def factors(
             for before, after in ((range(i), range(i + 1)), (range(i + 1, n), range(i, n)))
         ]
         logs = [statistics.fmean(pair) for pair in zip(*orders, strict=True)]
-        how = f"{parts.MEASURED}, {n_blocks} blocks"
+        how = f"{MEASURED}, {n_blocks} blocks"
         made[one.name] = replace(one, log=statistics.fmean(logs), half=half_range(logs), how=how)
     return made
 
@@ -343,9 +703,9 @@ def best(one: Setup, name: str, folder: str) -> Answer:
         raise LabError(f"{one.label} has no steps of {phase} to explain.", "Measure here: lab measure")
     between_s = 0.0 if one.is_prefill else row.choosing_s + row.harness_s
     words = "choosing each token, and from one step to the next" if between_s else ""
-    found = [Part(parts.COUNTED, math.log1p(between_s / row.measured_s), 0.0, parts.ARITHMETIC, words)]
+    found = [Part(COUNTED, math.log1p(between_s / row.measured_s), 0.0, ARITHMETIC, words)]
     words = f"its kernels take longer than at their ceilings; the limit is {row.limit}"
-    how = f"from ceilings: {parts.NO_RANGE}"
+    how = f"from ceilings: {NO_RANGE}"
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     best_s, command = row.least_s, shell.lab("explain", name)
     for lever in explanation.levers(rows, first, known):
@@ -355,13 +715,13 @@ def best(one: Setup, name: str, folder: str) -> Answer:
             best_s, command = changed_s, lever.command or command
             words = f"{lever.figures['change']}: {times(gain)} in all"
     if best_s < row.least_s:
-        how = f"predicted from ceilings: {parts.NO_RANGE}"
+        how = f"predicted from ceilings: {NO_RANGE}"
         found.append(Part("settings", math.log(row.least_s / best_s), None, how, words))
     tps = (row.n_prompt if one.is_prefill else 1) / best_s
     best = replace(one, source="the best that this machine can do", tps=tps, records=(), about="")
     if tps < one.tps:
         raise LabError(f"{one.label} is faster than its ceilings.", "Measure them again: lab ceilings --again")
-    rest = parts.rest(best, one, found)
+    rest = left_over(best, one, found)
     return Answer(best, one, ("best", "A"), (*found, rest), command=command)
 
 
@@ -379,12 +739,12 @@ def answer(
     """The ratio of two figures in parts. With a budget, depth, settings and builds (`libs` of A and B) are measured."""
     both = {"A": a, "B": b} if a.tps >= b.tps else {"B": b, "A": a}
     (fast, slow), libs = both.values(), libs if a.tps >= b.tps else libs[::-1]
-    steps = [parts.counted(both), parts.depth(both, others), parts.model(both), *parts.of_settings(both)]
+    steps = [counted(both), depth(both, others), of_model(both), *of_settings(both)]
     if libs:
         ends = (f"{builds.short(lib)} in {letter}" for lib, letter in zip(libs, both, strict=True))
-        steps.append(Part(parts.BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
+        steps.append(Part(BUILD, words=", ".join(ends), settings={"lib": libs[1]}))
     found, path = dict[str, Part](), None
-    spec, todo = model or parts.spec_of(fast) or parts.spec_of(slow), [part for part in steps if part.settings]
+    spec, todo = model or spec_of(fast) or spec_of(slow), [part for part in steps if part.settings]
     if todo and budget_s > 0:
         try:
             if spec is None:
@@ -394,21 +754,21 @@ def answer(
         except LabError as problem:
             found = {part.name: replace(part, words=f"{part.words}; not measured: {problem.what}") for part in todo}
     made = [found.get(part.name, part) for part in steps]
-    made += [*parts.of_server(both), *parts.of_machine(both, spec, out, not libs)]
-    made.append(parts.rest(fast, slow, made))
+    made += [*of_server(both), *of_machine(both, spec, out, not libs)]
+    made.append(left_over(fast, slow, made))
     return Answer(fast, slow, tuple(both), tuple(made), path)
 
 
 def conclusion(found: Answer) -> tuple[str, str]:
     """The sentence that a person would say, and the command that closes most of the gap ("" if none does)."""
     rest, slow, (other, letter) = found.rest, found.slow, found.letters
-    is_open = abs(rest.log) > max(rest.half or 0.0, math.log1p(parts.LEAST if rest.range else parts.LEAST_ALONE))
+    is_open = abs(rest.log) > max(rest.half or 0.0, math.log1p(LEAST if rest.range else LEAST_ALONE))
     if not found.causes and not is_open:
         if not rest.range:
-            return f"No cause of over {parts.LEAST_ALONE:.0%}; the figures do not say how much they vary.", ""
+            return f"No cause of over {LEAST_ALONE:.0%}; the figures do not say how much they vary.", ""
         return f"{letter} is not slower than {other} for certain: two sessions of one machine differ as much.", ""
     if not found.causes or (is_open and rest.log > found.causes[0].log):
-        unknown = [part.name for part in found.parts if part.how == parts.NOT_KNOWN]
+        unknown = [part.name for part in found.parts if part.how == NOT_KNOWN]
         words = f"Most of it is not explained: {times(math.exp(abs(rest.log)))}{'' if rest.range else UNSURE}."
         if len(unknown) == 1:
             words += f" The only difference without a known factor is {unknown[0]}."
@@ -416,29 +776,29 @@ def conclusion(found: Answer) -> tuple[str, str]:
             words += f" It may come from what is unknown: {', '.join(unknown)}."
         if any("(--budget)" in part.words for part in found.parts):
             return words, shell.lab("why", "A.jsonl", "B.jsonl", "--budget", "10min")
-        if unknown == [parts.BUILD]:
+        if unknown == [BUILD]:
             return words, shell.lab("why", "A.jsonl", "B.jsonl", "--lib", "OLD", "--lib", "NEW")
-        return words, "" if {parts.COUNTED, parts.MODEL} & set(unknown) else shell.lab("doctor")
+        return words, "" if {COUNTED, MODEL} & set(unknown) else shell.lab("doctor")
     cause, *others = found.causes
     more = "".join(f"{', ' if i else '; '}{one.name} adds {times(one.factor)}" for i, one in enumerate(others))
     unsure = "" if cause.range else UNSURE
     words = f"The main cause is {cause.name} ({times(cause.factor)}{unsure}): {cause.words}{more}."
-    if cause.name == parts.COUNTED:
+    if cause.name == COUNTED:
         own = f"{digits(slow.tps * cause.factor)} tokens/s{unsure}"
         words = f"Most of it is how {letter} counts: {cause.words.partition('; ')[0]}. Its decode alone is {own}{more}."
         lengths = ["-p", slow.n_prompt, "-n", slow.n_gen] if slow.n_prompt and slow.n_gen else []
         return words, shell.lab("measure", *lengths)
-    if cause.name == parts.DEPTH:
-        return words, shell.lab("sweep", "--max-len", max(512, round(parts.position(slow) or 0)))
+    if cause.name == DEPTH:
+        return words, shell.lab("sweep", "--max-len", max(512, round(position(slow) or 0)))
     if slow.requests:
         return words, shell.lab("server", slow.requests[0].endpoint.url)
-    if found.command or cause.name in (parts.STATE, parts.MACHINE, parts.BUILD):
-        return words, found.command or (shell.lab("doctor") if cause.name == parts.STATE else "")
+    if found.command or cause.name in (STATE, MACHINE, BUILD):
+        return words, found.command or (shell.lab("doctor") if cause.name == STATE else "")
     if not (found.fast.records and slow.records):
         return words, ""
     first, best = slow.records[0], found.fast.records[0]  # measure the slower setup with one group of settings changed
-    keys = [key for group, names in parts.GROUPS.items() if group in cause.name for key in names]
+    keys = [key for group, names in GROUPS.items() if group in cause.name for key in names]
     values = {name: getattr(best.settings, name) for name in (settings_table()[key].record_name or key for key in keys)}
-    model = best.model if cause.name in (parts.QUANTIZATION, parts.MODEL) else first.model
+    model = best.model if cause.name in (QUANTIZATION, MODEL) else first.model
     changed = replace(first, model=model, settings=replace(first.settings, lib=None, **values))
     return words, shell.lab("measure", *(word for option in as_options.options(changed) for word in option))
