@@ -197,10 +197,7 @@ def section(
 
 @contextlib.contextmanager
 def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> Iterator[Callable[..., Plan]]:
-    """The function that plans an experiment; if it saves states, with a folder for them, which is deleted afterwards.
-
-    It is in `out`, in its nearest existing parent or, if that is not writable, with the system's temporary files.
-    """
+    """The function that plans an experiment; if it saves states, with a folder for them, which is deleted later."""
     if not saves_states:
         yield plan
         return

@@ -188,11 +188,7 @@ def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turn
 
 
 def read_messages(path: Path) -> list[str]:
-    """A conversation from JSON lines with `role` and `content`: the system prompt, then messages and answers in turn.
-
-    Messages of the user and of tools between two answers are one; a missing last answer is "". LabError for a file that
-    is too large or is not a conversation.
-    """
+    """A conversation from JSON lines with `role` and `content`: the system prompt, then messages and answers."""
     hint = f'Each line is a message: {{"role": "user", "content": "..."}} Roles: {", ".join(ROLES)}.'
     try:
         with path.open("rb") as file:
@@ -371,10 +367,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 
 def finished(t: pd.DataFrame) -> list[Any]:
-    """The table as rows, with all columns, None for an unknown figure, and whole numbers for counts.
-
-    `sum_s`: up to the end of this turn. `again_s`: the part of TTFT in which tokens were read again.
-    """
+    """The table as rows, with all columns, None for an unknown figure, and whole numbers for counts."""
     counts = ("n_prompt", "n_cached", "n_computed", "n_again", "differs_at", "state_bytes", "slot_bytes")
     times = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
     t = t.assign(**{name: math.nan for name in (*counts, *times) if name not in t})

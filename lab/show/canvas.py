@@ -96,10 +96,7 @@ def styles(n: int, own: str = OF_PREFILL, is_shaded: bool = False) -> list[dict[
 
 
 def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
-    """The axes of each series: `ax`, or where they are more than six small multiples in its place, one for each name.
-
-    Small multiples share their axes. Where the figure has other axes too, all series are drawn into `ax`.
-    """
+    """The axes of each series: `ax`, or in its place small multiples where there are more than six."""
     figure, distinct = figure_of(ax), list(dict.fromkeys(names))
     if len(names) <= MOST_SERIES or len(distinct) == 1 or figure.axes != [ax]:
         return [ax] * len(names)

@@ -40,10 +40,7 @@ DIGITS = 9  # significant digits of numbers in a page
 
 
 def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record] = ()) -> Numbers:
-    """Everything that a page needs to predict for the models and setups of plain runs, and for all known devices.
-
-    `others` are more runs that predictions are fitted to. LabError if no model of the records can be predicted.
-    """
+    """Everything that a page needs to predict for the models and setups of plain runs, and for all known devices."""
     records, others = ([one for one in runs if _is_possible(one)] for runs in (records, others))
     plain = [one for one in records if learning.is_plain(one)]
     plain = [one for one in plain if cost.step(one.model, 1, 0, 1, one.settings.type_k, one.settings.type_v)]

@@ -68,10 +68,7 @@ TILE = 64  # tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_f
 
 @dataclass(frozen=True)
 class Case:
-    """The properties of a phase of a run that decide its prediction.
-
-    `length`: tokens of the prompt; for decode the positions before its tokens.
-    """
+    """The properties of a phase of a run that decide its prediction; `length`: tokens of the prompt or context."""
 
     phase: str
     length: float
@@ -223,10 +220,7 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The coefficients with the least relative errors of the points; factors are at least 1.
-
-    The deviation of a setup is the geometric mean over its points and one more point without deviation.
-    """
+    """The coefficients with the least relative errors of the points; factors are at least 1."""
     rows = list[tuple[float, ...]]()
     for point in points:
         kernels_s, *layers = point.costs

@@ -132,10 +132,7 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
 
 
 def hidden(text: str, asked: Access) -> str:
-    """`text`, printable, with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
-
-    Finds it in upper or lower case, plain, in JSON or URL encoding; of basic credentials also user and password.
-    """
+    """`text` with *** in place of every PIECE letters of a secret of `asked`, in any case, JSON or URL encoding."""
     sent, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
     for value in sent:
         if value.lower().startswith("basic "):

@@ -153,10 +153,7 @@ def ask_for(
 
 
 def error_in(parsed: dict[str, Any]) -> str | None:
-    """The message of an error; None for an answer without one.
-
-    Servers write {"error": {"message": ...}}, {"error": ...}, {"object": "error", "message": ...} or {"detail": ...}.
-    """
+    """The message of an error in the forms that servers have; None for an answer without one."""
     error = parsed.get("error") or (parsed if parsed.get("object") == "error" else None)
     if error is None and "choices" not in parsed:
         error = parsed.get("detail")
@@ -306,10 +303,7 @@ def _tokens(
 
 
 def _events(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, int, str, str]]:
-    """When each event was complete, its bytes on the wire, its name, and its data; a comment has none.
-
-    Where the answer ends within a line, the last one is named HALF_LINE and says so.
-    """
+    """When each event was complete, its bytes on the wire, its name (of half a line HALF_LINE), and its data."""
     name, data, n_bytes, is_begun = "", list[str](), 0, False
     for ns, line in _lines(pieces):
         n_bytes += len(line)

@@ -144,10 +144,7 @@ def measure(
 
 
 def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
-    """Send the plan's requests, append each to `path` when it ends, and yield its record.
-
-    LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished requests.
-    """
+    """Send the plan's requests, append each to `path` when it ends, and yield its record. LabError if it is gone."""
     warmups = [(0, case) for case in sorted(plan.cases, key=lambda case: case.n_prompt)]
     todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.cases, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))

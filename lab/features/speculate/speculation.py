@@ -133,10 +133,7 @@ def plan(
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: a prompt, then plain decoding, or drafts, or (without a text) the steps of the curve.
-
-    These have 1 to n_draft + 1 positions in the middle of the answers, or 1 and 2 on the draft model, all forgotten.
-    """
+    """The script: a prompt, then plain decoding, or drafts, or (without a text) the steps of the curve, forgotten."""
     lever = case.lever
     assert isinstance(lever, Speculation)
     is_of_draft, n_past = lever.draft not in (None, LOOKUP), case.n_prompt
@@ -163,10 +160,7 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def of_runs(records: Sequence[Record]) -> pd.DataFrame:
-    """A row per run with drafts: CASE, BLOCK, `record`, `tpot_s`, and those of plain decoding in the same block.
-
-    `parted_at` is the first token that differs from plain decoding.
-    """
+    """A row per run with drafts: CASE, BLOCK, `record`, `tpot_s`, and those of plain decoding in the same block."""
     import pandas as pd
 
     rows = []

@@ -33,10 +33,7 @@ OWN_BUILD = "Trace with the build that the lab installs (without --lib)."
 
 
 def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
-    """Trace prefill of `tokens` and `n_gen` decode steps after it, in `n_rounds` rounds after one that warms up.
-
-    LabError if this llama.cpp does not stop or has other tensors, or if the operations change between the rounds.
-    """
+    """Trace prefill of `tokens` and `n_gen` decode steps after it, in `n_rounds` rounds after one that warms up."""
     _check_layout()
     lib, stamps, problems = llama_cpp(), list[int](), list[LabError]()
     nodes: list[list[Node]] = [[]]  # of each step of the first round with stops, then an empty list

@@ -17,10 +17,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Node:
-    """An operation of ggml's graph: what it computes from what, and in which buffer type.
-
-    `ns` runs from just before it is started until it has ended, `gap_ns` from the end of the one before: medians.
-    """
+    """An operation of ggml's graph. `ns`: from its start until it has ended; `gap_ns`: before it (medians)."""
 
     op: str
     result: Operand

@@ -248,10 +248,7 @@ def _weight(node: Node) -> tuple[int | None, str] | None:
 
 
 def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
-    """What an operation is for, and its layer, by its weights, else by names; `before` is the layer of the one before.
-
-    An operation whose name has no meaning is in the layer of the one before.
-    """
+    """What an operation is for, and its layer, by its weights, else by names or by `before`, the layer before."""
     (layer, weights), name = _weight(node) or (None, ""), node.result.name
     if layer is None:
         in_name = re.search(r"(?:-|_l)(\d+)\b", name)
@@ -272,10 +269,7 @@ def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
 
 
 def cost_of(node: Node) -> tuple[float, float | None]:
-    """Bytes that an operation reads, of rows and experts only those that are used; FLOPs of products and attention.
-
-    Attention counts all positions that its tensors have.
-    """
+    """Bytes that an operation reads, of rows and experts only those that are used; FLOPs of products and attention."""
     first, result = node.sources[0], node.result
     n_bytes, flops = float(sum(one.n_bytes for one in node.sources)), None
     if node.op == "SET_ROWS":  # the others are the positions, and the cache, which is written
@@ -301,10 +295,7 @@ def _matrix(node: Node) -> shape.Matrix:
 
 
 def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | None, n_threads: int) -> float | None:
-    """Seconds of an operation at the ceiling of its kernel; None where none is known.
-
-    Attention counts as in `lab explain`: only the positions that tokens see, and not the masked rest of its tensors.
-    """
+    """Seconds of an operation at the ceiling of its kernel; of attention only the positions that tokens see."""
     if ceilings is None:
         return None
     with contextlib.suppress(LabError):  # this kernel was not probed
