@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-Body = bytes | Sequence[bytes] | Callable[[dict[str, Any]], Iterator[bytes]]
-"""Bytes; or the pieces of a stream, PAUSE_S apart; or a function of the request that makes them, at its own pace."""
+Body = bytes | Callable[[dict[str, Any]], Iterator[bytes]]
+"""Bytes; or a function of the request that makes the pieces of a stream, at its own pace."""
 
 PAUSE_S = 0.004
 STREAM = "text/event-stream"
@@ -29,16 +29,12 @@ class Canned:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Answer = Canned | Callable[[dict[str, Any]], Canned]
-"""An answer, or a function of the request that makes one."""
-
-
 @dataclass
 class OddServer:
-    """A server that runs. `answers` may be changed meanwhile; what is asked elsewhere is not found."""
+    """A server that runs; what is asked elsewhere is not found."""
 
     url: str
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, Canned]
     n_asked: dict[str, int] = field(default_factory=dict)
 
 
@@ -77,32 +73,28 @@ def event(content: str | None = None, **more: Any) -> bytes:
     return f"data: {json.dumps({'choices': [{'delta': delta, 'finish_reason': finish}], **more})}\n\n".encode()
 
 
-def stream(*texts: str, n: int | None = None) -> list[bytes]:
-    """A whole answer, whose usage counts `n` tokens (None: one for each text)."""
-    usage = {"prompt_tokens": 20, "completion_tokens": len(texts) if n is None else n}
+def stream(*texts: str) -> list[bytes]:
+    """A whole answer, of one token for each text."""
+    usage = {"prompt_tokens": 20, "completion_tokens": len(texts)}
     return [*(event(text) for text in texts), event(), event(usage=usage), b"data: [DONE]\n\n"]
 
 
 @contextmanager
-def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd", port: int = 0) -> Iterator[OddServer]:
+def odd_server(answers: Mapping[str, Canned] | None = None, model: str = "odd") -> Iterator[OddServer]:
     """A server with one model, and a tokenizer for which a word is a token."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer({})
+            self.do_POST()
 
         def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-        def _answer(self, asked: dict[str, Any]) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
             running.n_asked[self.path] = running.n_asked.get(self.path, 0) + 1
             canned = running.answers.get(self.path, Canned(b'{"error": "not found"}', 404))
-            if callable(canned):
-                canned = canned(asked)
             if self.path == "/tokenize" and "content" in asked:
-                canned = as_json({"tokens": list(range(len(asked["content"].split())))})
+                canned = as_json({"tokens": asked["content"].split()})
             if self.path == "/apply-template":
                 canned = as_json({"prompt": asked["messages"][0]["content"]})
             with suppress(OSError):  # who asked has hung up
@@ -120,17 +112,17 @@ def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd", 
                 return
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            for piece in canned.body(asked) if callable(canned.body) else paced(canned.body):
+            for piece in canned.body(asked):
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    running = OddServer(f"http://127.0.0.1:{http.server_port}/v1", {"/v1/models": as_json({"data": [{"id": model}]})})
-    running.answers |= answers or {}
+    models = {"/v1/models": as_json({"data": [{"id": model}]})}
+    running = OddServer(f"http://127.0.0.1:{http.server_port}/v1", models | dict(answers or {}))
     Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield running

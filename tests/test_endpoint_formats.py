@@ -40,14 +40,7 @@ def delta(
 ) -> dict[str, Any]:
     """A chunk of a chat with one choice."""
     choice = {"index": 0, "delta": content, "finish_reason": finish} | (choice or {})
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-        **more,
-    }
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], **more}
 
 
 def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
@@ -145,13 +138,7 @@ def test_ollama() -> None:
     stream = read(
         sse(chunk(reasoning="Well")),
         sse(chunk(content="Hi")),
-        sse(
-            chunk(
-                tool_calls=[
-                    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                ]
-            )
-        ),
+        sse(chunk(tool_calls=[{"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}])),
         sse(chunk("stop")),
         sse(chunk() | {"choices": [], "usage": usage(26, 3)}),
         sse("[DONE]"),

@@ -17,36 +17,21 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from lab.core import request_times as times, results
+from lab.core import request as kinds, request_times as times, results
 from lab.core.record import FAILED, OK
-from lab.core.request import (
-    BAD_REQUEST,
-    CHAT,
-    COMPLETIONS,
-    CUT_OFF,
-    DONE,
-    HALF_LINE,
-    LOST,
-    OTHER,
-    REFUSED,
-    ROLE,
-    TEXT,
-    USAGE,
-    Request,
-    Slo,
-)
+from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, Request, Slo
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
 from lab.features.serve import formats, servers
 from lab.features.serve.access import Client, access, all_headers
-from lab.features.serve.formats import Ask, SendPlan
+from lab.features.serve.formats import Ask
 from lab.features.serve.servers import Server, connect
 from lab.models import catalog
 from tests.bench import llama_bench
@@ -59,14 +44,11 @@ ONE_THREAD_OF_PYTHON = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx",
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
 
-@contextmanager
-def a_llama_server(model: Path, options: Sequence[str] = ONE_THREAD) -> Iterator[RealServer]:
+def a_llama_server(model: Path, options: Sequence[str] = ONE_THREAD) -> AbstractContextManager[RealServer]:
     """A llama-server, with two slots unless the options say otherwise."""
     if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
         pytest.skip("no llama-server here: neither the xllamacpp wheel nor one that a benchmark built")
-    start = wheel_server if find_spec("xllamacpp") else llama_server
-    with start(model, *options) as server:
-        yield server
+    return (wheel_server if find_spec("xllamacpp") else llama_server)(model, *options)
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +64,22 @@ def python(embedded: Path) -> Iterator[RealServer]:
         yield server
 
 
+Reached = dict[tuple[str, str], Server]
+
+
 @pytest.fixture(scope="module")
-def reached(llama: RealServer, python: RealServer) -> Iterator[dict[tuple[str, str], Server]]:
-    """llama-server through both interfaces, and the other one as far as it differs, each probed once."""
-    with (
-        connect(llama.url, api=CHAT) as llama_chat,
-        connect(llama.url, api=COMPLETIONS) as llama_text,
-        connect(python.url, api=COMPLETIONS) as python_text,
-    ):
-        yield {
-            (LLAMA, CHAT): llama_chat,
-            (LLAMA, COMPLETIONS): llama_text,
-            (PYTHON, COMPLETIONS): python_text,
-        }
+def reached(llama: RealServer, python: RealServer) -> Iterator[Reached]:
+    """llama-server through both interfaces, and the other one as far as it differs, each examined once."""
+    with ExitStack() as stack:
+        urls = {LLAMA: llama.url, PYTHON: python.url}
+        yield {(name, api): stack.enter_context(connect(urls[name], api=api)) for name, api in ALL}
 
 
 ALL = [(LLAMA, CHAT), (LLAMA, COMPLETIONS), (PYTHON, COMPLETIONS)]
 
 
 def send(server: Server, ask: Ask) -> Request:
-    (reply,) = server.client.run(SendPlan(asks=(ask,), api=server.endpoint.api))
-    return server.counted(reply)
+    return server.counted(server.send(ask))
 
 
 def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
@@ -120,7 +97,7 @@ def as_it_is(ask: Ask, **fields: object) -> Ask:
 
 
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
-def test_what_llama_server_can_do(reached: dict[tuple[str, str], Server], api: str) -> None:
+def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
     endpoint = reached[LLAMA, api].endpoint
     assert endpoint.server == LLAMA and endpoint.api == api and endpoint.settings is not None
     assert (endpoint.settings.n_slots, endpoint.settings.n_ctx) == (2, 1024)
@@ -129,7 +106,7 @@ def test_what_llama_server_can_do(reached: dict[tuple[str, str], Server], api: s
     assert set(endpoint.accepted) == {formats.INCLUDE_USAGE, formats.IGNORE_EOS, formats.TIMINGS, formats.NO_CACHE}
 
 
-def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server]) -> None:
+def test_what_llama_cpp_server_can_do(reached: Reached) -> None:
     endpoint = reached[PYTHON, COMPLETIONS].endpoint
     assert endpoint.server == PYTHON and endpoint.settings is None
     assert {one.name for one in endpoint.capabilities if one.answer == "yes"} == {"streaming", "tokenize"}
@@ -140,26 +117,19 @@ def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server]) ->
 
 
 @pytest.mark.parametrize("which", ALL)
-def test_a_prompt_has_exactly_n_of_the_servers_tokens(
-    reached: dict[tuple[str, str], Server], which: tuple[str, str]
-) -> None:
+def test_a_prompt_has_exactly_n_of_the_servers_tokens(reached: Reached, which: tuple[str, str]) -> None:
     server, n = reached[which], 97
     sized = server.ask(n, 2, WORDS)
     ask = as_it_is(sized, stream=None, stream_options=None)
     path = "chat/completions" if which[1] == CHAT else "completions"
-    request = urllib.request.Request(
-        f"{server.client.access.url}/{path}", ask.body.encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        assert json.load(answer)["usage"]["prompt_tokens"] == sized.asked.n_prompt_counted == n
+    answer = server.client.ask(f"{server.client.access.url}/{path}", json.loads(ask.body))
+    assert (answer.parsed or {})["usage"]["prompt_tokens"] == sized.asked.n_prompt_counted == n
     usage = send(server, ask_of(server, n, 2)).usage  # with another nonce
     assert usage is not None and usage.prompt_tokens == (n if which[0] == LLAMA else None)
 
 
 @pytest.mark.parametrize("which", ALL)
-def test_each_token_is_an_event_and_nothing_comes_before_prefill(
-    reached: dict[tuple[str, str], Server], which: tuple[str, str]
-) -> None:
+def test_each_token_is_an_event_and_nothing_comes_before_prefill(reached: Reached, which: tuple[str, str]) -> None:
     server = reached[which]
     request = send(server, ask_of(server, 64, 10))
     assert request.status == OK, request.error
@@ -175,24 +145,18 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
         assert figures(request).tpot_ns is not None and times.itl_ns(request) is None
     else:
         assert request.tokens_by == "timings" and times.itl_ns(request) == times.chunk_gaps_ns(request)
-
-
-@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
-def test_llama_servers_own_times_lie_within_ours(reached: dict[tuple[str, str], Server], api: str) -> None:
-    request = send(reached[LLAMA, api], ask_of(reached[LLAMA, api], 64, 10))
-    timings, ttft_ns, e2e_ns = request.timings, figures(request).ttft_ns, figures(request).e2e_ns
-    assert timings is not None and timings.prompt_ms and timings.gen_ms and ttft_ns and e2e_ns
-    assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
-    assert timings.prompt_ms * 1e6 <= ttft_ns
-    assert request.events.arrive_ns[0] >= timings.prompt_ms * 1e6  # a role comes after prefill, too
-    assert (timings.prompt_ms + timings.gen_ms) * 1e6 <= e2e_ns
+        timings, e2e_ns = request.timings, figures(request).e2e_ns  # its own times lie within ours
+        assert timings is not None and timings.prompt_ms and timings.gen_ms and e2e_ns
+        assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
+        assert request.events.arrive_ns[0] >= timings.prompt_ms * 1e6  # a role comes after prefill, too
+        assert (timings.prompt_ms + timings.gen_ms) * 1e6 <= e2e_ns
 
 
 # Caches
 
 
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
-def test_llama_server_caches_unless_it_is_asked_not_to(reached: dict[tuple[str, str], Server], api: str) -> None:
+def test_llama_server_caches_unless_it_is_asked_not_to(reached: Reached, api: str) -> None:
     server = reached[LLAMA, api]
     ask = ask_of(server, 64, 4)
     cold = [figures(send(server, as_it_is(ask))) for _ in range(2)]
@@ -202,9 +166,7 @@ def test_llama_server_caches_unless_it_is_asked_not_to(reached: dict[tuple[str, 
     assert warm.timings is not None and warm.timings.n_prompt == 1
 
 
-def test_llama_cpp_server_caches_and_does_not_say_so(
-    reached: dict[tuple[str, str], Server], python: RealServer
-) -> None:
+def test_llama_cpp_server_caches_and_does_not_say_so(reached: Reached, python: RealServer) -> None:
     server = reached[PYTHON, COMPLETIONS]
     ask = as_it_is(ask_of(server, 64, 4))
 
@@ -222,7 +184,7 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
     with a_llama_server(embedded, small) as started, connect(started.url, api=COMPLETIONS) as server:
         assert server.endpoint.settings and server.endpoint.settings.n_ctx == 256
         refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 60, 400))
-        assert (refused.failure, refused.http_status) == (BAD_REQUEST, 400)
+        assert (refused.failure, refused.http_status) == (kinds.BAD_REQUEST, 400)
         assert "request (300 tokens) exceeds the available context size (256 tokens)" in (refused.error or "")
         assert (truncated.status, truncated.finish_reason) == (OK, "length")
         assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_truncated
@@ -241,12 +203,11 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
 
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
-        (reply,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
+        reply = server.send(ask)
         killer.join(30)
-        assert reply.request.status == FAILED and reply.request.failure in (LOST, HALF_LINE, CUT_OFF)
+        assert reply.request.status == FAILED and reply.request.failure in (kinds.LOST, kinds.HALF_LINE, kinds.CUT_OFF)
         assert 0 < reply.request.events.kind.count(TEXT) < 200
-        (after,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
-        assert after.request.failure == REFUSED
+        assert server.send(ask).request.failure == kinds.REFUSED
 
 
 # The commands, end to end
