@@ -19,19 +19,11 @@ from lab.engine import loop
 from lab.features import batch as batching, stall as stalls, turns
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
-from lab.features.claims.judging import (
-    CLAIMS,
-    HOLDS,
-    HOLDS_NOT,
-    UNSURE,
-    UNTESTABLE,
-    Claim,
-    judge,
-)
+from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
 from lab.features.compare import comparison
 from lab.features.speculate import speculation
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.runner.cases import Case, measured_run
+from lab.runner.cases import Case, measured_run, named
 from lab.show import disturbances
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated
 
@@ -104,22 +96,8 @@ class Planted:
             return lambda: clock.advance(ns), (lambda: clock.advance(1000)) if shape.n_outputs else None, 0
 
         steps = loop.as_steps(shapes, loop.walk([move(shape) for shape in shapes], clock, [0]))
-        named: dict[str, Any] = {
-            "n_prompt": case.n_prompt,
-            "n_gen": case.n_gen,
-            "every": case.every,
-            "accepted": accepted or None,
-        }
-        levers = {Batch: "batch", Speculation: "speculation", Turns: "turns"}
-        if case.lever:
-            named[levers.get(type(case.lever), "stall")] = case.lever
-        usual: dict[str, Any] = {
-            "warmup": False,
-            "started_at": "2026-01-01T00:00:00Z",
-            "status": OK,
-            "token_ids": (7,) * 4,
-        }
-        return Run(steps=steps, repeat=0, **named, **usual)
+        usual: dict[str, Any] = {"warmup": False, "started_at": "2026-01-01T00:00:00Z", "status": OK}
+        return Run(steps=steps, repeat=0, token_ids=(7,) * 4, accepted=accepted or None, **named(case), **usual)
 
     def session(self, parts: tuple[str, ...], seed: int = 1, n_repeat: int = 3) -> list[Record]:
         """The runs of some parts."""
@@ -190,44 +168,29 @@ def work() -> Iterator[Work]:
 BY_NUMBER = {claim["number"]: claim for claim in CLAIMS}
 FAST = 20 * Planted().gflops
 
-PLANTED: list[tuple[int, str, Planted]] = [
-    (1, HOLDS, Planted()),
-    (1, HOLDS_NOT, Planted(wasted_ms=80)),
-    (2, HOLDS, Planted()),
-    (2, HOLDS_NOT, Planted(slow={"Q4_0": 2.5})),
-    (2, HOLDS_NOT, Planted(half_reads=0.5)),
-    (3, HOLDS, Planted()),
-    (3, HOLDS_NOT, Planted(pair_ns=0)),
-    (3, HOLDS_NOT, Planted(pair_ns=2000)),
-    (5, HOLDS, Planted()),
-    (5, HOLDS_NOT, Planted(pair_ns=400)),
-    (6, HOLDS, Planted(pair_ns=400)),
-    (6, HOLDS_NOT, Planted(pair_ns=0)),
-    (6, HOLDS_NOT, Planted(pair_ns=1000, sees=700)),
-    (7, HOLDS, Planted(gflops=FAST, pair_ns=1)),
-    (7, HOLDS_NOT, Planted()),
-    (10, HOLDS, Planted()),
-    (10, HOLDS_NOT, Planted(each_reads=1.2)),
-    (13, HOLDS, Planted()),
-    (13, HOLDS, Planted(slow={"Q4_1": 0.8})),  # Q4_0 is slower than Q4_1, but hardly smaller
-    (13, HOLDS_NOT, Planted(slow={"Q4_0": 5})),
-    (14, HOLDS, Planted(pair_ns=300, wasted_ms=0.05)),
-    (14, HOLDS_NOT, Planted(kept_close=2)),
-    (16, HOLDS, Planted()),
-    (16, HOLDS_NOT, Planted(no_flash=1.1)),
-    (17, HOLDS, Planted(pair_ns=400)),
-    (17, HOLDS_NOT, Planted(pair_ns=400, q8_cache=1.4)),
-    (18, HOLDS, Planted()),
-    (18, HOLDS_NOT, Planted(n_right=0)),
-    (21, HOLDS, Planted()),
-    (21, HOLDS_NOT, Planted(mixed_ms=200)),
-    (34, HOLDS, Planted()),
-    (34, HOLDS_NOT, Planted(gbps=0.01)),
-    (35, HOLDS, Planted(pair_ns=1)),
-    (35, HOLDS_NOT, Planted(pair_ns=200)),
-    (35, HOLDS_NOT, Planted(pair_ns=1, cached_decode=1.2)),
-    (36, HOLDS, Planted()),
-    (36, HOLDS_NOT, Planted(again=0.3)),
+PLANTED: dict[int, tuple[list[Planted], list[Planted]]] = {  # by claim: where it holds, and where it does not
+    1: ([Planted()], [Planted(wasted_ms=80)]),
+    2: ([Planted()], [Planted(slow={"Q4_0": 2.5}), Planted(half_reads=0.5)]),
+    3: ([Planted()], [Planted(pair_ns=0), Planted(pair_ns=2000)]),
+    5: ([Planted()], [Planted(pair_ns=400)]),
+    6: ([Planted(pair_ns=400)], [Planted(pair_ns=0), Planted(pair_ns=1000, sees=700)]),
+    7: ([Planted(gflops=FAST, pair_ns=1)], [Planted()]),
+    10: ([Planted()], [Planted(each_reads=1.2)]),
+    13: ([Planted(), Planted(slow={"Q4_1": 0.8})], [Planted(slow={"Q4_0": 5})]),
+    14: ([Planted(pair_ns=300, wasted_ms=0.05)], [Planted(kept_close=2)]),
+    16: ([Planted()], [Planted(no_flash=1.1)]),
+    17: ([Planted(pair_ns=400)], [Planted(pair_ns=400, q8_cache=1.4)]),
+    18: ([Planted()], [Planted(n_right=0)]),
+    21: ([Planted()], [Planted(mixed_ms=200)]),
+    34: ([Planted()], [Planted(gbps=0.01)]),
+    35: ([Planted(pair_ns=1)], [Planted(pair_ns=200), Planted(pair_ns=1, cached_decode=1.2)]),
+    36: ([Planted()], [Planted(again=0.3)]),
+}
+CASES = [
+    (number, verdict, machine)
+    for number, sides in PLANTED.items()
+    for verdict, machines in zip((HOLDS, HOLDS_NOT), sides, strict=True)
+    for machine in machines
 ]
 
 
@@ -236,22 +199,19 @@ def judged(number: int, machine: Planted, **changes: int) -> dict[str, Any]:
     return judge(claim, Evidence(machine.session(tuple(claim["parts"]), **changes), machine.ceilings()))
 
 
-@pytest.mark.parametrize(("number", "verdict", "machine"), PLANTED)
+@pytest.mark.parametrize(("number", "verdict", "machine"), CASES)
 def test_the_verdict_is_that_of_the_planted_machine(number: int, verdict: str, machine: Planted) -> None:
     one = judged(number, machine)
     assert one["verdict"] == verdict, one["words"]
 
 
 def test_every_claim_has_a_machine_on_which_it_holds_and_one_on_which_it_does_not() -> None:
-    assert {(number, verdict) for number, verdict, _ in PLANTED} >= {
-        (claim["number"], verdict) for claim in CLAIMS for verdict in (HOLDS, HOLDS_NOT)
-    }
+    assert PLANTED.keys() == BY_NUMBER.keys() and all(holds and fails for holds, fails in PLANTED.values())
 
 
 @pytest.mark.parametrize("number", [3, 6, 10, 13, 18])
 def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
-    truth = next(machine for n, verdict, machine in PLANTED if (n, verdict) == (number, HOLDS))
-    noisy = dataclasses.replace(truth, noise=0.15)
+    noisy = dataclasses.replace(PLANTED[number][0][0], noise=0.15)
     verdicts = [judged(number, noisy, seed=seed)["verdict"] for seed in range(10)]
     assert verdicts.count(HOLDS_NOT) <= 1 and set(verdicts) <= {HOLDS, UNSURE, HOLDS_NOT}
 
@@ -308,16 +268,14 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
 def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, verdicts = random.Random(n), list[str]()
+    chance = random.Random(n)
 
     def drawn(_: Evidence) -> figures.Figures:
-        return [
-            figure("a ratio", [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL)) for _ in range(n)])
-        ]
+        errors = [math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL) for _ in range(n)]
+        return [figure("a ratio", [1.1 * math.exp(error) for error in errors])]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)
     condition = {"figures": ["drawn"], "what": "A ratio", "most": 1.1}
     claim = {"number": 1, "words": "a claim", "parts": [], "conditions": [condition]}
-    for _ in range(400):
-        verdicts.append(judge(claim, Evidence([]))["verdict"])
+    verdicts = [judge(claim, Evidence([]))["verdict"] for _ in range(400)]
     assert verdicts.count(UNSURE) >= 0.92 * 400

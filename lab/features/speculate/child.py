@@ -72,17 +72,13 @@ class Speculation:
 
         Drafts never go beyond the last token to generate.
         """
-        text = self._text = Lookup(prompt)
-        self._guesses: list[int] = []
+        text = self._text = Lookup([*prompt, int(self._tokens[0])])
         self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
-        n_most, n_chosen = operation.n_draft + 2, 1
-        batch, self._draft_batch = _Batch(n_most), _Batch(n_most)
-        text.append(int(self._tokens[0]))
+        n_chosen = 1
         while (n_left := operation.times + 1 - n_chosen) > 0:
-            n_past = len(text.tokens) - 1
-            self._guesses = []
-            n_guesses = min(operation.n_draft, n_left - 1)
-            if n_guesses and operation.of_draft:
+            n_past, n_guesses = len(text.tokens) - 1, min(operation.n_draft, n_left - 1)
+            self._guesses: list[int] = []
+            if operation.of_draft:
                 for _ in range(n_guesses):
                     yield self._guess_next(n_prefilled)
             elif n_guesses:
@@ -90,7 +86,7 @@ class Speculation:
                 yield functools.partial(self._look_up, n_guesses), None, n_prefilled
             step = [text.tokens[-1], *self._guesses]
             self.shapes.append(Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step)))
-            forward = functools.partial(llama.decode, self._context, batch.of(step, 0))
+            forward = functools.partial(llama.decode, self._context, _batch(step, 0))
             yield forward, functools.partial(self._choose, n_chosen), n_prefilled
             n_right = len(text.tokens) - n_past - 2
             n_chosen += n_right + 1
@@ -109,7 +105,7 @@ class Speculation:
         assert self._draft is not None
         draft, known = self._draft, self._text.tokens + self._guesses
         new, n_read, is_first = known[self._n_read :], self._n_read, not self._guesses
-        batch = self._draft_batch.of(new, len(new) - 1)
+        batch = _batch(new, len(new) - 1)
         self.shapes.append(Shape(DRAFT, len(new), n_read, 1, 1))
         self._n_read = len(known)
 
@@ -130,17 +126,10 @@ class Speculation:
                 return
 
 
-class _Batch:
-    """Reused memory for the tokens of a step of sequence 0."""
-
-    def __init__(self, n_most: int) -> None:
-        self._ids, self._wants_logits = (ctypes.c_int32 * n_most)(), (ctypes.c_int8 * n_most)()
-
-    def of(self, ids: Sequence[int], first_output: int) -> Any:
-        """A llama_batch of `ids`; tokens from `first_output` on get logits. llama.cpp counts the positions."""
-        n = len(ids)
-        self._ids[:n] = list(ids)
-        self._wants_logits[:n] = [i >= first_output for i in range(n)]
-        batch = llama_cpp().llama_batch(n_tokens=n, token=ctypes.cast(self._ids, ctypes.POINTER(ctypes.c_int32)))
-        batch.logits = ctypes.cast(self._wants_logits, ctypes.POINTER(ctypes.c_int8))
-        return batch
+def _batch(ids: Sequence[int], first_output: int) -> Any:
+    """A llama_batch of sequence 0; tokens from `first_output` on get logits. llama.cpp counts the positions."""
+    n = len(ids)
+    tokens, wants_logits = (ctypes.c_int32 * n)(*ids), (ctypes.c_int8 * n)(*(i >= first_output for i in range(n)))
+    batch = llama_cpp().llama_batch(n_tokens=n, token=ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32)))
+    batch.logits = ctypes.cast(wants_logits, ctypes.POINTER(ctypes.c_int8))  # both keep their arrays alive
+    return batch

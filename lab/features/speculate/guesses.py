@@ -6,7 +6,6 @@ once), `forget` (removes the rejected tokens), and `decode` where nothing was dr
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,22 +26,19 @@ def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = Tr
 
     With `may_fall_short` (lookup in the text) a draft may be shorter than n_draft; a model always drafts n_draft.
     """
-    long, goes_on = list[Chain](), False  # a step with all tokens accepted and its successor are one long chain
-    for n, right in chains:
+    long, steps, goes_on = list[Chain](), list[Chain](), False
+    for n, right in chains:  # a step with all tokens accepted and its successor are one long chain
         if goes_on and n:  # the extra token of that step would have been the next draft token: it counts as accepted
             n_before, right_before = long.pop()
             n, right = n_before + 1 + n, right_before + 1 + right
         long.append((n, right))
         goes_on = n > 0 and right == n
-    steps = list[Chain]()
     for n, right in long:
-        n_chosen = 0
-        while n_chosen <= right:  # each step chooses its accepted tokens and one more
-            guessed = min(n_draft, n - n_chosen)
-            if n > right and not may_fall_short:  # tokens after a rejected one are unknown, and count as rejected
-                guessed = n_draft
-            steps.append((guessed, min(guessed, right - n_chosen)))
-            n_chosen += steps[-1][1] + 1
+        while right >= 0:  # each step chooses its accepted tokens and one more
+            # tokens after a rejected one are unknown, and count as rejected
+            guessed = n_draft if n > right and not may_fall_short else min(n_draft, n)
+            steps.append((guessed, min(guessed, right)))
+            n, right = n - steps[-1][1] - 1, right - steps[-1][1] - 1
     return steps
 
 
@@ -61,30 +57,26 @@ def step_times(runs: Sequence[Run]) -> StepTimes | None:
     """Median step times over the runs of the curve (Speculation without text); None without such runs."""
     import pandas as pd
 
-    frames = [
-        run.steps.frame() for run in runs if run.status == OK and run.speculation and run.speculation.text is None
-    ]
-    if not frames:
+    curves = [run for run in runs if run.status == OK and run.speculation and run.speculation.text is None]
+    if not curves:
         return None
-    steps = pd.concat(frames)
+    steps = pd.concat([run.steps.frame() for run in curves])
     steps = steps[steps.kind.isin((DECODE, VERIFY, DRAFT)) & (steps.n_outputs > 0)]
     medians = (steps.end_s - steps.start_s).groupby([steps.kind == DRAFT, steps.n_tokens]).median()
-    target, draft = (
-        {int(n): float(s) for (is_draft, n), s in medians.items() if is_draft == of_draft} for of_draft in (False, True)
-    )
-    return StepTimes(target, draft) if 1 in target else None
+    target, draft = ({n: s for (is_draft, n), s in medians.items() if is_draft == own} for own in (False, True))
+    return StepTimes(target, draft if {1, 2} <= draft.keys() else {}) if 1 in target else None
 
 
 def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
     """The time of plain decoding over that of these steps; None if a step's time is unknown."""
-    total = 0.0
-    for before, (guessed, _) in itertools.pairwise([(0, 0), *chains]):
+    total, is_behind = 0.0, False
+    for guessed, right in chains:
         if guessed + 1 not in times.target:
             return None
         total += times.target[guessed + 1]
         if guessed and times.draft:  # a lookup costs nothing
-            is_behind = before[0] > 0 and before[0] == before[1]
             total += guessed * times.draft[1] + (times.draft[2] - times.draft[1] if is_behind else 0.0)
+        is_behind = 0 < guessed == right
     n_tokens = sum(right + 1 for _, right in chains)
     return n_tokens * times.target[1] / total if total > 0 else None
 
