@@ -267,10 +267,8 @@ def need_every_position(model: Model) -> None:
     if any(model.windows or ()):
         reason = "some of its layers use sliding-window attention"
     if reason:
-        raise LabError(
-            f"The cache of {model.name} cannot be copied and cut: {reason}.",
-            "Use a model in which every layer attends to all positions, such as -m smollm2-135m.",
-        )
+        hint = "Use a model in which every layer attends to all positions, such as -m smollm2-135m."
+        raise LabError(f"The cache of {model.name} cannot be copied and cut: {reason}.", hint)
 
 
 def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:

@@ -178,10 +178,8 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
     rows = sessions_apart(load_figures.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if len(setups) < 2:
-        raise LabError(
-            "There is nothing to compare: all runs are of one setup and one session.",
-            "Give results of another machine, model or setting, or measure two settings with lab ab.",
-        )
+        hint = "Give results of another machine, model or setting, or measure two settings with lab ab."
+        raise LabError("There is nothing to compare: all runs are of one setup and one session.", hint)
     if rows.block.notna().all():  # of a trial: A is the base
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if base is not None:

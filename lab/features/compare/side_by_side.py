@@ -97,10 +97,8 @@ def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
         if plan.refused:
             raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
     if not may_be_apart and (problem := too_large(plans)):
-        raise LabError(
-            problem,
-            "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
-        )
+        hint = "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure)."
+        raise LabError(problem, hint)
 
 
 def too_large(plans: dict[str, Plan]) -> str:

@@ -268,10 +268,8 @@ def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix
     groups = ([m for m in fitting if (m.part == EXPERTS) == experts] for experts in (True, False))
     largest = [max(group, key=lambda m: m.n_weights) for group in groups if group]
     if not largest:
-        raise LabError(
-            f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is wide enough.",
-            "Leave the type out, or use another model: -m MODEL",
-        )
+        what = f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is wide enough."
+        raise LabError(what, "Leave the type out, or use another model: -m MODEL")
     return [dataclasses.replace(m, type=kind) for m in largest]
 
 

@@ -118,9 +118,8 @@ def check_side(given: Iterable[str], url: str | None) -> None:
         hint = "Add the server's address: --url http://127.0.0.1:8080/v1"
         raise LabError(f"{what}a server, but there is no --url.", hint)
     them = "it" if len(wrong) == 1 else "them"
-    raise LabError(
-        f"{what}the lab's own engine, not for a server.", f"Leave {them} out: a server has its own settings."
-    )
+    hint = f"Leave {them} out: a server has its own settings."
+    raise LabError(f"{what}the lab's own engine, not for a server.", hint)
 
 
 UNTIL = [

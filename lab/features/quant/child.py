@@ -61,9 +61,8 @@ def keep(context: Context, tokens: list[int], first: int, path: Path) -> None:
         else:
             own.tofile(path)
     except OSError as problem:
-        raise LabError(
-            f"The logits of a chunk cannot be written: {problem.strerror}.", "Free some disk space, or set TMPDIR."
-        ) from None
+        hint = "Free some disk space, or set TMPDIR."
+        raise LabError(f"The logits of a chunk cannot be written: {problem.strerror}.", hint) from None
 
 
 def diverge(context: Context, tokens: list[int], first: int, path: Path) -> Divergence:

@@ -115,9 +115,8 @@ def key(asked: Access) -> str | None:
     if not value:
         raise LabError(f"The environment variable {asked.api_key_env} is not set.", "Set it to the server's key.")
     if not value.isascii() or not value.isprintable():
-        raise LabError(
-            f"The key in {asked.api_key_env} has characters that HTTP cannot send.", "Set it again, as one line."
-        )
+        hint = "Set it again, as one line."
+        raise LabError(f"The key in {asked.api_key_env} has characters that HTTP cannot send.", hint)
     return value
 
 

@@ -80,10 +80,8 @@ def parse(option: str, text: str | int) -> Lengths:
         values = [round(middle + z if is_normal else middle * math.exp(min(z, most))) for z in normal]
     if not values or not 1 <= min(values) <= max(values) <= MOST_TOKENS:
         found = f" It has lengths from {min(values):,} to {max(values):,} tokens." if values else ""
-        raise LabError(
-            f"{option} {words} is not possible.{found}",
-            f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
-        )
+        hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
+        raise LabError(f"{option} {words} is not possible.{found}", hint)
     return Lengths(words, tuple(values) if len(set(values)) > 1 else (values[0],))
 
 

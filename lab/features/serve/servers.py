@@ -109,19 +109,16 @@ class Server:
                 "Turn one of them on, or measure another server.",
             )
         if (n_tokens := self.counter.count(text)) is None:
-            raise LabError(
-                f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
-                "Check that it still runs (its log may say why), then try again.",
-            )
+            what = f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters)."
+            raise LabError(what, "Check that it still runs (its log may say why), then try again.")
         return n_tokens
 
     def least(self, n_prompt: int) -> int:
         """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if `n_prompt` is less."""
         if (n_least := self.count(fresh_nonce())) > n_prompt:
-            raise LabError(
-                f"A prompt of {plural(n_prompt, 'token')} is not possible: the shortest one has {n_least:,}.",
-                "Its first letters and the chat template need that many (--api completions has no template).",
-            )
+            what = f"A prompt of {plural(n_prompt, 'token')} is not possible: the shortest one has {n_least:,}."
+            hint = "Its first letters and the chat template need that many (--api completions has no template)."
+            raise LabError(what, hint)
         return n_least
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
@@ -406,10 +403,8 @@ def prompt_text(prompt: str) -> str:
     """The text from which prompts are cut. LabError for random token ids, which servers do not accept."""
     text = source(prompt).text
     if text is None:
-        raise LabError(
-            f"--prompt {prompt} is not possible through a server, which accepts only text.",
-            f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file.",
-        )
+        hint = f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file."
+        raise LabError(f"--prompt {prompt} is not possible through a server, which accepts only text.", hint)
     return text
 
 

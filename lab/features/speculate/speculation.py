@@ -99,10 +99,8 @@ def plan(
     lengths = experiment.numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
     longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
-        raise LabError(
-            f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens.",
-            f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
-        )
+        what = f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens."
+        raise LabError(what, f"Use a --draft-len of at most {most:,}, or a larger --ubatch.")
     if longest > gen - 2:
         what = f"--gen {gen:,} is too short for drafts of {longest:,} tokens."
         raise LabError(what, f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.")
@@ -115,10 +113,8 @@ def plan(
         label, own = (f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model))
         differ = worker.vocabularies_differ(made.file.path, file.path)
         if differ or file.source == catalog.SYNTHETIC:
-            raise LabError(
-                f"The vocabularies of {label} and {own} differ: {differ or 'the draft has random weights'}.",
-                "Use a smaller model of the same family, or a smaller quantization.",
-            )
+            what = f"The vocabularies of {label} and {own} differ: {differ or 'the draft has random weights'}."
+            raise LabError(what, "Use a smaller model of the same family, or a smaller quantization.")
         made = dataclasses.replace(made, draft=Draft(file, drafting))
     levers = [(Speculation(label, longest, None), texts[0])]
     for text in [] if is_random else texts:

@@ -99,10 +99,8 @@ def _medians(
 
     own, (plain, traced) = nodes[0], ([one for made in some for one in made[which]] for some in rounds)
     if not own or any(len(one) != 2 * len(own) + 3 for one in traced):
-        raise LabError(
-            "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
-            "Trace a shorter prompt (-p 100), or another model.",
-        )
+        what = "llama.cpp did not compute the same operations in every step, so they cannot be told apart."
+        raise LabError(what, "Trace a shorter prompt (-p 100), or another model.")
     between = np.diff(np.array(traced), axis=1)  # a gap, an operation, a gap, ..., the end, choosing a token
     ns = np.median(between, axis=0).tolist()
     timed = tuple(dataclasses.replace(node, gap_ns=ns[2 * i], ns=ns[2 * i + 1]) for i, node in enumerate(own))
@@ -175,10 +173,8 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
         llama.free_context(looking)
     layers = sorted({layer for _, layer in prefill})
     if not layers or any((kind, layer) not in prefill for kind in KINDS for layer in layers):
-        raise LabError(
-            "llama.cpp does not show the attention weights, K and V of every layer of this model.",
-            "Use a model of another architecture, such as smollm2-135m.",
-        )
+        hint = "Use a model of another architecture, such as smollm2-135m."
+        raise LabError("llama.cpp does not show the attention weights, K and V of every layer of this model.", hint)
     prefills, rows, changes = list[Any](), list[Any](), list[Any]()
     for layer in layers:
         triangle, (row,) = (seen["kq_soft_max", layer][0].mean(axis=0)[:, :n].tolist() for seen in (prefill, decode))
