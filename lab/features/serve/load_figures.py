@@ -24,7 +24,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from types import SimpleNamespace
@@ -391,18 +391,17 @@ def _section(records: Sequence[RequestRecord]) -> Section:
 
 def held_back(ones: Sequence[Figures]) -> list[str]:
     """On answers that arrived in one piece."""
-    held = [one.n_events for one in ones if one.came_at_once]
-    in_one = (
-        f"{len(held)} of {len(ones)} answers arrived in one piece ({span(held)} events): the server or a proxy held "
-        "them back until they were complete. Their TTFT and TPOT are unknown."
+    n = sum(one.came_at_once for one in ones)
+    words = (
+        f"{n} of {len(ones)} answers arrived in one piece: the server or a proxy held them back until they were "
+        "complete. Their TTFT and TPOT are unknown."
     )
-    return [in_one] if held else []
+    return [words] if n else []
 
 
 def span(numbers: Sequence[int]) -> str:
     """The smallest and the largest number."""
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return " to ".join(f"{n:,}" for n in sorted({min(numbers, default=0), max(numbers, default=0)}))
 
 
 def server_options(record: RequestRecord) -> dict[str, object]:
@@ -421,19 +420,15 @@ def answer_of(arms: Arms) -> str:
         limits = Slo(**arms[0].load_slo).label
         return f"Capacity (at least 90 % of requests within {limits}): {holds['sentence']}."
     first, last = good[0], good[-1]
-
-    def measured(words: str, name: str, show: Callable[[float], str]) -> list[str]:
-        """The figure with the largest load, then in parentheses with the smallest; nothing if it is unknown."""
-        least, most = getattr(first, name), getattr(last, name)
-        beside = f" ({first.load}: {show(least)})" if first is not last and least == least else ""
-        return [words.format(show(most) + beside)] if most == most else []
-
-    rates = measured("the server generates {}", "tokens_tps", lambda rate: f"{digits(rate)} tokens/s")
-    rates = rates or measured("the server answers {}", "requests_ps", lambda rate: f"{digits(rate)} requests/s")
-    times = measured("takes {}", "e2e_median_s", seconds)
-    times += measured("waits {} for its first token", "ttft_median_s", seconds)
-    parts = [*rates, *([f"the median request {' and '.join(times)}"] if times else [])]
-    return f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} {'; '.join(parts)}."
+    verb, name, unit = "generates", "tokens_tps", "tokens/s"
+    if last.tokens_tps != last.tokens_tps:
+        verb, name, unit = "answers", "requests_ps", "requests/s"
+    line = f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} the server {verb} "
+    line += f"{digits(getattr(last, name))} {unit}"
+    line += f" ({first.load}: {digits(getattr(first, name))})" if first is not last else ""
+    line += f"; the median request takes {seconds(last.e2e_median_s)}" if last.e2e_n else ""
+    line += f" and waits {seconds(last.ttft_median_s)} for its first token" if last.ttft_n else ""
+    return f"{line}."
 
 
 def _cells(arm: SimpleNamespace) -> dict[str, str]:
@@ -563,15 +558,14 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
             ax.set_ylim(0, 1.08 * largest or 1)
         if limit_s is not None:
             ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
-        ax.set_xticks(range(len(arms)), [f"{arm.level:,g}" for arm in arms])
+        ticks = [
+            f"{arm.level:,g}" + (f"\n{n:,} of {arm.n:,}\nfailed" if (n := arm.n - arm.n_ok) else "") for arm in arms
+        ]
+        ax.set_xticks(range(len(arms)), ticks)
         ax.set(ylabel=label, xlabel="users" if is_closed else "requests per second", xlim=(-0.5, len(arms) - 0.5))
         if n_inside < len(arms):
             words = f"to the right: more users than the server's {plural(n_slots or 0, 'slot')}"
             ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
-    for place, arm in enumerate(arms):
-        if n := arm.n - arm.n_ok:
-            at = {"transform": axes[0].get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
-            axes[0].text(place, 1.0, f"{n:,} of {arm.n:,}\nfailed", **at)
     canvas.finish(axes, title, is_apart=True)
 
 

@@ -111,11 +111,7 @@ class LoadPlan:
     answers: Lengths
     max_requests: int
     timeout_s: float
-
-    @property
-    def seconds(self) -> float:
-        """Duration of all windows, without the ends of their last requests."""
-        return sum(load.warmup_s + load.duration_s for load in self.windows)
+    seconds: float  # of all windows, without the ends of their last requests
 
 
 class LoadOptions(Reaching, total=False):
@@ -171,7 +167,7 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
         for i in range(int(rounds))  # all arms in each round, in random order
         for level in random.Random(f"{base.seed} {i}").sample(levels, len(levels))
     ]
-    return LoadPlan(tuple(windows), prompts, answers, int(most), timeout_s)
+    return LoadPlan(tuple(windows), prompts, answers, int(most), timeout_s, len(windows) * (warmup_s + duration_s))
 
 
 def _numbers(option: str, given: Numbers, least: float, most: float, whole: bool = False) -> list[float]:
