@@ -52,7 +52,8 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     )
     try:
         with console.transfer(err) as watch_file, console.progress(err, None, str) as (watch, _):
-            measured = probing.measure(model, extra, Path(out), err.print, watch, warn, again, watch_file, **asked)
+            asked["watch"] = watch_file
+            measured = probing.measure(model, extra, Path(out), err.print, watch, warn, again, **asked)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     if as_json:

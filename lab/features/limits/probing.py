@@ -40,6 +40,7 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.show import disturbances
 
+Say = Callable[[str], None]
 CPU = "CPU"  # what llama.cpp calls the device whose name is None here
 
 
@@ -160,31 +161,23 @@ def ceilings(
     def watch(status: Status) -> None:
         show(f"{status.words}; {duration(status.left_s or 0)} left")
 
-    best = measure(model, types, Path(out), show, watch, warnings.warn, **asked)
+    best = measure(model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked)
     show(f"The speeds of {len(best.rates)} basic operations (kernels) were measured at {best.measured_at}")
     return best
 
 
 def measure(
-    model: str,
-    types: Sequence[str],
-    folder: Path,
-    say: Callable[[str], None],
-    watch: ShowStatus,
-    warn: Callable[[str], None],
-    again: bool = False,
-    watch_file: Any = None,
-    **asked: Any,
+    model: str, types: Sequence[str], out: Path, say: Say, tell: ShowStatus, warn: Say, again: bool, **asked: Any
 ) -> Ceilings:
-    """Measure the probes of a model that `folder` does not answer (with `again` all), and return all its ceilings."""
+    """Measure the probes of a model that `out` does not answer (with `again` all), and return all its ceilings."""
     from lab.show import text_setup
 
     with Worker() as worker:
-        shape, plan = find(worker, model), make_plan(worker, [1], 1, 1, **asked, watch=watch_file)
+        shape, plan = find(worker, model), make_plan(worker, [1], 1, 1, **asked)
         for line in text_setup.describe(plan.machine, shape):
             say(line)
         where = place_of(plan.machine, shape, plan.settings)
-        todo = unknown(shape, plan.settings, types, where, [] if again else kept(folder, warn))
+        todo = unknown(shape, plan.settings, types, where, [] if again else kept(out, warn))
         say(
             f"{plural(len(todo), 'kernel')} to measure in {ROUNDS} rounds: about {duration(expected_s(todo))}, longer "
             "if other programs use the cores. Ctrl-C keeps the measured kernels."
@@ -192,11 +185,11 @@ def measure(
             else "All kernels are measured already."
         )
         try:
-            return obtain(worker, where, todo, watch, warn, folder)
+            return obtain(worker, where, todo, tell, warn, out)
         except KeyboardInterrupt:
-            left = unknown(shape, plan.settings, types, where, kept(folder, lambda text: None))
+            left = unknown(shape, plan.settings, types, where, kept(out, lambda text: None))
             state = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
-            say(f"\nInterrupted. Finished measurements are kept in {folder}. {state}")
+            say(f"\nInterrupted. Finished measurements are kept in {out}. {state}")
             raise
 
 
@@ -281,10 +274,9 @@ def _attention(model: Model, settings: Settings, heads: shape.Heads, device: str
     wanted = []
     for n_positions in DECODE_LENGTHS:
         layer_bytes = n_positions * 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
-        if n_positions > DECODE_LENGTHS[0] and layer_bytes > MOST_LAYER:
-            continue
+        is_large = n_positions > DECODE_LENGTHS[0] and layer_bytes > MOST_LAYER
         for n, n_threads in ((1, settings.n_threads), (settings.n_ubatch, settings.n_threads_batch)):
-            if n > 1 and n_positions not in PREFILL_LENGTHS:
+            if is_large or (n > 1 and n_positions not in PREFILL_LENGTHS):
                 continue
             if is_plain and 8 * heads.n_head * n * n_positions > MOST_PASS:
                 continue
@@ -352,9 +344,7 @@ def _check_one_gpu(where: Where) -> None:
         )
 
 
-def obtain(
-    worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Callable[[str], None], folder: Path
-) -> Ceilings:
+def obtain(worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Say, folder: Path) -> Ceilings:
     """Measure these probes (those that are `unknown`), keep them in `folder`, and return all ceilings of `where`.
 
     Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
@@ -426,7 +416,7 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     return path
 
 
-def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceilings]:
+def kept(folder: Path, warn: Say = warnings.warn) -> list[Ceilings]:
     """All ceilings that are kept in a folder; `warn` is called with a sentence for each line that cannot be read."""
     paths = sorted(path for path in folder.glob("ceilings-*.jsonl") if path.is_file()) if folder.is_dir() else []
     if not paths:

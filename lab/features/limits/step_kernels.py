@@ -214,11 +214,7 @@ def attention_points(
 def _by_shape(
     ceilings: Ceilings, op: str, kind: str, n_threads: int, rows: int, columns: int, n_head_kv: int | None = None
 ) -> list[dict[int, list[Rate]]]:
-    """The rates of each probed shape by n_tokens, the shape that is most like the wanted one first.
-
-    On the CPU those measured with n_threads threads. Kernels are slower on small matrices; heads that share keys are
-    another kernel.
-    """
+    """The rates of each probed shape (on the CPU: with n_threads) by n_tokens, that most like the wanted one first."""
 
     def distance(rates: Sequence[Rate]) -> float:
         own = rates[0]

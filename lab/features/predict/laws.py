@@ -212,11 +212,7 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
 
 
 def _devices(settings: Settings) -> Iterator[Place]:
-    """All devices of the datasheets, with the law of `prediction.on_device`.
-
-    Of a phase the coefficients of its parts, for both ends of the range the logarithms (of short and of long prompts),
-    and what nobody published; None for one that is not predicted.
-    """
+    """All devices of the datasheets, with the law of `prediction.on_device`; None for a phase that is not predicted."""
     for device in devices.devices().values():
 
         def law(model: Model, device: devices.Device = device) -> Numbers:

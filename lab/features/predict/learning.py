@@ -68,7 +68,7 @@ TILE = 64  # tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_f
 
 @dataclass(frozen=True)
 class Case:
-    """The properties of a phase of a run that decide its prediction; `length`: tokens of the prompt or context."""
+    """What decides a prediction of a phase. `length`: tokens of the prompt, or before the tokens of the answer."""
 
     phase: str
     length: float

@@ -264,7 +264,7 @@ def _of_users(row: Prediction, users: int, one_s: float | None, many_s: float | 
 def _on_this(
     plan: Plan, lengths: Sequence[int], n_gen: int, users: int, folder: Path, is_ranked: bool
 ) -> list[Prediction]:
-    """The rows of this machine, from what its folder of results holds; a ranking prefers what was measured."""
+    """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
     records, known = list[Record](), list[Ceilings]()
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         contents = results_files.read([folder])
