@@ -15,8 +15,7 @@ from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
 from lab.errors import LabError
 from lab.features.tune import result as tuning, tuning as experiment
-from lab.features.tune.result import CONFIRM, DECODE, REQUEST, SEARCH, phases_of
-from lab.features.tune.search import Choice, Search, Timing
+from lab.features.tune.result import CONFIRM, DECODE, REQUEST, SEARCH, Choice, Search, Timing, phases_of
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
 from tests.bench.tune import every

@@ -19,8 +19,7 @@ import tempfile
 from typing import Any
 
 from lab.features.tune import tuning
-from lab.features.tune.result import DECODE, PREFILL, REQUEST, phases_of
-from lab.features.tune.search import ALONE, Choice, Search, Timing
+from lab.features.tune.result import ALONE, DECODE, PREFILL, REQUEST, Choice, Search, Timing, phases_of
 
 N_PLANTED, N_EQUAL = 20, 20
 WITHIN = 0.02

@@ -22,9 +22,7 @@ from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.errors import LabError
 
-N_TOP = 1024
-"""Entries of the reference's vocabulary that are kept of each position where it cannot run beside the candidates."""
-
+N_TOP = 1024  # entries of the vocabulary that are kept of each position where the reference runs alone
 N_ROWS = 16  # rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits
 
 

@@ -55,12 +55,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-N_CHUNK, FIRST, MOST_CHUNKS = 512, 256, 1000
-"""Tokens of a chunk, the first position that is scored (llama-perplexity's defaults), and chunks cut from a text."""
-
-EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")
-"""Quantizations of the embedded model that are compared where no file is named. It is a Q4_1 itself."""
-
+N_CHUNK, FIRST, MOST_CHUNKS = 512, 256, 1000  # tokens of a chunk, its first scored one (as llama-perplexity)
+EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")  # of the embedded model, a Q4_1 itself
 MIN_CHUNKS, UNTIL, N_FLOOR, MOST_APART = 16, 0.05, 8, 200
 """Chunks before the intervals may end the measurement, the half width that ends it, chunks of the noise floor, and the
 most that are kept of a reference that runs alone (0.6 GB)."""
@@ -73,9 +69,7 @@ TEXTS = {
 }
 """The lab's own texts by their kind; no prompt is cut from those in `more/`."""
 
-Chunk = tuple[str, list[int]]
-"""The kind of text, and the tokens."""
-
+Chunk = tuple[str, list[int]]  # the kind of text, and the tokens
 CHILD = "lab.features.quant.child"
 N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
 

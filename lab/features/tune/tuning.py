@@ -1,6 +1,6 @@
 """`lab tune`: the fastest settings for a workload on this machine, with a proof.
 
-The search of search.py says what to measure block by block, in fresh engines. At last the winner is measured side by
+The search (result.py) says what to measure block by block, in fresh engines. At last the winner is measured side by
 side with the default, in blocks that chose nothing. All of this fits into a budget of time; about half of it is kept
 for the confirmation. Settings that the user gave stay as they are.
 """
@@ -31,8 +31,7 @@ from lab.features import batch as batching, experiment
 from lab.features.compare import side_by_side
 from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
-from lab.features.tune.result import CONFIRM, DECODE, DEFAULT, FEWEST_CONFIRMED, REQUEST, SEARCH, Tuned
-from lab.features.tune.search import Choice, Phase, Search
+from lab.features.tune.result import CONFIRM, DEFAULT, SEARCH, Choice, Phase, Search, Tuned
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import as_options, machine, progress
@@ -42,18 +41,12 @@ from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
 DEFAULT_BUDGET, MOST_CHOICES = "10min", 600
-N_SEARCH_GEN = 48
-"""Generated tokens of a run in the search, at most: its time per token stands for that of the whole answer."""
-
+N_SEARCH_GEN = 48  # tokens that a run of the search generates at most: its time per token stands for the rest
 FOR_CONFIRMATION, FEWEST_TRIED = 0.5, 3
 """Share of the budget that is kept for the confirmation, once this many choices were tried."""
 
-OVER_BUDGET = 0.05
-"""Share by which the budget may be exceeded, because times are estimated."""
-
-MOST_CONFIRMED = 12
-"""Blocks of the confirmation: as many as the budget allows. Adding blocks until a gain shows would find noise."""
-
+OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
+MOST_CONFIRMED = 12  # blocks of the confirmation, as the budget allows: blocks until a gain shows would find noise
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -84,7 +77,7 @@ def plan(
     gen: int = 200,
     model: str = catalog.DEFAULT,
     *,
-    goal: str = REQUEST,
+    goal: str = result.REQUEST,
     users: int = 1,
     budget: str | float = DEFAULT_BUDGET,
     allow_lossy: bool = False,
@@ -209,7 +202,7 @@ def execute(
 
     def can_try(n_runs: int) -> bool:
         """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
-        keep_s = 2 * FEWEST_CONFIRMED * whole_s
+        keep_s = 2 * result.FEWEST_CONFIRMED * whole_s
         keep_s = keep_s if keep_s <= made.budget_s else 0.0  # nothing can be confirmed
         if n_tried >= FEWEST_TRIED:
             keep_s = max(keep_s, FOR_CONFIRMATION * made.budget_s)
@@ -252,11 +245,11 @@ def execute(
             search.timings += [found] if found else []
             if found and not choice:
                 n_more = max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
-                whole_s = max(whole_s, run_s + n_more * found.seconds.get(DECODE, 0.0))
+                whole_s = max(whole_s, run_s + n_more * found.seconds.get(result.DECODE, 0.0))
         number += 1
 
     winner, spare_s, n_confirmed = search.best(), OVER_BUDGET * made.budget_s, 0
-    if not winner or left_s() + spare_s < 2 * FEWEST_CONFIRMED * whole_s:
+    if not winner or left_s() + spare_s < 2 * result.FEWEST_CONFIRMED * whole_s:
         return
     while n_confirmed < MOST_CONFIRMED and left_s() + spare_s >= 2 * whole_s:
         for record in block([(), winner], CONFIRM):
@@ -289,7 +282,7 @@ tune: Callable[..., Tuned] = cast(Any, experiment.public("tune", plan, carry_out
     click.option(
         "--goal",
         type=click.Choice(tuple(result.GOALS)),
-        default=REQUEST,
+        default=result.REQUEST,
         show_default=True,
         help="Minimize the time of the whole request, to the first token (ttft) or per further token (tpot), or "
         "maximize the tokens per second of all users.",

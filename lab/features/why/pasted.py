@@ -39,8 +39,7 @@ DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole ans
 over the time of both, an average over a logging window, prompt and generated tokens in one, or unknown."""
 
 MOST_BYTES, MOST_LINES, MOST_SETUPS = 4_000_000, 50_000, 1_000
-AGREE = 0.02
-"""Share by which a printed rate may differ from the one computed from its tokens and time, besides rounding."""
+AGREE = 0.02  # share by which a printed rate may differ from that of its tokens and time, besides rounding
 
 
 @dataclass(frozen=True, kw_only=True)

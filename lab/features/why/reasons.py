@@ -67,9 +67,7 @@ GROUPS = {
 }
 """Settings that change together; any others are one group. The cheapest come first."""
 
-LEAST, LEAST_ALONE = 0.02, 0.1
-"""Causes are named from the first share if their range excludes 1, and from the second if their range is unknown."""
-
+LEAST, LEAST_ALONE = 0.02, 0.1  # causes are named from these shares, with and without a known range
 FEWEST = 3  # blocks, runs or sessions that a range needs
 
 
@@ -410,8 +408,7 @@ FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 
 SHORTEST, MOST_GEN, REPEATS = 100, 64, 10
 MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES = 30, FEWEST + 1, 6
-UNSURE, SURE = " (range unknown)", 0.005
-"""Half of a range, as a logarithm, at which a trial ends before its budget does."""
+UNSURE, SURE = " (range unknown)", 0.005  # half of a range, in logarithms, at which a trial ends
 
 
 def given(name: str) -> list[list[Setup]]:
