@@ -133,7 +133,7 @@ def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[s
     assert "must be at least 60 %" in out and "16 claims: " in out
     row = json.loads(json.dumps(judged.rows, allow_nan=False))[0]
     assert row.keys() >= {"session", "claim", "verdict", "figures", "criterion", "number", "words"}
-    assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n", "least", "most"}
+    assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n", "least", "most", "verdict"}
 
 
 def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
 """`lab stall`: how long a new request's long prompt stops running answers.
 
 Streams decode, one token of each in every step. A long prompt that is prefilled all at once is one long gap in every
-stream. In chunks that share steps with the streams' tokens it is many short gaps. But every chunk reads all weights
-again: with small chunks the new request waits longer, and the total work may take longer. This is the trade-off of
-chunked prefill (Agrawal et al., "Sarathi-Serve", 2024), where the longest allowed gap decides the chunk.
+stream; in chunks that share steps with the streams' tokens it is many short gaps. But every chunk reads all weights
+again, so with small chunks the new request waits longer. This is the trade-off of chunked prefill (Agrawal et al.,
+"Sarathi-Serve", 2024).
 
 llama.cpp computes all sequences of a step together only if they share one cache (`--kv-unified on`, the default here).
 It cuts a step of more than --ubatch tokens into parts, and each part reads the weights: a chunk of 1,024 with 4 streams
 is 3 parts with the default of 512. The lab keeps --ubatch, as servers do, and predicts such steps part by part.
-
-A prediction is a run that was not made: its figures are those of the same script with predicted times of its steps.
 The new request ("newcomer" in the code) is sequence 0, the streams are 1, 2, ...
 """
 

@@ -122,7 +122,7 @@ def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
                 value = f"{digits(one['value'])}{unit}{f' ({digits(low)}-{digits(high)})' if low != high else ''}"
             few = f", interval assumed for {plural(one['n'], 'value')}" if one["n"] < 3 else ""
             shown[verdict].append(f"{one['name']}: {value}{few}, must be {bounds(condition)}")
-            figures.append(one | {end: condition.get(end) for end in ("least", "most")})
+            figures.append(one | {end: condition.get(end) for end in ("least", "most")} | {"verdict": verdict})
     verdict = next(name for name, own in shown.items() if own)
     reasons = []
     for name, own in shown.items():
@@ -190,27 +190,23 @@ COLUMNS: Columns = (
 
 
 def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
-    """A line for each figure and threshold: the interval of their ratio, in the colour of what it shows."""
-    ax, labels = canvas_figure.subplots(), {"holds": COLOURS[2], "fails": COLOURS[1], "cannot be told": COLOURS[4]}
-    known = [(f"{row['number']}  {one['name']}", one) for row in rows for one in row["figures"]]
+    """A line for each figure and threshold: the interval of their ratio, in the colour of the verdict."""
+    colours = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
+    known, ax = [(row, one) for row in rows for one in row["figures"]], canvas_figure.subplots()
     for at, (_, one) in enumerate(known):
-        for end, mark, above in (("least", ">", -0.15), ("most", "<", 0.15)):
-            if one[end] is None:
-                continue
-            ends = [math.inf if one[name] is None else one[name] / one[end] for name in ("low", "value", "high")]
-            low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
-            good, bad = (low >= 1, high < 1) if mark == ">" else (high <= 1, low > 1)
-            colour = labels["holds" if good else "fails" if bad else "cannot be told"]
-            y = at if None in (one["least"], one["most"]) else at + above
-            ax.plot([low, high], [y, y], color=colour, lw=2)
-            ax.plot(value, y, mark, color=colour, ms=6)
-    for label, colour in labels.items():
+        for end, mark, apart in (("least", ">", -0.15), ("most", "<", 0.15)):
+            if one[end] is not None:
+                ends = [math.inf if one[name] is None else one[name] / one[end] for name in ("low", "value", "high")]
+                low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
+                y = at if None in (one["least"], one["most"]) else at + apart
+                ax.plot([low, high], [y, y], color=colours[one["verdict"]], lw=2)
+                ax.plot(value, y, mark, color=colours[one["verdict"]], ms=6)
+    for label, colour in colours.items():
         ax.plot([], [], color=colour, lw=2, label=label)
     ax.axvline(1, color=GUIDE, lw=1.2)
-    ax.set_xscale("log")
-    ax.set_yticks(range(len(known)), [label for label, _ in known], fontsize=7)
+    ax.set(xscale="log", xlabel="figure over threshold")
+    ax.set_yticks(range(len(known)), [f"{row['number']}  {one['name']}" for row, one in known], fontsize=7)
     ax.invert_yaxis()
-    ax.set_xlabel("figure over threshold")
     canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
 
 

@@ -102,7 +102,9 @@ def trace(
     check_number("gen", gen, 1000)
     check_number("repeat", repeat, 1000)
     with Worker() as worker:
-        plan = _fitting(make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings))
+        plan = make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings)
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
         vocabulary = worker.load(plan.file.path, asked)
         if plan.prompt.text is None:
@@ -148,7 +150,9 @@ def look(
         raise LabError("Flash attention never writes the weights.", "Look at them with --flash-attn off.")
     settings["flash_attn"] = "off"
     with Worker() as worker:
-        plan = _fitting(make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings))
+        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
         sizes = {name: max(getattr(plan.settings, name), MOST_TOKENS) for name in ("n_ubatch", "n_batch")}
         asked = dataclasses.replace(plan.settings, **sizes)
         vocabulary, own = worker.load(plan.file.path, asked), worker.tokenize(text)
@@ -165,12 +169,6 @@ def look(
         *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
     seen = Attention(text, tuple(texts), replaced, other, looks)
     return _kept(plan, chosen, out, len(tokens), 1, attention=seen)
-
-
-def _fitting(plan: Plan) -> Plan:
-    if plan.refused:
-        raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
-    return plan
 
 
 def _kept(plan: Plan, settings: Settings, out: str | Path | None, n_prompt: int, n_gen: int, **found: Any) -> Record:
