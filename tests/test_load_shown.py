@@ -409,7 +409,7 @@ def test_loads_are_a_table_and_pictures_in_python() -> None:
     assert list(rows.ttft_median_s[:2]) == pytest.approx([0.101, 1.616]) and math.isnan(rows.ttft_median_s[2])
     assert "The timeline of requests" in texts(lab.plot_arms(records, "timeline"))
     assert lab.arms([make_record()]).empty
-    with pytest.raises(LabError, match="no request is part of a load"):
+    with pytest.raises(LabError, match="Measure a load"):
         lab.plot_arms([make_record()])
     with pytest.raises(LabError, match="no picture 'wrong'"):
         lab.plot_arms(records, "wrong")

@@ -60,8 +60,6 @@ N_BATCHES, FAR = 5, 2
 """Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
 all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
 
-LATE_S = 0.01  # a warning says if the client sent a request more than this later than intended, because it was too busy
-
 
 def row(request: Request) -> dict[str, Any]:
     """The row of a request of a load. NaN: unknown; inf: never, or nobody knows when."""
@@ -344,11 +342,6 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     return pd.concat(known_parts, ignore_index=True) if known_parts else pd.DataFrame()
 
 
-DEFINITIONS = (
-    "TTFT, TPOT, E2E: successful requests due in the window; (n) counts the requests that exceed a percentile. total: "
-    "all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % within limits."
-)
-
 Arms = Sequence[SimpleNamespace]
 
 
@@ -375,7 +368,9 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     drawn = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
     latency = partial(_plot_latency, arms, drawn, f"Latency over load\n{title}\n{words}", n_slots)
     timeline = partial(_plot_timeline, arms, drawn, f"The timeline of requests\n{title}\n{of.load_lengths}")
-    pictures = [Picture("load", OF_LATENCY, latency, (11, 5)), Picture("timeline", OF_TIMELINE, timeline, (11, 7))]
+    of_latency = "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed."
+    of_timeline = "The requests of the first round. The steady window is shaded."
+    pictures = [Picture("load", of_latency, latency, (11, 5)), Picture("timeline", of_timeline, timeline, (11, 7))]
     return Section(
         title,
         answer=answer,
@@ -383,7 +378,11 @@ def _section(records: Sequence[RequestRecord]) -> Section:
         **tabled([(heading, itemgetter(heading)) for heading in cells[0]], cells),
         warnings=warnings,
         sentences=sentences,
-        notes=[DEFINITIONS],
+        notes=[
+            "TTFT, TPOT, E2E: successful requests due in the window; (n) counts the requests that exceed a percentile. "
+            "total: all tokens that arrived in the window; per user: 1 / median TPOT. Intervals: 90 % of rates, 95 % "
+            "within limits."
+        ],
         pictures=pictures if any(arm.ttft_n for arm in arms) else pictures[1:],
         data=lambda: {"loads": [data | {"arms": plain, "capacity": capacity(plain)}]},
     )
@@ -442,12 +441,12 @@ def _cells(arm: SimpleNamespace) -> dict[str, str]:
         value, low, high = (getattr(arm, f"{name}{end}") for end in ("", "_low", "_high"))
         return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
 
-    marks = ((arm.n - arm.n_ok, "failed"), (arm.n_truncated, "truncated"))
     beyond = {95: arm.ttft_p95_beyond or arm.e2e_p95_beyond, 99: arm.ttft_p99_beyond or arm.e2e_p99_beyond}
     within = f"{arm.attainment:.0%}\n{arm.attainment_low:.0%}-{arm.attainment_high:.0%}"
     limits = {"within\nlimits": within if arm.n else UNKNOWN, "goodput\nper s": rate("goodput_ps")}
     return {
-        "load": "\n".join([arm.load, plural(arm.n, "request"), *(f"{n} {word}" for n, word in marks if n)]),
+        "load": f"{arm.load}\n{plural(arm.n, 'request')}"
+        + (f"\n{arm.n - arm.n_ok} failed" if arm.n > arm.n_ok else ""),
         "requests": "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)]),
         "TTFT\ns": latency("ttft"),
         "TPOT\nms": latency("tpot", 1e3),
@@ -497,18 +496,12 @@ def _warnings(arms: Arms) -> list[str]:
             f"overloaded. {arm.in_flight_begin:.0f} requests were in flight when the window started and "
             f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.": arm.is_overloaded,
             f"the client was busy and sent requests up to {seconds(arm.late_most_s)} late. TTFT and E2E count from the "
-            "intended time.": arm.late_most_s > LATE_S,
+            "intended time.": arm.late_most_s > 0.01,
             "tokens/s is unknown, because nobody counted all tokens.": arm.n_ok and arm.tokens_tps != arm.tokens_tps,
         }
         words += [f"{arm.load}: {line}" for line, holds in said.items() if holds]
     return words
 
-
-OF_LATENCY = "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed."
-OF_TIMELINE = (
-    "The requests of the first round: waiting for the first token, then receiving the answer. The steady window is "
-    "shaded."
-)
 
 MOST_PANELS, MOST_BARS, MOST_POINTS = 6, 150, 400
 """Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
@@ -522,10 +515,9 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     LabError if there is nothing to draw.
     """
     drawn = {one.name: one for section in sections(records)[:1] for one in section.pictures}
-    if not drawn:
-        raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
     if name not in drawn:
-        raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
+        hint = f"Choose one of: {', '.join(drawn)}" if drawn else "Measure a load: lab load --url URL"
+        raise LabError(f"There is no picture {name!r} of a load in these records.", hint)
     figure = figure or canvas.new_figure(drawn[name].size)
     drawn[name].draw(figure)
     return figure

@@ -234,7 +234,6 @@ class Session:
     path: Path
     watch: ShowStatus
     lost: list[Request] = field(default_factory=list)  # requests in a row with a failure in GONE
-    can_count: bool = True  # whether the server can count tokens of answers whose stream did not
     kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
 
     def send(self, plan: SendPlan, status: Status, later_s: float) -> Iterator[RequestRecord]:
@@ -250,20 +249,16 @@ class Session:
             for batch in self.server.client.batches(plan, LOOK_S):
                 final: list[Reply] = []
                 for reply in batch:
-                    request = reply.request
-                    self.lost = [*self.lost, request] if request.failure in GONE else []
-                    n_failed += request.status != OK
-                    (uncounted if self.can_count and needs_count(request) else final).append(reply)
+                    self.lost = [*self.lost, reply.request] if reply.request.failure in GONE else []
+                    n_failed += reply.request.status != OK
+                    (uncounted if needs_count(reply.request) else final).append(reply)
                 yield from self._keep(final)
                 so_far = plural(len(self.kept), "request") + (f", {n_failed:,} failed" if n_failed else "")
                 left_s = later_s + max(0.0, end_s - time.monotonic())
                 self.watch(dataclasses.replace(status, part=so_far, left_s=left_s))
-            is_gone = len(self.lost) >= MOST_LOST
-            for i, reply in enumerate([] if is_gone else uncounted):  # the server is idle now
-                request = self.server.counted(reply)
-                uncounted[i] = dataclasses.replace(reply, request=request)
-                if needs_count(request):  # the server has no tokenizer
-                    self.can_count = False
+            for i, reply in enumerate(uncounted if len(self.lost) < MOST_LOST else ()):  # the server is idle now
+                uncounted[i] = dataclasses.replace(reply, request=self.server.counted(reply))
+                if needs_count(uncounted[i].request):  # the server has no tokenizer
                     break
             yield from self._keep(uncounted)
         except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
