@@ -24,7 +24,7 @@ from lab.errors import LabError
 from lab.features.limits import probing, step_kernels
 from lab.features.limits.probing import used_types
 from lab.features.limits.step_kernels import Roof, roof
-from lab.features.predict.learning import StepPrediction, taught_by
+from lab.features.predict.learning import taught_by
 from lab.features.speculate import guesses
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION as FLASH, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
@@ -55,22 +55,19 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
         rows = lab.explain(records, lab.ceilings())
 
-    Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has it by part, of a
-    GPU and the CPU with the name of each. `of_request` is the phase's share of the whole request; `choosing_s`
-    (sampling) and `harness_s` (from one step to the next) are not in measured_s; `doubts` are some of core/shown.py.
-    LabError if there is nothing to explain, or a ceiling is missing.
+    Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has it by part (and
+    device). `of_request` is the phase's share of the whole request; `choosing_s` (sampling) and `harness_s` (from one
+    step to the next) are not in measured_s. LabError if there is nothing to explain, or a ceiling is missing.
     """
     import pandas as pd
 
     known = dict[Any, Step]()
     runs = [(run, record) for record in records if not record.run.lever for run in phases.by_length(record.run)]
     runs = [(run, record) for run, record in runs if run.is_timed]
-    if any(run.totals is not None for run, _ in runs):
-        raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
     both = [(run, record, phase) for run, record in runs for phase in (PREFILL, DECODE) if phase in run.steps.kind]
     if not both:
-        what = "There is no run of lab measure that succeeded, so there is nothing to explain."
-        raise LabError(what, "What there is, with predictions of experiments: lab show RESULTS")
+        hint = "What there is, with predictions of experiments: lab show RESULTS"
+        raise LabError("There is no run of lab measure with steps to explain.", hint)
     of_runs = pd.DataFrame(_phase(phase, run, record, ceilings, known) for run, record, phase in both)
     cases = of_runs.groupby(CASE)
     t = of_runs.drop_duplicates(CASE).set_index(CASE).sort_index(ascending=[True, True, False])  # prefill first
@@ -248,18 +245,13 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
     if not plain or rows.empty:
         return []
     record, found = plain[0], list[Advice]()
-    for name, words, sizes, figures in _experiments(rows, record, taught_by(plain, record, ceilings)):
+    model, settings, prediction = record.model, record.settings, taught_by(plain, record, ceilings)
+
+    def offer(name: str, words: str, sizes: dict[str, Any], **figures: Any) -> None:
         shared = [option for option in options(record) if option not in LEFT_OUT.get(name, ())]
         command = shell.lab(name, *(word for option in [*sizes.items(), *shared] for word in option))
         found.append(Advice(words, command, {**figures, "command": command, "experiment": name}))
-    return found
 
-
-def _experiments(
-    rows: pd.DataFrame, record: Record, prediction: StepPrediction
-) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Each experiment that pays: its name, what is predicted, the sizes in its command, and its figures."""
-    model, settings = record.model, record.settings
     can_cut = not any(model.windows or ())  # a cache of the last positions only cannot be copied and cut
     decode = rows[rows.phase == DECODE].sort_values(["n_prompt", "n_gen"], ascending=[True, False], kind="stable")
     one_s = None
@@ -278,7 +270,7 @@ def _experiments(
                 f"{digits(best / n_best)}x per user, after prompts of {n_prompt:,} tokens"
             )
             figures = {"n_seq": n_best, "total_gain": best, "user_share": best / n_best, **asked}
-            yield "batch", words, {"--sequences": f"1,{n_best}", **lengths}, figures
+            offer("batch", words, {"--sequences": f"1,{n_best}", **lengths}, **figures)
     trained = model.n_ctx_train or math.inf
     prefill = rows[(rows.phase == PREFILL) & (rows.n_prompt + ANSWER <= trained) & (rows.n_prompt >= 8)]
     for longest in prefill.nlargest(1, "n_prompt").itertuples() if can_cut else ():
@@ -295,9 +287,9 @@ def _experiments(
         )
         figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
         sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
-        yield "turns", words, sizes, figures
+        offer("turns", words, sizes, **figures)
     if not one_s or not can_cut or model.source == catalog.SYNTHETIC:  # the text of random weights is noise
-        return
+        return found
     drafts = [n for n in DRAFT_LENGTHS if n < settings.n_ubatch and n <= n_gen - 2]
     steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in drafts}
     costs = {n: step_s / one_s for n, step_s in steps.items() if step_s}
@@ -311,7 +303,8 @@ def _experiments(
             f"{digits(gains[n_draft])}x as fast (without the time to draft)"
         )
         figures = {"n_draft": n_draft, "least_acceptance": least, "gain": gains[n_draft], **asked}
-        yield "speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, figures
+        offer("speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, **figures)
+    return found
 
 
 def advice_of(one: Advice) -> str:
