@@ -39,14 +39,10 @@ from lab.process import spawning
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
 PREPARE_S = 0.1  # a request's connection is opened this long before its time
-PAUSE_S = 0.25
-"""A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
-
+PAUSE_S = 0.25  # a user's pause after a failure, so that a server that rejects at once is not flooded
+READ_AFTER_S = 0.005  # an ended answer is parsed later: the server (on the same cores) accepts the next request first
 LOOK_S, MOST_HELD = 0.5, 1 << 21
 """After this time without new bytes, or beyond these bytes, those that wait are parsed before the answer's end."""
-
-READ_AFTER_S = 0.005
-"""Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
 
 MOST_HEAD_BYTES, MOST_LINE_BYTES, MOST_JSON_BYTES, MOST_ANSWER_BYTES = 100_000, 1_000_000, 3_000_000, 64_000_000
 """Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the memory), of an answer
@@ -262,10 +258,10 @@ class Exchange(asyncio.Protocol):
                 await connect(lambda: self, self.to.host, self.to.port, ssl=self.to.certificates, server_hostname=name)
         except TimeoutError:
             self.end(Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s"))
+        except ConnectionRefusedError:
+            self.end(Failure(kinds.REFUSED, "Connection refused"))
         except OSError as problem:  # also for certificates
-            is_refused = isinstance(problem, ConnectionRefusedError)
-            error = "Connection refused" if is_refused else problem.strerror or str(problem)
-            self.end(Failure(kinds.REFUSED, error))
+            self.end(Failure(kinds.REFUSED, problem.strerror or str(problem)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -339,9 +335,8 @@ class Exchange(asyncio.Protocol):
             elif isinstance(event, h11.Response):
                 self.http_status = event.status_code
                 self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                kind = self.headers.get("content-type", "").lower()
-                is_other = self.headers.get("content-encoding", "identity") != "identity"
-                is_other = is_other or "json" in kind or "html" in kind  # some call streams text
+                kind, coding = (self.headers.get(f"content-{name}", "").lower() for name in ("type", "encoding"))
+                is_other = "json" in kind or "html" in kind or coding not in ("", "identity")  # some call streams text
                 self.is_stream = self.http_status == 200 and not is_other and self.ask.path is None
             elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
                 return self.end()
@@ -407,8 +402,7 @@ class Exchange(asyncio.Protocol):
         if self.ask.path:
             return {"text": data.decode(errors="replace"), "error": answered.error}
         if status == 200 and (answered.parsed is None or answered.error is None):
-            error = f"the answer is {answered.error or 'JSON'} instead of a stream"
-            return {"failure": kinds.NO_STREAM, "error": error}
-        failures = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
-        failure = failures.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
+            return {"failure": kinds.NO_STREAM, "error": f"the answer is not a stream: {answered.error or 'JSON'}"}
+        known = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
+        failure = known.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
         return {"failure": failure, "error": answered.error}

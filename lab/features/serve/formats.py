@@ -1,9 +1,8 @@
 """What crosses to a server and back: plans of requests, their bodies, and the events of streams.
 
-A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time
-is that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing. Fields of a
-stream follow WHATWG HTML, 9.2 Server-sent events; a line ends with LF or CR LF. An event with empty data counts as a
-ping: servers send it to keep the connection open.
+A stream is parsed after the request has ended; an event's time is that of its last byte. Servers differ in their JSON,
+so a field of an unexpected type counts as missing. A stream follows WHATWG HTML, 9.2 Server-sent events; a line ends
+with LF or CR LF. An event with empty data counts as a ping: servers send it to keep the connection open.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ limit has as many as were requested.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/props, /tokenize, /apply-template); vLLM, /version and
 vllm/entrypoints/serve/tokenize/protocol.py (/tokenize); llama-cpp-python llama_cpp/server/app.py
-(/extras/tokenize/count); Ollama docs/api.md (/api/version); docs.sglang.io native_api (/get_server_info, /server_info);
-lmstudio.ai/docs/developer/rest (/api/v0/models).
+(/extras/tokenize/count); Ollama docs/api.md (/api/version); lmstudio.ai/docs/developer/rest (/api/v0/models).
 """
 
 from __future__ import annotations
@@ -357,16 +356,12 @@ def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | 
     if "version" in (ollama := get("/api/version")):
         return "Ollama", text(ollama["version"]), None
     owner, limit = entry.get("owned_by"), as_count(entry.get("max_model_len"))
-    if owner == "sglang":
-        info = get("/get_server_info") or get("/server_info")
-        slots = as_count(info.get("max_running_requests"))
-        return "SGLang", text(info.get("version")), ServerSettings(n_ctx=limit, n_slots=slots)
     of_model = ServerSettings(n_ctx=limit) if limit else None
     if "version" in (vllm := get("/version")):
         return "vLLM" if owner == "vllm" else None, text(vllm["version"]), of_model
     if "data" in get("/api/v0/models"):
         return "LM Studio", None, None
-    return ("llama_cpp.server" if owner == "me" else None), None, of_model
+    return {"me": "llama_cpp.server", "sglang": "SGLang"}.get(str(owner)), None, of_model
 
 
 def _capabilities(
@@ -401,11 +396,10 @@ def _capabilities(
 
 def prompt_text(prompt: str) -> str:
     """The text from which prompts are cut. LabError for random token ids, which servers do not accept."""
-    text = source(prompt).text
-    if text is None:
-        hint = f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file."
-        raise LabError(f"--prompt {prompt} is not possible through a server, which accepts only text.", hint)
-    return text
+    if text := source(prompt).text:
+        return text
+    problem = f"--prompt {prompt} is not possible through a server, which accepts only text."
+    raise LabError(problem, f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file.")
 
 
 START_S, LOOK_S = 120, 0.1
@@ -425,10 +419,7 @@ app.CORSMiddleware = SameOrigin
 sys.argv += ["--api_key", os.environ["{KEY_ENV}"]]
 server.main()
 """
-_OPTIONS = (
-    "--host 127.0.0.1 --port 0 --n_ctx 2048 --n_gpu_layers 0 --flash_attn True --interrupt_requests False "
-    "--verbose False"
-)
+_OPTIONS = "--host 127.0.0.1 --port 0 --n_ctx 2048 --flash_attn True --interrupt_requests False --verbose False"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Requests to a server, one after the other: send requests of several prompt lengths, keep each, and show them.
 
-As with the engine, lengths are interleaved in rounds and shuffled within each round, because machines drift. Before the
-rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
-sees a length for the first time, and some load the model only then. A failed request is recorded and the others
-continue; the session ends if the server is gone.
+As with the engine, lengths are shuffled within each round, because machines drift. Before the rounds each length gets a
+warm-up request, which does not count. A failed request is recorded and the others continue; the session ends if the
+server is gone.
 """
 
 from __future__ import annotations
@@ -61,9 +60,6 @@ OF_SERVER: Columns = (
 MEANINGS = (
     "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
     "visible). TPOT: time per token after the first. E2E: whole request."
-)
-OF_REQUESTS = (
-    f"{MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, ranges."
 )
 CAPTIONS = {
     "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
@@ -345,7 +341,6 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
             "Through a server",
             name="requests",
             question=question,
-            words=[OF_REQUESTS],
             sentences=[_time(label if len(of_setups) > 1 else "", table.summary(part)) for label, part in of_setups],
             warnings=warnings(records),
             parts=parts,
