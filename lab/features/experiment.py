@@ -58,6 +58,19 @@ class Option(NamedTuple):
 Numbers = str | int | Sequence[int]
 """What an option with several numbers takes: `1,4`, or in Python also 4 or [1, 4]."""
 
+
+def options(plan: Callable[..., Any]) -> dict[str, Any]:
+    """The options for click of a plan's parameters that have an Option, by their names on the command line."""
+    parameters, hints, made = inspect.signature(plan).parameters, get_type_hints(plan, include_extras=True), {}
+    for name, parameter in parameters.items():
+        for option in getattr(hints.get(name), "__metadata__", ()):
+            flag, default = option.flag or name.replace("_", "-"), parameter.default
+            more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
+            more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
+            made[flag] = click.option(name, f"--{flag}", *filter(None, [option.short]), default=default, **more)
+    return made
+
+
 REPEAT = Option("Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]", "-r", type=int)
 
 
@@ -100,16 +113,8 @@ class Experiment:
 
     def as_command(self) -> click.Command:
         """The command: its own options, then those of the engine."""
-        parameters, hints = inspect.signature(self.plan).parameters, get_type_hints(self.plan, include_extras=True)
-        own, flags, reaching = list[Any](), list[str](), list[Any]()
-        for name, parameter in parameters.items():
-            for option in getattr(hints.get(name), "__metadata__", ()):
-                default = parameter.default
-                flags.append(option.flag or name.replace("_", "-"))
-                more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
-                more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
-                own.append(click.option(name, f"--{flags[-1]}", *filter(None, [option.short]), default=default, **more))
-        own += [MODEL, *([] if "prompt" in parameters else [PROMPT]), *ENGINE]
+        declared, reaching = options(self.plan), list[Any]()
+        own = [*declared.values(), MODEL, *([] if "prompt" in declared else [PROMPT]), *ENGINE]
         own += [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
@@ -130,7 +135,7 @@ class Experiment:
             with planning(self.plan, out, self.saves_states) as make:
                 carry_out(make, out, **asked)
 
-        first = ("model", *flags)[:6]
+        first = ("model", *declared)[:6]
         return click.command(self.name, cls=Command, first=first, help=self.about)(measure)
 
     def as_kind(self) -> Kind:

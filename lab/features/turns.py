@@ -629,12 +629,6 @@ def again(levers: Sequence[Turns]) -> dict[str, object]:
     return {**asked, "break": first.breaks or None, "keep": keep}
 
 
-def served_again(records: Sequence[RequestRecord]) -> str:
-    """The command that makes these requests again."""
-    levers = [one.request.asked.turn.of for one in records if one.request.asked.turn]
-    return as_options.line("turns", server_options(records[0]) | again(levers) | {"keep": None})
-
-
 def count(name: str, row: Any) -> str:
     """The cell of a number of tokens, with ~ where it is estimated."""
     value, mark = getattr(row, name), "" if row.is_known or name == "n_prompt" else "~"
@@ -702,7 +696,9 @@ KINDS = (
         "served turns",
         lambda one: isinstance(one, RequestRecord) and bool(one.request.asked.turn),
         served_sections,
-        served_again,
+        lambda records: as_options.line(
+            "turns", server_options(records[0]) | again([one.request.asked.turn.of for one in records]) | {"keep": None}
+        ),
     ),
 )
 command = EXPERIMENT.as_command()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -38,6 +38,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features import experiment
 from lab.features.compare import comparison, side_by_side
+from lab.features.experiment import Option
 from lab.features.measure import text_results
 from lab.features.running import Output, collect, introduce
 from lab.features.tune.tuning import seconds_of
@@ -71,6 +72,7 @@ TEXTS = {
 
 Chunk = tuple[str, list[int]]  # the kind of text, and the tokens
 CHILD = "lab.features.quant.child"
+TEXT = "A text file, or the lab's own: code,dialogue.  [default: all]"
 N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
 
 
@@ -90,12 +92,12 @@ def plan(
     worker: Worker,
     /,
     *files: str,
-    cache_type: str | Sequence[str] = (),
-    text: str | None = None,
-    budget: str | float = BUDGET,
-    blocks: int = N_BLOCKS,
-    prompt_len: int = 256,
-    gen: int = 32,
+    cache_type: Annotated[str | Sequence[str], Option("Compare cache types of one file: f16,q8_0,q4_0.")] = "",
+    text: Annotated[str | None, Option(TEXT, metavar="TEXT")] = None,
+    budget: Annotated[str | float, Option("Time to spend on quality, such as 2min or 1h.")] = BUDGET,
+    blocks: Annotated[int, Option("Blocks for speed; each runs every file twice.")] = N_BLOCKS,
+    prompt_len: Annotated[int, Option("Prompt tokens of its runs.", "-p", type=TOKENS)] = 256,
+    gen: Annotated[int, Option("Tokens that they generate.", "-n", type=TOKENS)] = 32,
     **settings: Any,
 ) -> QuantPlan:
     """Compare files of one model with the first one, in quality and speed. Returns the records.
@@ -660,12 +662,7 @@ KINDS = (
 @click.command("quant", cls=Command, first=("cache-type", "text", "budget", "blocks"))
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(
-    click.option("--cache-type", default="", help="Compare these cache types of one file: f16,q8_0,q4_0."),
-    click.option("--text", metavar="TEXT", help="A text file, or the lab's own: code,dialogue.  [default: all]"),
-    click.option("--budget", default=BUDGET, show_default=True, help="Time to spend on quality, such as 2min or 1h."),
-    click.option("--blocks", default=N_BLOCKS, show_default=True, help="Blocks for speed; each runs every file twice."),
-    click.option("--prompt-len", "-p", type=TOKENS, default=256, show_default=True, help="Prompt tokens of its runs."),
-    click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens that they generate."),
+    *experiment.options(plan).values(),
     click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
     click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
     *ENGINE,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import click
 
@@ -29,6 +29,7 @@ from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features import batch as batching, experiment
 from lab.features.compare import side_by_side
+from lab.features.experiment import Option
 from lab.features.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DEFAULT, SEARCH, Choice, Phase, Search, Tuned
@@ -47,6 +48,11 @@ FOR_CONFIRMATION, FEWEST_TRIED = 0.5, 3
 
 OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
 MOST_CONFIRMED = 12  # blocks of the confirmation, as the budget allows: blocks until a gain shows would find noise
+GOAL = (
+    "Minimize the time of the whole request, to the first token (ttft) or per further token (tpot), or maximize the "
+    "tokens per second of all users."
+)
+LOSSY = "Also try settings that change what the model writes: cache types and other quantizations."
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -73,14 +79,14 @@ class TunePlan:
 def plan(
     worker: Worker,
     /,
-    prompt_len: int = 1000,
-    gen: int = 200,
+    prompt_len: Annotated[int, Option("Prompt tokens of your requests.", "-p", type=TOKENS)] = 1000,
+    gen: Annotated[int, Option("Tokens that an answer has.", "-n", type=TOKENS)] = 200,
     model: str = catalog.DEFAULT,
     *,
-    goal: str = result.REQUEST,
-    users: int = 1,
-    budget: str | float = DEFAULT_BUDGET,
-    allow_lossy: bool = False,
+    goal: Annotated[str, Option(GOAL, type=click.Choice(tuple(result.GOALS)))] = result.REQUEST,
+    users: Annotated[int, Option("Requests that are answered together, as in lab batch.")] = 1,
+    budget: Annotated[str | float, Option("Time to spend, such as 2min, 90s or 1h.")] = DEFAULT_BUDGET,
+    allow_lossy: Annotated[bool, Option(LOSSY)] = False,
     **settings: Any,
 ) -> TunePlan:
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
@@ -275,25 +281,7 @@ tune: Callable[..., Tuned] = cast(Any, experiment.public("tune", plan, carry_out
 
 @click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
 @with_options(
-    click.option(
-        "--prompt-len", "-p", type=TOKENS, default=1000, show_default=True, help="Prompt tokens of your requests."
-    ),
-    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens that an answer has."),
-    click.option(
-        "--goal",
-        type=click.Choice(tuple(result.GOALS)),
-        default=result.REQUEST,
-        show_default=True,
-        help="Minimize the time of the whole request, to the first token (ttft) or per further token (tpot), or "
-        "maximize the tokens per second of all users.",
-    ),
-    click.option("--users", default=1, show_default=True, help="Requests that are answered together, as in lab batch."),
-    click.option("--budget", default=DEFAULT_BUDGET, show_default=True, help="Time to spend, such as 2min, 90s or 1h."),
-    click.option(
-        "--allow-lossy",
-        is_flag=True,
-        help="Also try settings that change what the model writes: cache types and other quantizations.",
-    ),
+    *experiment.options(plan).values(),
     click.option("--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."),
     *SETTINGS,
     SEED,
