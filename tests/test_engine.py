@@ -1,5 +1,6 @@
 """The timed loop, exactly, with a fake engine and a fake clock."""
 
+import dataclasses
 from functools import partial
 
 from lab.core import phases, script as scripts
@@ -85,6 +86,9 @@ def test_phases_of_a_run() -> None:
 
 def test_what_a_run_cannot_tell_is_none_and_not_zero() -> None:
     assert phases.tpot_ns(make_run(n_gen=1)) is None
+    run = make_run(n_prompt=3, n_gen=3)
+    drafted = dataclasses.replace(run, steps=dataclasses.replace(run.steps, kind=(PREFILL, "verify", "verify")))
+    assert phases.decode_compute_mean_ns(drafted) is None  # every token was drafted
     failed = make_run(status="failed")
     assert (phases.prefill_ns(failed), phases.ttft_ns(failed), phases.tpot_ns(failed), phases.e2e_ns(failed)) == (
         None,

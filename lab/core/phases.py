@@ -95,7 +95,7 @@ def decode_compute_mean_ns(run: Run) -> float | None:
         decode = run.totals.decode_ns
         return None if decode is None or run.n_gen < 2 else decode / (run.n_gen - 1)
     steps, n_prefill = run.steps, n_prefill_steps(run)
-    if run.status != OK or n_prefill == len(steps.kind):
+    if run.status != OK or DECODE not in steps.kind:
         return None
     if steps.kind.index(DECODE) < n_prefill:  # a whole sweep, where the phases alternate
         return statistics.fmean(decode_compute_ns(run))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lab.core.record import COPY, DECODE, DRAFT, FORGET, LOAD, PREFILL, SAVE
+from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
 
 SPECULATE = "speculate"
 
@@ -106,12 +106,6 @@ def wait_once(script: Script) -> list[Operation]:
         dataclasses.replace(operation, waits=bool(n_outputs) or not operation.parts or not is_followed)
         for operation, n_outputs, is_followed in zip(script, outputs, followed, strict=True)
     ]
-
-
-def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:
-    """The draft model's steps over a prompt, without sampling."""
-    parts = [(Part(0, tuple(tokens[i : i + n_ubatch])),) for i in range(0, len(tokens), n_ubatch)]
-    return [Operation(DRAFT, part, of_draft=True) for part in parts]
 
 
 def n_prefilled(script: Script) -> int:

@@ -1,12 +1,8 @@
 """`lab batch`: B sequences decoded together, one token of each in every step.
 
-A decode step reads all weights to make one token. With B sequences in the step it reads them once for B tokens. While
-memory traffic is the limit, the step takes hardly longer, and B users are served in the time of one. Above some B
-arithmetic is the limit (the ridge of the roofline), and each further sequence adds time. Attention is never shared:
-every sequence reads its own cache.
-
-T(B) is the mean time of a decode step. Throughput is B / T(B) tokens per second in total and 1 / T(B) per user.
-Efficiency is B x T(1) / T(B): 1 is no gain, B is ideal.
+A decode step reads all weights to make one token; with B sequences it reads them once for B tokens. Above some B
+arithmetic is the limit (the ridge of the roofline). Attention is never shared: every sequence reads its own cache.
+T(B) is the mean time of a decode step, throughput B / T(B) in total, efficiency B x T(1) / T(B): B is ideal.
 """
 
 from __future__ import annotations

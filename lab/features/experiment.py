@@ -1,7 +1,6 @@
-"""An experiment as data: its command, its plan, its tables and their pictures.
+"""An experiment as data: one file with one `Experiment`, from which its command, function and sections are made.
 
-An experiment is one file with one `Experiment`. Its command, its public function, its sections and the command that
-repeats its runs are made from it. Below: what experiments share, such as lists of numbers and cells of tables.
+Below: what experiments share, such as lists of numbers and cells of tables.
 """
 
 from __future__ import annotations

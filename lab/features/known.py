@@ -1,7 +1,6 @@
 """The list of features, and the loops over their kinds of results: tables, JSON, pictures, "make again", commands.
 
-`lab show`, `lab plot`, `lab report`, `--json` and the notebooks use these loops. To remove a feature, remove its room
-and its lines here. The terminal prints the parts of a section, a page is made of whole sections.
+To remove a feature, remove its room and its lines here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Results as sections of text and pictures.
+"""Results as sections of text and pictures: records in; tables, sentences, pictures and an HTML page out.
 
-In: records, and what `analysis` and `why` made of them. Out: tables and sentences (`text_*.py`, through `console.py`),
-pictures (`plot_*.py`), an HTML page made of sections (`page.py`). Rich and jinja2 are used here.
-Open `section.py` first.
+Open `section.py` first. Rich and jinja2 are used here.
 """

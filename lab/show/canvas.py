@@ -1,7 +1,6 @@
-"""Shared by all pictures: colours, axes, ticks, titles, legends, labels, and writing files.
+"""Shared by all pictures: colours (Okabe and Ito's), markers, axes, ticks, titles, legends, labels, and writing files.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well. What was measured is
-drawn solid; dashes are predictions and fitted laws. A legend stands below its axes, where it covers no data.
+What was measured is drawn solid; dashes are predictions and fitted laws.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """What disturbed a run, in words.
 
-Disturbed runs are kept and marked. A median is reliable if fewer than half of its runs were disturbed; otherwise the
-lab warns. Machines also drift, for example when they become hot. Around each run the lab times the same short decode
-(the sentinel); if its time changes during a session, the machine's speed changed.
-
-The load of other processes disturbs a run only if it uses cores that the run needs. A cause is its sentence, with {}
-for the amount; a new one goes into CAUSES and `disturbances`.
+A median is reliable if fewer than half of its runs were disturbed. Load of other processes disturbs a run only if it
+uses cores that the run needs. If the time of the sentinel (the same short decode around each run) changes, the machine
+drifts. A cause is its sentence, with {} for the amount; a new one goes into CAUSES and `disturbances`.
 """
 
 from __future__ import annotations

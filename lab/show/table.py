@@ -1,8 +1,7 @@
-"""Records as tables: one row per run, one row per step, and a summary over repeats.
+"""Records as tables: one row per run (or request), one row per step, and a summary over repeats.
 
-Rates are computed here from times (in a summary from their medians). A figure of several runs is their median with its
-interval: a mean with a standard deviation says little on machines where another process can halve a rate for seconds.
-A sweep has one row per prompt length. A request to a server is a row like a run.
+Rates are computed here from times. A figure of several runs is their median with its interval: a mean with a standard
+deviation says little where another process can halve a rate for seconds. A sweep has one row per prompt length.
 """
 
 from __future__ import annotations

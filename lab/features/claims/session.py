@@ -1,8 +1,7 @@
 """A session of claims: a few measurements under fixed names (parts), each made once for all claims that need it.
 
-A part with one plan runs in rounds, as in `lab measure`. Parts that compare run in blocks with fresh engines, as in
-`lab ab`, but with one turn, because more blocks then fit into the time. A part that cannot be measured, or fails,
-leaves a failed run with the reason; the others go on.
+A part with one plan runs in rounds, as in `lab measure`; parts that compare run in blocks, as in `lab ab`, with one
+turn. A part that cannot be measured, or fails, leaves a failed run with the reason; the others go on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The pictures of runs and of requests to servers: prefill, decode, both laws of a sweep, and the variants of a trial.
 
-All points of all runs are drawn, hollow for disturbed runs; the line is a median. A server does not show prefill, so a
-picture with requests shows TTFT of both. Warm requests and short answers are drawn only where there are no others.
-Experiments and loads have separate pictures.
+All points of all runs are drawn, hollow for disturbed runs; the line is a median. A picture with requests shows TTFT in
+the place of prefill. Warm requests and short answers are drawn only where there are no others.
 """
 
 from __future__ import annotations

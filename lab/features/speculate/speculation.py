@@ -136,7 +136,8 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     if lever.text is None:
         n_past += case.n_gen // 2
     ids = text(0, n_past + (0 if lever.text else max(lever.n_draft + 1, N_IN_A_ROW)))
-    operations = script.read_by_draft(ids[:n_past], settings.n_ubatch) if is_of_draft else []
+    read = script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=False) if is_of_draft else []
+    operations = [dataclasses.replace(one, kind=DRAFT, of_draft=True) for one in read]
     operations += script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=lever.text is not None)
     if lever.text and lever.n_draft:
         by = "lab.features.speculate.child"
