@@ -12,7 +12,6 @@ Plans and questions are sent by a separate process (exchange.py); a Client is th
 from __future__ import annotations
 
 import base64
-import ipaddress
 import json
 import os
 import queue
@@ -62,10 +61,6 @@ class Access:
     def root(self) -> str:
         """The address without /v1, for endpoints that OpenAI's API does not have."""
         return self.url.removesuffix("/v1")
-
-    def interface(self, api: str) -> str:
-        """The address for chats, or for completions."""
-        return f"{self.url}/{'chat/completions' if api == CHAT else 'completions'}"
 
 
 class JsonReply(NamedTuple):
@@ -155,11 +150,7 @@ def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
 
 def is_loopback(asked: Access) -> bool:
     """Whether the server is on this machine."""
-    host = urlsplit(asked.url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", urlsplit(asked.url).hostname or ""))
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
@@ -211,11 +202,11 @@ class Client:
             watch()
             yield from replies
 
-    def ask(self, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
+    def ask(self, url: str, body: dict[str, Any] | None = None) -> JsonReply:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
         nothing, text = Asked(n_prompt=None, n_gen=0), "" if body is None else json.dumps(body)
         question = Ask(asked=nothing, body=text, path=urlsplit(url).path or "/")
-        one = (reply := self.send(question, CHAT, timeout_s)).request
+        one = (reply := self.send(question, CHAT, ANSWER_S)).request
         if one.status != OK or one.http_status is None:
             return JsonReply(None, None, one.error)
         return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(error=one.error)

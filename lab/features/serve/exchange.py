@@ -104,7 +104,7 @@ class Sending:
 
     def __init__(self, access: Access, plan: SendPlan, file: IO[bytes], arrivals: Arrivals) -> None:
         self.access, self.plan, self.file, self.arrivals = access, plan, file, arrivals
-        url = urlsplit(access.interface(plan.api))
+        url = urlsplit(f"{access.url}/{'chat/completions' if plan.api == kinds.CHAT else 'completions'}")
         has_tls = url.scheme == "https"
         fixed = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "mini-lab"}
         given = {name.title(): value for name, value in all_headers(access)}

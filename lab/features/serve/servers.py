@@ -37,7 +37,7 @@ from lab.core.record import OK, Machine
 from lab.core.request import Asked, Capability, Endpoint, Request, RequestRecord, ServerSettings, Usage, short_name
 from lab.errors import LabError
 from lab.features.serve import formats
-from lab.features.serve.access import ANSWER_S, Access, Client, access, hidden
+from lab.features.serve.access import Access, Client, access, hidden
 from lab.features.serve.formats import TIMEOUT_S, Ask, Reply, as_count, as_dict, fresh_nonce, n_items, prompt_fields
 from lab.process import spawning
 from lab.runner import machine
@@ -280,7 +280,7 @@ def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> 
     root = client.access.root
 
     def posted(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        answer = client.ask(root + path, fields, ANSWER_S)
+        answer = client.ask(root + path, fields)
         return as_dict(answer.parsed) if answer.status == 200 else {}
 
     def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
