@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -292,11 +292,7 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def sessions(records: Sequence[Record | RequestRecord]) -> list[list[RequestRecord]]:
     """The requests of each session of loads, in order of appearance; of mixed files each kind of load on its own."""
-
-    def key(one: RequestRecord) -> tuple[str, object]:
-        load = one.request.asked.load
-        return one.session, load and (load.arrivals, load.lengths)
-
+    key = attrgetter("session", "request.asked.load.arrivals", "request.asked.load.lengths")
     return list(grouped(table.loads_of(records), key).values())
 
 
@@ -338,8 +334,8 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
             medians = known.groupby("round")[["ttft_s", "tpot_ms", "e2e_s"]].median()
             same = first | {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
             parts.append(pd.DataFrame([{**same, "repeat": number, **one} for number, one in medians.iterrows()]))
-    known_parts = [one for one in parts if len(one)]
-    return pd.concat(known_parts, ignore_index=True) if known_parts else pd.DataFrame()
+    filled = [one for one in parts if len(one)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
 
 Arms = Sequence[SimpleNamespace]
@@ -419,11 +415,10 @@ def answer_of(arms: Arms) -> str:
         limits = Slo(**arms[0].load_slo).label
         return f"Capacity (at least 90 % of requests within {limits}): {holds['sentence']}."
     first, last = good[0], good[-1]
-    verb, name, unit = "generates", "tokens_tps", "tokens/s"
-    if last.tokens_tps != last.tokens_tps:
-        verb, name, unit = "answers", "requests_ps", "requests/s"
-    line = f"{'With' if last.load_arrivals == CLOSED else 'At'} {last.load} the server {verb} "
-    line += f"{digits(getattr(last, name))} {unit}"
+    is_counted = last.tokens_tps == last.tokens_tps
+    name, verb, unit = ("tokens_tps", "generates", "tokens") if is_counted else ("requests_ps", "answers", "requests")
+    place = "With" if last.load_arrivals == CLOSED else "At"
+    line = f"{place} {last.load} the server {verb} {digits(getattr(last, name))} {unit}/s"
     line += f" ({first.load}: {digits(getattr(first, name))})" if first is not last else ""
     line += f"; the median request takes {seconds(last.e2e_median_s)}" if last.e2e_n else ""
     line += f" and waits {seconds(last.ttft_median_s)} for its first token" if last.ttft_n else ""

@@ -79,9 +79,8 @@ def parse(option: str, text: str | int) -> Lengths:
         is_normal, most = match[1] == "normal", math.log(2 * MOST_TOKENS)  # beyond it is refused anyway
         values = [round(middle + z if is_normal else middle * math.exp(min(z, most))) for z in normal]
     if not values or not 1 <= min(values) <= max(values) <= MOST_TOKENS:
-        found = f" It has lengths from {min(values):,} to {max(values):,} tokens." if values else ""
         hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
-        raise LabError(f"{option} {words} is not possible.{found}", hint)
+        raise LabError(f"{option} {words} is not possible.", hint)
     return Lengths(words, tuple(values) if len(set(values)) > 1 else (values[0],))
 
 
@@ -153,19 +152,19 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
             "window, until its last request ends.",
             "Increase --max-requests, or use less load, a shorter --duration or fewer --rounds.",
         )
-    base = Load(
-        arrivals=CLOSED if rates is None else POISSON,
-        round=0,
-        warmup_s=warmup_s,
-        duration_s=duration_s,
-        lengths=f"{prompts.asked} + {answers.asked} tokens",
-        seed=asked.get("seed", 1),
-        slo=parse_slo(slo) if isinstance(slo, str) else slo,
-    )
+    of_all: dict[str, Any] = {
+        "warmup_s": warmup_s,
+        "duration_s": duration_s,
+        "lengths": f"{prompts.asked} + {answers.asked} tokens",
+        "seed": asked.get("seed", 1),
+        "slo": parse_slo(slo) if isinstance(slo, str) else slo,
+    }
     windows = [
-        dataclasses.replace(base, round=i, **({"concurrency": int(level)} if rates is None else {"rate": level}))
+        Load(round=i, arrivals=CLOSED, concurrency=int(level), **of_all)
+        if rates is None
+        else Load(round=i, arrivals=POISSON, rate=level, **of_all)
         for i in range(int(rounds))  # all arms in each round, in random order
-        for level in random.Random(f"{base.seed} {i}").sample(levels, len(levels))
+        for level in random.Random(f"{of_all['seed']} {i}").sample(levels, len(levels))
     ]
     return LoadPlan(tuple(windows), prompts, answers, int(most), timeout_s, len(windows) * (warmup_s + duration_s))
 
