@@ -207,7 +207,6 @@ class Context:
     others: Sequence[Record] = ()  # more runs of these machines
     details: bool = False
     is_page: bool = False
-    by_session: bool = False  # sessions of one setup are drawn apart
     together: bool = True  # runs and requests are drawn in one picture
     runs: Sequence[Record] = ()  # among the records; known.sections sets it
 

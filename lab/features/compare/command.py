@@ -59,7 +59,7 @@ def compare(
     made = []
     if draws(results, out, no_plot):
         apart = reading.measured if reading.requests else comparison.by_session(reading.records)
-        made = known.sections(apart, Context(by_session=True), ("runs", "requests", "loads"))
+        made = known.sections(apart, Context(), ("runs", "requests", "loads"))
     plots = known.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
         console.print_json({**text_compare.as_json(groups, comparisons), "plots": list(map(str, plots))})

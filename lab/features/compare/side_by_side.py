@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import random
+import string
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,10 @@ def plan(
     if len(variants) > 26:
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
     plans = {}
-    for i, (words, settings) in enumerate(variants):
+    for letter, (words, settings) in zip(string.ascii_uppercase, variants, strict=False):
         if lib := settings.get("lib"):
             words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
-        name = f"{chr(65 + i)}: {words or 'as it is'}"
-        plans[name] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
+        plans[f"{letter}: {words or 'as it is'}"] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
     check(plans, may_be_apart)
     return plans
 

@@ -17,7 +17,7 @@ from lab.core.lists import plural
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.features.compare import comparison, text_compare
+from lab.features.compare import text_compare
 from lab.features.measure import sweep_laws
 from lab.show import canvas, table, text_setup
 from lab.show.canvas import GUIDE, OF_DECODE, OF_PREFILL, points
@@ -39,10 +39,10 @@ NO_BREAK = "\u00a0"  # a space at which no line of a legend breaks
 MOST_GROWTHS = 4  # lengths up to which a prefill plot of one setup says by how much the time grows from one to the next
 
 
-def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
+def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
 
-    With requests to servers it shows TTFT. With `by_session` each session of a setup is a line.
+    With requests to servers it shows TTFT.
 
         lab.plot_prefill(records)
 
@@ -50,7 +50,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     time per token; for a single line the picture says by how much the time grows. More than six setups have a panel
     each.
     """
-    timed, rows = _timed(records, by_session)
+    timed, rows = _timed(records)
     is_ttft = bool(table.alone(timed))
     figure = "ttft_s" if is_ttft else "prefill_s"
     rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
@@ -102,7 +102,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
 
     Bars are medians, as in the table. LabError without a run that decoded, and for several setups.
     """
-    timed, rows = _timed(records, False)
+    timed, rows = _timed(records)
     rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()]
     if rows.empty or len(table.setups(rows)) > 1:
         raise LabError("This picture needs runs of one setup that decoded.", "Measure one, with --gen 2 or more.")
@@ -126,7 +126,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
+def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     """Decode time per token (ITL) against the token's position in the generation, one line per prompt length.
 
         lab.plot_decode(records)
@@ -139,7 +139,7 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
-    timed, rows = _timed(records, by_session)
+    timed, rows = _timed(records)
     parts = [pd.DataFrame()]  # a row for each gap of each answer, from that before its second token (or event) on
     for setup, of_setup in table.setups(rows):
         for n_prompt, run, hollow in zip(of_setup.n_prompt, of_setup.run, of_setup.disturbed, strict=True):
@@ -233,7 +233,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
     return figure
 
 
-def drawings(records: Records, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
+def drawings(records: Records) -> dict[str, Callable[[Figure], Any]]:
     """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep."""
     timed = [one for one in table.of_engine(records) if one.run.is_timed and one.run.lever is None]
     plain = [one for one in timed if not one.run.every]
@@ -250,15 +250,15 @@ def drawings(records: Records, by_session: bool = False) -> dict[str, Callable[[
     if decodes and not answered and len(table.setups(table.runs(alone))) == 1:
         made["shares"] = lambda figure: plot_shares(alone, figure.subplots())
     if answered or alone:
-        made["prefill"] = lambda figure: plot_prefill([*alone, *answered], figure.subplots(), by_session)
+        made["prefill"] = lambda figure: plot_prefill([*alone, *answered], figure.subplots())
     if any(phases.itl_ns(one.run) for one in plain) or any(request_times.chunk_gaps_ns(one.request) for one in good):
-        made["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
+        made["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots())
     if len(plain) < len(timed):
         made["sweep"] = lambda figure: plot_sweep(timed, figure)
     return made
 
 
-def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
+def _timed(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
     """What went well and is neither an experiment nor part of a load, and its rows: `run` is the place in the list."""
     engine, alone = table.of_engine(records), table.alone(records)
     timed: list[Record | RequestRecord] = [one for one in engine if one.run.is_timed and one.run.lever is None]
@@ -270,8 +270,7 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
         raise LabError(f"There is nothing to draw: no {what} went well.", "Look at the errors: lab show RESULTS")
     rows = table.runs(timed)
     usual = table.measured(rows)
-    rows = usual if len(usual) else rows
-    return timed, comparison.sessions_apart(rows) if by_session else rows
+    return timed, usual if len(usual) else rows
 
 
 def _subject(records: Records, rows: pd.DataFrame) -> str:

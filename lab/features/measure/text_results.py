@@ -81,7 +81,7 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
         hidden = [*(["prefill", "decode"] if context.together else []), *(["shares"] if context.is_page else [])]
         pictures = [
             Picture(one, CAPTIONS[kind := one.partition("-")[0]], draw, WIDE if kind in ("ab", "sweep") else SMALL)
-            for one, draw in plot_runs.drawings(own, context.by_session).items()
+            for one, draw in plot_runs.drawings(own).items()
             if one not in hidden
         ]
         made.append(

@@ -333,9 +333,7 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
     if context.is_page:
         seen = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
         parts += [capabilities(one, f"{label}: what the server can do") for label, one in seen if one.capabilities]
-    drawn = plot_runs.drawings(
-        [*(context.runs if context.together else ()), *records], by_session=context.by_session or context.is_page
-    )
+    drawn = plot_runs.drawings([*(context.runs if context.together else ()), *records])
     return [
         Section(
             "Through a server",
