@@ -114,15 +114,15 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
-    levers = explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings)
-    print(*map(explanation.advice_of, levers), sep="\n")
+    for lever in explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings):
+        print(explanation.advice_of(lever))
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
     timed = _timed(records)
-    advised = explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings)
-    print(*map(explanation.advice_of, advised), sep="\n")
+    for one in explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings):
+        print(explanation.advice_of(one))
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
