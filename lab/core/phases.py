@@ -97,7 +97,7 @@ def decode_compute_mean_ns(run: Run) -> float | None:
     steps, n_prefill = run.steps, n_prefill_steps(run)
     if run.status != OK or DECODE not in steps.kind:
         return None
-    if steps.kind.index(DECODE) < n_prefill:  # a whole sweep, where the phases alternate
+    if DECODE in steps.kind[:n_prefill]:  # a whole sweep, where the phases alternate
         return statistics.fmean(decode_compute_ns(run))
     return (sum(steps.ready_ns[n_prefill:]) - sum(steps.start_ns[n_prefill:])) / (len(steps.kind) - n_prefill)
 

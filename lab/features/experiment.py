@@ -107,7 +107,6 @@ class Experiment:
     plan: Callable[..., Plan]
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
-    saves_states: bool = False
     through_server: Callable[[click.Context, str, dict[str, Any]], None] | None = None
 
     def as_command(self) -> click.Command:
@@ -131,7 +130,7 @@ class Experiment:
                 if url is not None:
                     return self.through_server(context, url, {"out": out, **asked})
                 asked = {name: value for name, value in asked.items() if name not in ONLY_SERVER}
-            with planning(self.plan, out, self.saves_states) as make:
+            with planning(self.plan, out) as make:
                 carry_out(make, out, **asked)
 
         first = ("model", *declared)[:6]
@@ -200,9 +199,9 @@ def section(
 
 
 @contextlib.contextmanager
-def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> Iterator[Callable[..., Plan]]:
-    """The function that plans an experiment; if it saves states, with a folder for them, which is deleted later."""
-    if not saves_states:
+def planning(plan: Callable[..., Plan], out: str | Path) -> Iterator[Callable[..., Plan]]:
+    """The function that plans an experiment; if it saves states, with a `folder` for them, which is deleted later."""
+    if "folder" not in inspect.signature(plan).parameters:
         yield plan
         return
     there = next((path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir()), None)
@@ -218,7 +217,6 @@ def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> 
 def public(
     name: str,
     plan: Callable[Concatenate[Worker, Asked], Any],
-    saves_states: bool = False,
     carry_out: Callable[..., Any] = session.carry_out,
 ) -> Callable[Asked, list[Record]]:
     """The function `lab.NAME`, which plans and measures."""
@@ -227,7 +225,7 @@ def public(
     def measure(*asked: Asked.args, **settings: Asked.kwargs) -> list[Record]:
         given: dict[str, Any] = dict(settings)
         out, watch = given.pop("out", "results"), given.pop("watch", None)
-        with planning(plan, out, saves_states) as make:
+        with planning(plan, out) as make:
             made: list[Record] = carry_out(lambda worker: make(worker, *asked, **given), out, watch)
             return made
 

@@ -686,7 +686,6 @@ EXPERIMENT = experiment.Experiment(
     plan=plan,
     again=lambda runs: again([run.turns for run in runs if run.turns]),
     tables=(TABLE,),
-    saves_states=True,
     through_server=converse,
 )
 
@@ -702,4 +701,4 @@ KINDS = (
     ),
 )
 command = EXPERIMENT.as_command()
-turns = experiment.public("turns", plan, saves_states=True)
+turns = experiment.public("turns", plan)

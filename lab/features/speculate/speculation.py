@@ -225,20 +225,16 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 def _bottleneck(tried: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
     """The part whose ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted)."""
     n, one_s, all_right = n_draft + 1, times.target[1], guesses.speed_up([(n_draft, n_draft)], times) or 0.0
-    ideals = [
-        (
-            f"verification; a step of {n} positions takes {digits(times.target[n] / one_s)}x a step of one",
-            guesses.speed_up(tried, StepTimes(dict.fromkeys(times.target, one_s), times.draft)),
-        ),
-        (
-            f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x",
-            guesses.speed_up([(n, n) for n, _ in tried], times),
-        ),
-    ]
+    verifying = f"verification; a step of {n} positions takes {digits(times.target[n] / one_s)}x a step of one"
+    accepting = f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x"
+    ideals = {
+        verifying: guesses.speed_up(tried, StepTimes(dict.fromkeys(times.target, one_s), times.draft)),
+        accepting: guesses.speed_up([(n, n) for n, _ in tried], times),
+    }
     if times.draft:
-        words = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
-        ideals.append((words, guesses.speed_up(tried, StepTimes(times.target, {}))))
-    return max(ideals, key=lambda ideal: ideal[1] or 0.0)[0]
+        drafting = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
+        ideals[drafting] = guesses.speed_up(tried, StepTimes(times.target, {}))
+    return max(ideals, key=lambda words: ideals[words] or 0.0)
 
 
 def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:

@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -133,24 +133,16 @@ def attention(text: str, model: str = catalog.DEFAULT, **settings: Any) -> Atten
     The text's first token is replaced by its last other one. LabError for a text of fewer than 3 or over MOST_TOKENS
     tokens, or of equal ones.
     """
-    seen = look(text, model, **settings).run.attention
-    assert seen is not None
-    return seen
+    return cast(Attention, look(text, model, **settings).run.attention)
 
 
-def look(
-    text: str,
-    model: str,
-    out: str | Path | None = None,
-    watch: obtain.ShowTransfer = obtain.silently,
-    **settings: Any,
-) -> Record:
+def look(text: str, model: str, out: Path | None = None, **settings: Any) -> Record:
     """`attention` as a run, in a results file in `out` unless that is None."""
     if settings.get("flash_attn", "off") == "on":
         raise LabError("Flash attention never writes the weights.", "Look at them with --flash-attn off.")
     settings["flash_attn"] = "off"
     with Worker() as worker:
-        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
+        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, **settings)
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
         sizes = {name: max(getattr(plan.settings, name), MOST_TOKENS) for name in ("n_ubatch", "n_batch")}
