@@ -136,7 +136,7 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
     [
         ({"turn": "300"}, "has one length"),
         ({"turn": "300+1"}, "has no decode"),
-        ({"turn": "a+b"}, "is not a length"),
+        ({"turn": "a+b"}, "--turn a is not possible"),
         ({"turns": 0}, "--turns 0 is not possible"),
         ({"system": -1}, "--system -1 is not possible"),
         ({"keep": "cloud"}, "--keep cloud is not possible"),

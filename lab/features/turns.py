@@ -502,15 +502,16 @@ def execute(
 
     accepted = tuple(option for option in server.endpoint.accepted if option != formats.NO_CACHE)
 
-    def send(parts: Sequence[Sequence[str]], n_gen: int, place: Turn) -> formats.Reply:
+    def send(
+        parts: Sequence[Sequence[str]], n_gen: int, place: Turn, is_kept: bool = True
+    ) -> tuple[RequestRecord, str]:
         asked = Asked(n_prompt=None, n_gen=n_gen, turn=place, **formats.limits(accepted))
         prompt = ["".join(part) for part in parts]
-        return server.send(formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted))
-
-    def kept(reply: formats.Reply) -> RequestRecord:
+        reply = server.send(formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted))
         record = server.record(path.stem, reply.request)
-        results.save(path, record)
-        return record
+        if is_kept:
+            results.save(path, record)
+        return record, reply.text
 
     turns, cold = turns_of(own, lambda n: [*nonces[0], *(flat * (1 + n // len(flat)))][:n]), []
     prompt, n_common, _, parts = next(turns)
@@ -518,19 +519,19 @@ def execute(
         watch(Status(f"turn {number} of {last}"))
         place = Turn(number=number, differs_at=sum(map(len, prompt[:n_common])) if number > 1 else None, of=lever)
         if SECOND in parse_breaks(lever.breaks, last)[number - 1]:
-            send([parts[0], flat[::-1][: len(parts[1])]], 2, place)
-        reply = send(parts, n_gen, place)
-        yield kept(reply)
-        if reply.request.status != OK:
+            send([parts[0], flat[::-1][: len(parts[1])]], 2, place, is_kept=False)
+        record, answer = send(parts, n_gen, place)
+        yield record
+        if record.request.status != OK:
             return
         if number in (last // 2 + 1, last) and number > 1:
             cold.append((parts, dataclasses.replace(place, is_cold=True, differs_at=None)))
         if number < last:
-            prompt, n_common, _, parts = turns.send(re.findall(r"\s+|\S+\s*", reply.text) or [" "])
+            prompt, n_common, _, parts = turns.send(re.findall(r"\s+|\S+\s*", answer) or [" "])
     for nonce, (parts, place) in zip(nonces[1:], cold, strict=False):
         watch(Status(f"turn {place.number} without a cache"))
         changed = [*nonce, *parts[begin][len(nonce) :]]
-        yield kept(send([*parts[:begin], changed, *parts[begin + 1 :]], 2, place))
+        yield send([*parts[:begin], changed, *parts[begin + 1 :]], 2, place)[0]
 
 
 def served(records: Sequence[RequestRecord]) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def order() -> bool:
     rows = list(found.rows.itertuples())[1:]
     for row in rows:
         print(f"{row.label:8} {row.kl:.5f} ({row.kl_low:.5f}-{row.kl_high:.5f}), same top {100 * row.same:.1f} %")
-    print(f"floor {found.floor:.2g}; not told apart: {found.equal}; {found.n_chunks} chunks")
+    print(f"floor {found.floor:.2g}; not told apart: {found.equal}; {rows[0].n_chunks:.0f} chunks")
     wrong = [(a.label, b.label) for a, b in itertools.combinations(rows, 2) if a.kl > b.kl]
     return all(pair in found.equal for pair in wrong)
 

@@ -304,10 +304,6 @@ class Found:
     equal: list[tuple[str, str]]
     n_positions: int
 
-    @property
-    def n_chunks(self) -> int:
-        return int(self.rows.n_chunks.iloc[1])
-
 
 def of_sessions(records: Sequence[Record]) -> list[tuple[list[Record], Found]]:
     """Each session with quality, and what it found."""
@@ -510,7 +506,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
         made.append(
             Section(
                 "Quality and speed",
-                f"{one.n_chunks} chunks, {one.n_positions:,} positions, against {rows[0].label}",
+                f"{rows[1].n_chunks:.0f} chunks, {one.n_positions:,} positions, against {rows[0].label}",
                 name="quant",
                 question="What does each quantization cost in quality, and what does it gain in speed?",
                 answer=answer(one),
