@@ -55,14 +55,6 @@ def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
     assert only_tpot(records, at_least=0.3).verdict == TOO_FEW  # a difference of more than half is not excluded
 
 
-def test_three_runs_of_default_sessions_answer() -> None:
-    row = only_tpot(session(BASE[:3]) + session([24, 25, 26], machine=OTHER))
-    assert row.verdict == SLOWER and row.ratio is not None and row.ratio.low > 1.5
-    assert row.words == "slower, 2.34x the time"
-    row = only_tpot(session([24, 25, 26]) + session(BASE[:3], machine=OTHER))
-    assert row.verdict == FASTER and row.words == "faster, 2.34x as fast"
-
-
 def test_sessions_of_one_setup_need_more_than_their_runs_say() -> None:
     """Runs of a session lie within 0.5 %, sessions differ by 4 %: that is the machine, and no difference."""
     rows = [only_tpot(session([10, 10.02, 10.05], "a") + session([10.4, 10.42, 10.45], "b"))]
@@ -264,22 +256,14 @@ def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path)
     return only_tpot(records).verdict
 
 
-def test_nothing_is_found_where_there_is_nothing(simulated: None, plans: Any, tmp_path: Path) -> None:
+def test_a_planted_slowdown_is_found_and_none_is_not(simulated: None, plans: Any, tmp_path: Path) -> None:
     two = plans(2, 1)
-    found = [verdicts(two, 1.0, seed, tmp_path / str(seed)) for seed in range(20)]
-    assert sum(verdict != ALIKE for verdict in found) <= 2
-
-
-def test_a_planted_slowdown_is_found(simulated: None, plans: Any, tmp_path: Path) -> None:
-    two = plans(2, 1)
-    found = [verdicts(two, 1.05, seed, tmp_path / str(seed)) for seed in range(10)]
+    found = [verdicts(two, 1.0, seed, tmp_path / f"none-{seed}") for seed in range(10)]
+    assert sum(verdict != ALIKE for verdict in found) <= 1
+    found = [verdicts(two, 1.05, seed, tmp_path / f"five-{seed}") for seed in range(10)]
     assert found.count(FASTER) == 0 and found.count(SLOWER) >= 7
-
-
-def test_a_trial_is_compared_block_by_block(plans: Any, tmp_path: Path) -> None:
-    row = only_tpot(execute(plans(2, 1), 8, tmp_path, moody(1.5, random.Random(1))))
-    assert row.paired and row.n_base == row.n_other == 8
-    assert row.verdict == SLOWER
+    row = only_tpot(execute(two, 8, tmp_path, moody(1.5, random.Random(1))))
+    assert row.paired and row.n_base == row.n_other == 8 and row.verdict == SLOWER
 
 
 def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.features import page
 from lab.features.limits import probing, step_kernels
-from lab.features.predict import datasheet, laws, learning, prediction
+from lab.features.predict import laws, learning, prediction
 from lab.features.predict.learning import StepPrediction
 from lab.models import catalog, devices, synthetic
 from tests.conftest import SETTINGS, run_lab
@@ -132,20 +132,6 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
         slower = seconds / (steps.seconds(1, 1099, 1) or math.nan)  # the range: as wide as for one user
         ends = slower * alone.tpot_s[0], slower * alone.tpot_s[1]
         assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(ends, rel=1e-6)
-
-
-def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(browser: Any, tmp_path: Path) -> None:
-    records, _ = here()
-    known = opened(browser, tmp_path / "page.html", html())
-    model, settings, device = records[0].model, records[0].settings, devices.find_device("rtx-4090")
-    place = [one["name"] for one in known["devices"]].index(device.name)
-    asked = [{**ONE, "device": place, "prompt": 2000, "cached": cached} for cached in (0, 1, 700, 1999)]
-    for one, shown in zip(asked, ask(browser, asked), strict=True):
-        n = one["cached"]
-        rest = datasheet.case_for(model, settings, device, PREFILL, 2000 - n, n)
-        expected = datasheet.learned()[PREFILL].expected_s(rest)
-        assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
-        assert (shown["prefill"]["low"] is None) == bool(n)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b"])

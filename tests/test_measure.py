@@ -70,42 +70,29 @@ def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: Fak
     assert "no memory" in next(r.run.error for r in records if r.run.status == FAILED)
 
 
-def test_a_death_costs_one_run_and_the_engine_starts_again(bench: Any, fake_worker: FakeWorker) -> None:
-    deaths = iter([True])
+@pytest.mark.parametrize(
+    ("n_repeat", "dies_at", "n_deaths", "of_600", "n_starts"),
+    [
+        (3, (600, 5), 1, [CRASHED, OK, OK], 4),  # one a round, and one after the death
+        (4, (600, 5), 9, [CRASHED, CRASHED], 5),  # then the length is given up
+        (2, (None, 4), 1, [OK, OK], 3),  # while warming up
+    ],
+)
+def test_a_death_costs_one_run_and_the_engine_starts_again(
+    bench: Any, fake_worker: FakeWorker, n_repeat: int, dies_at: Any, n_deaths: int, of_600: list[str], n_starts: int
+) -> None:
+    deaths = iter(range(n_deaths))
 
-    def die_once(n_prompt: int, n_gen: int) -> None:
-        if (n_prompt, n_gen) == (600, 5) and next(deaths, False):
-            raise died()
-
-    fake_worker.on_run = die_once
-    records, _ = bench(repeat=3)
-    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (10, 2, OK), (600, 0, CRASHED), (600, 1, OK), (600, 2, OK)]
-    assert fake_worker.starts == 4 == fake_worker.loads  # one a round, and one after the death
-
-
-def test_a_length_that_always_kills_is_given_up(bench: Any, fake_worker: FakeWorker) -> None:
     def die(n_prompt: int, n_gen: int) -> None:
-        if (n_prompt, n_gen) == (600, 5):
+        if (n_prompt if dies_at[0] else None, n_gen) == dies_at and next(deaths, None) is not None:
             raise died()
 
     fake_worker.on_run = die
-    records, _ = bench(repeat=4)
-    assert [o for o in outcome(records) if o[0] == 600] == [(600, 0, CRASHED), (600, 1, CRASHED)]
-    assert [o for o in outcome(records) if o[0] == 10] == [(10, i, OK) for i in range(4)]
-
-
-def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worker: FakeWorker) -> None:
-    deaths = iter([True])
-
-    def die_once(n_prompt: int, n_gen: int) -> None:
-        if n_gen == 4 and next(deaths, False):
-            raise died()
-
-    fake_worker.on_run = die_once
-    records, _ = bench(repeat=2)
-    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    # a short run and a whole step in each engine
-    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, *[OK] * 4]
+    records, _ = bench(repeat=n_repeat)
+    of_10 = [(10, i, OK) for i in range(n_repeat)]
+    assert outcome(records) == [*of_10, *((600, i, status) for i, status in enumerate(of_600))]
+    assert fake_worker.starts == n_starts == fake_worker.loads
+    assert any(r.run.status == CRASHED for r in records if r.run.warmup) == (dies_at[0] is None)
 
 
 def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
@@ -250,10 +237,6 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
     status, out, err = run_lab("compare", *files, "--no-plot")
     assert status == 0, err
     assert "from 5 sessions of this machine" in out  # one of the two has the setup of the four
-    alone = [path.rename(tmp_path / f"alone-{path.name}") for path in files]
-    (tmp_path / "elsewhere").mkdir()
-    moved = [path.rename(tmp_path / "elsewhere" / path.name) for path in alone]
-    assert "assumed for a" in run_lab("compare", *moved, "--no-plot")[1]
 
 
 # Sweeps and trials on the real engine, as a user runs them
