@@ -192,7 +192,7 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         ask = ask_of(server, 48, 200)
 
         def n_decoded() -> int:
-            with urllib.request.urlopen(f"{server.client.access.root}/slots") as answer:
+            with urllib.request.urlopen(started.url.replace("/v1", "/slots")) as answer:
                 slots = json.load(answer)
             return max((slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]), default=0)
 

@@ -57,11 +57,6 @@ class Access:
     credentials: str | None = field(default=None, repr=False)  # user:password
     timeout_s: float = TIMEOUT_S  # for a request that generates
 
-    @property
-    def root(self) -> str:
-        """The address without /v1, for endpoints that OpenAI's API does not have."""
-        return self.url.removesuffix("/v1")
-
 
 class JsonReply(NamedTuple):
     """A server's answer that is not streamed. Its strings may contain secrets: show and keep them `hidden`."""
@@ -210,6 +205,11 @@ class Client:
         if one.status != OK or one.http_status is None:
             return JsonReply(None, None, one.error)
         return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(error=one.error)
+
+    def found(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object at a path of the server; empty if there is none."""
+        answer = self.ask(self.access.url.removesuffix("/v1") + path, body)
+        return (answer.parsed or {}) if answer.status == 200 else {}
 
     def send(self, ask: Ask, api: str, timeout_s: float = LONGEST_S, watch: Callable[[], None] = lambda: None) -> Reply:
         """Send one request, and wait for its answer, at most `timeout_s` and the server's time limit."""

@@ -277,24 +277,19 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
 
 def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
     """The ways in which servers count the tokens of a prompt, or of another text."""
-    root = client.access.root
-
-    def posted(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        answer = client.ask(root + path, fields)
-        return as_dict(answer.parsed) if answer.status == 200 else {}
 
     def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
-        applied = posted("/apply-template", prompt_fields(api, text)).get("prompt") if api == kinds.CHAT else text
+        applied = client.found("/apply-template", prompt_fields(api, text)).get("prompt") if api == kinds.CHAT else text
         if not isinstance(applied, str):
             return None
         fields = {"content": applied, "add_special": is_prompt, "parse_special": is_prompt}
-        return n_items(posted("/tokenize", fields).get("tokens"))
+        return n_items(client.found("/tokenize", fields).get("tokens"))
 
     def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
-        return as_count(posted("/tokenize", {"model": model, **prompt_fields(api, text)}).get("count"))
+        return as_count(client.found("/tokenize", {"model": model, **prompt_fields(api, text)}).get("count"))
 
     def llama_cpp_server(text: str) -> int | None:
-        return as_count(posted("/extras/tokenize/count", {"model": model, "input": text}).get("count"))
+        return as_count(client.found("/extras/tokenize/count", {"model": model, "input": text}).get("count"))
 
     yield from (llama_server, vllm)
     if api != kinds.CHAT:  # which the last one does not support
@@ -336,14 +331,10 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
 def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | None, ServerSettings | None]:
     """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
 
-    def get(path: str) -> dict[str, Any]:
-        answer = client.ask(client.access.root + path)
-        return as_dict(answer.parsed) if answer.status == 200 else {}
-
     def text(value: Any) -> str | None:
         return hidden(value, client.access)[:200] if isinstance(value, str) and value else None
 
-    if "default_generation_settings" in (props := get("/props")):
+    if "default_generation_settings" in (props := client.found("/props")):
         path = text(props.get("model_path"))
         settings = ServerSettings(
             n_slots=as_count(props.get("total_slots")),
@@ -353,13 +344,13 @@ def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | 
             build=text(props.get("build_info")),
         )
         return "llama-server", settings.build, settings
-    if "version" in (ollama := get("/api/version")):
+    if "version" in (ollama := client.found("/api/version")):
         return "Ollama", text(ollama["version"]), None
     owner, limit = entry.get("owned_by"), as_count(entry.get("max_model_len"))
     of_model = ServerSettings(n_ctx=limit) if limit else None
-    if "version" in (vllm := get("/version")):
+    if "version" in (vllm := client.found("/version")):
         return "vLLM" if owner == "vllm" else None, text(vllm["version"]), of_model
-    if "data" in get("/api/v0/models"):
+    if "data" in client.found("/api/v0/models"):
         return "LM Studio", None, None
     return {"me": "llama_cpp.server", "sglang": "SGLang"}.get(str(owner)), None, of_model
 
