@@ -47,7 +47,7 @@ def plan(
     repeat: Annotated[int | None, REPEAT] = None,
     model: str = catalog.DEFAULT,
     *,
-    shared_prompt: Annotated[bool, Option("One prompt, except for its last 16 tokens; it is prefilled once.")] = False,
+    shared_prompt: Annotated[bool, Option("All share a prompt but its last 16 tokens; it is prefilled once.")] = False,
     **settings: Any,
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
