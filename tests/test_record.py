@@ -147,7 +147,7 @@ def test_samples_come_back_as_they_are(path: Path) -> None:
 FORMER = {
     *("load_1min", "cpu_busy_s", "cpu_steal_s", "cpu_pressure_s", "cpu_mhz", "memory_available_bytes", "own_cpu_s"),
     *("switches", "pressure_ms", "clock_mhz", "temperature_c", "power_w", "n_others"),
-    *("prompt_sha256", "client_error_ns", "embedding_type", "device"),
+    *("prompt_sha256", "client_error_ns", "embedding_type", "device", "was_connected"),
 }
 """What older lines have, and the sha256 of prompts."""
 
