@@ -45,7 +45,7 @@ COMMANDS = {
     "turns": ("Serve many", "turns", "Measure what each turn of a conversation processes again."),
     "stall": ("Serve many", "stall", "Measure how long a new prompt interrupts running answers."),
     "speculate": ("Serve many", "speculate.speculation", "Measure what speculative decoding costs and gains."),
-    "server": ("Servers", "serve.command", "Show what a server can do: token counts, caches, requests at once."),
+    "server": ("Servers", "serve.command", "Show what a server can do: count tokens, reuse prompts, serve many."),
     "load": ("Servers", "serve.command", "Put load on a server, and measure latencies and rates."),
     "models": ("Files", "models", "List models; subcommands: info, make, pull, remove."),
     "export": ("Files", "compare.command", "Export results as llama-bench's output, or as tables."),

@@ -48,7 +48,7 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
         for side, names in (("base", compared.only_base), ("other", compared.only_other)):
             sentences += [f"Only in the {side}: {', '.join(names)}."] * bool(names)
         table = tabled(COLUMNS, rows, keep_all=True)
-        about = "time ratio = other / base, below it the 95 % interval (Student's t; needs 3 runs of each)"
+        about = "time ratio = other / base, below it the 95 % interval (3 or more runs of each, normal scatter assumed)"
         about *= any(row.ratio for row in rows)
         made.append(Section(f"{compared.other} against the base", about, **table, sentences=sentences))
     return made

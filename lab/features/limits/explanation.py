@@ -282,8 +282,8 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
         saved_s = ttft_s * cached_s / (cached_s + new_s)
         gain = ttft_s / (ttft_s - saved_s)
         words = (
-            f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn: the first token comes "
-            f"{digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
+            f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn (all but {n_new}): the first "
+            f"token comes {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
         )
         figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
         sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
@@ -338,7 +338,7 @@ EXPLAINED: Columns = (
 LIMITS = {
     ARITHMETIC: "Arithmetic limits",
     TRAFFIC: "Memory traffic limits",
-    ATTENTION: "Attention (with --flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
+    ATTENTION: "Attention (flash attention {flash}, keys in {k} and values in {v}) limits",
     KERNEL: "llama.cpp's kernel for this quantization (this machine is faster with others) limits",
     OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
@@ -419,9 +419,10 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "% of ceiling: 100 means as fast as llama.cpp's kernels when lab ceilings runs them alone; output: the last "
-        "layer; rest: what the kernels alone do not explain; measured ms: of the whole prompt, or of one token of the "
-        "answer, without choosing it; GFLOP/s, GB/s: the least work of the phase over its measured time",
+        "measured ms: of the prompt (prefill) or of one token (decode), without choosing a token from the output; % of "
+        "ceiling: 100 means as fast as this quantization's kernels when lab ceilings runs them alone; output: the last "
+        "layer; rest: time beyond the kernels alone, such as small operations; GFLOP/s, GB/s: the least work that the "
+        "phase needs, computed from the model, per measured second",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,

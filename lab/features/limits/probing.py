@@ -93,7 +93,8 @@ def device_of(here: Machine, name: str | None) -> Device | None:
 
 def device_label(here: Machine, name: str | None) -> str:
     """The device that ceilings are of, in words."""
-    return machine.named(here, tuple(one for one in machine.accelerators(here.devices) if one.name == name))
+    known = device_of(here, name)
+    return machine.named(here, () if known is None else (known,))
 
 
 def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
@@ -365,7 +366,8 @@ def obtain(worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatu
                     elapsed_s = time.monotonic() - started
                     left_s = (n_all - n_done) * (elapsed_s + SURE * EACH_S) / (n_done + SURE)
                     slower = f" (slower: {words})" if words else ""
-                    watch(Status(f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}", left_s=left_s))
+                    doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
+                    watch(Status(doing, left_s=left_s))
                     rate, n_done = worker.probe(probe), n_done + 1
                     passes[key(rate)].append(rate)
                     words = disturbances.during(noisy.finish(), n_free)

@@ -59,13 +59,13 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
     setups, steps = table.setups(rows), table.steps(table.of_engine(timed))
     kind = "run" if table.of_engine(timed) else "request"
     axes = canvas.panels(ax or canvas.new_axes(), [name for name, _ in setups])
-    is_alone, per_token = axes[0] is not axes[-1] or len(setups) == 1, dict[float, float]()
+    is_alone, per_token = axes[0] is not axes[-1] or len(setups) == 1, dict[float, str]()
     styles = canvas.styles(1) * len(setups) if is_alone else canvas.styles(len(setups))
     for (name, own), one, style in zip(setups, axes, styles, strict=True):
         if not is_ttft and not steps.empty:  # imported runs have no steps
             inside = steps[(steps.kind == PREFILL) & steps.compute_ms.notna() & steps.run.isin(own.run)]
             for number, (_, run) in enumerate(run for run in inside.groupby("run") if len(run[1]) > 1):
-                label = "progress within each run" if is_alone and not number else "_"
+                label = "_" if number or not (is_alone or own is setups[0][1]) else "progress within each run"
                 one.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5, label=label)
         medians = own.groupby("n_prompt")[figure].median()
         at: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
@@ -74,7 +74,8 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
             one.plot([], [], lw=2, ms=6, **style, label=f"{name}: median")
         of_points = f"{kind}s" if is_alone else None
         points(one, own.n_prompt, own[figure], own.disturbed, ms=6, alpha=0.6, **style, label=of_points)
-        per_token |= {float(value / n): float(n) for n, value in medians.items()}
+        where = "" if is_alone else f" of {name}"
+        per_token |= {float(value / n): f"{n:,.0f} tokens{where}" for n, value in medians.items()}
         if len(setups) == 1 < len(medians) <= MOST_GROWTHS and own.groupby("n_prompt").disturbed.mean().lt(0.5).all():
             for (n, t), (next_n, next_t) in itertools.pairwise(medians.items()):
                 words = f"{times(next_n / n)} the tokens:\n{times(next_t / t)} the time"
@@ -85,7 +86,7 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
         if ends[0] == ends[1]:
             one.set_ylim(0, 1.2 * rows[figure].max())
         else:
-            label = f"{digits(1e3 * cheapest)} ms per token, as at {per_token[cheapest]:,.0f} tokens (proportional)"
+            label = f"{digits(1e3 * cheapest)} ms per token, as at {per_token[cheapest]} (proportional)"
             one.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
             one.set_yscale("log")
         canvas.over_lengths(one, rows.n_prompt)

@@ -144,7 +144,7 @@ class Known:
 
 
 def by_phase(points: Sequence[Point]) -> dict[str, Known]:
-    return {phase: Known(own) for phase, own in grouped(points, attrgetter("case.phase")).items()}
+    return {phase: Known(own) for phase, own in grouped(points, lambda point: point.case.phase).items()}
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,15 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     lengths = sorted({point.n_prompt for point in points})
     lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
     for n in lengths[1:-1]:
-        of_length = grouped((point for point in points if point.n_prompt == n), attrgetter("case.setup"))
-        yield from (("", alike) for alike in of_length.values())
+        of_length = [point for point in points if point.n_prompt == n]
+        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
     for n in lengths[1:]:
         yield "", [point for point in points if point.n_prompt >= n]
         yield "", [point for point in points if point.n_prompt < n]
-    for names in (["case.shape"], ["case.shape", "case.quantization"], ["case.settings"]):
-        yield from ((str(values), held) for values, held in grouped(points, attrgetter(*names)).items())
+    for names in (("shape",), ("shape", "quantization"), ("settings",)):
+        case_part = attrgetter(*names)
+        alike = grouped(points, lambda point, part=case_part: part(point.case))  # type: ignore[misc]
+        yield from ((str(values), held) for values, held in alike.items())
 
 
 def fit(points: Sequence[Point]) -> Fit:

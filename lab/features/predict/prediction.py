@@ -173,9 +173,9 @@ def basis_of(device: Device, model: Model) -> str:
     """The basis of a prediction for a device of the datasheets, in sentences."""
     peak = "; without a known peak, prefill is not predicted"
     if device.peak_tflops:
-        peak = f" and {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
+        peak = f", arithmetic {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
     checked = f"checked against {device.checked}" if device.checked else "unchecked"
-    source = f"From the datasheet: {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
+    source = f"From the datasheet: memory {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
     return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
 
 
@@ -471,7 +471,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{_at_once(first)}",
         f"columns named limit: the least possible time, at {limit}",
-        words=words,
+        answer=words[0] if words else "",
         **tabled(columns, rows),
         sentences=[
             *(f"{row.n_prompt:,} tokens: {sentence}." for row in rows for sentence in row.beyond),

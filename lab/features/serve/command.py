@@ -49,7 +49,7 @@ def confirm(url: str, what: str, yes: bool) -> None:
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @as_json_option()
 def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
-    """Show what a server can do: token counts, caches, requests at once.
+    """Show what a server can do: count tokens, reuse prompts, serve many.
 
     \b
       lab server http://127.0.0.1:8080/v1
