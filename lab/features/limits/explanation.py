@@ -282,8 +282,8 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
         saved_s = ttft_s * cached_s / (cached_s + new_s)
         gain = ttft_s / (ttft_s - saved_s)
         words = (
-            f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn (all but {n_new}): the first "
-            f"token comes {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
+            f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn (all but {n_new}): the "
+            f"first token comes {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
         )
         figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
         sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
