@@ -75,7 +75,7 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached from an earlier turn: the "
+        r"Predicted for 15 of 20 prompt tokens cached from an earlier turn \(all but 5\): the "
         r"first token comes \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
         sentences["turns"],
     )
@@ -111,7 +111,7 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "without choosing it" in shown and "ceiling" in shown
+    assert "without choosing a token" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
     assert len(sentences) == 5 and "as fast. Try: lab ab " in sentences[-2] and "more lines" in sentences[-1]
