@@ -147,7 +147,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
     rows = explanation.explain([record], best)
     assert rows.limit.iloc[-1] == explanation.ATTENTION
-    assert "Attention (with --flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
+    assert "Attention (flash attention on" in " ".join(explanation.verdicts(rows, WIDE))
     (lever, *_) = explanation.levers(rows, record, best)
     assert lever.figures["change"] == "flash attention off instead of on" and lever.figures["decode_gain"] > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_CHUNKS = "64,256,1024"
-CHUNK = Option(f"Sizes of the chunks: 64,256.  [default: of {DEFAULT_CHUNKS} those up to the prompt]")
+CHUNK = Option(f"Sizes of the chunks: 64,256.  [default: those of {DEFAULT_CHUNKS} that fit the prompt]")
 
 MOST_STREAMS = 255  # LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them
 

@@ -282,15 +282,13 @@ def unreliable(records: Sequence[Record]) -> list[list[Record]]:
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
     sentences, n_sessions = [], len({one.session for one in records})
-    n_machines = len({machine.label(one.machine) for one in records})
     for own in unreliable(records):
-        which = f" (session {own[0].session})" * (n_sessions > n_machines)
-        where, when = "", "while no other program runs"
+        which, when = f" (session {own[0].session})" * (n_sessions > 1), "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
-            where = f", because the host of {machine.label(own[0].machine)} gave its cores to other virtual machines"
-            when = "there, at another time"
+            where = f"the host of {machine.label(own[0].machine)}"
+            which, when = f", because {where} gave its cores to other virtual machines", "there, at another time"
         sentences.append(
-            f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed{which}{where}. "
+            f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed{which}. "
             f"Measure again {when}."
         )
     return sentences

@@ -96,8 +96,8 @@ def plan(
     text: Annotated[str | None, Option(TEXT, metavar="TEXT")] = None,
     budget: Annotated[str | float, Option("Time to spend on quality, such as 2min or 1h.")] = BUDGET,
     blocks: Annotated[int, Option("Blocks for speed; each runs every file twice.")] = N_BLOCKS,
-    prompt_len: Annotated[int, Option("Prompt tokens of its runs.", "-p", type=TOKENS)] = 256,
-    gen: Annotated[int, Option("Tokens that they generate.", "-n", type=TOKENS)] = 32,
+    prompt_len: Annotated[int, Option("Prompt tokens of the runs for speed.", "-p", type=TOKENS)] = 256,
+    gen: Annotated[int, Option("Tokens that these runs generate.", "-n", type=TOKENS)] = 32,
     **settings: Any,
 ) -> QuantPlan:
     """Compare files of one model with the first one, in quality and speed. Returns the records.

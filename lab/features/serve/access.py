@@ -12,6 +12,7 @@ Plans and questions are sent by a separate process (exchange.py); a Client is th
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import os
 import queue
@@ -128,7 +129,8 @@ def hidden(text: str, asked: Access) -> str:
             with suppress(ValueError):  # not base64
                 whole.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
     words = [word for one in whole for word in (one, *one.split(":", 1))]
-    words += [word for one in (*sent, *whole) for word in re.split(r"[\s=;,:\"']+", one)]
+    cuts = (r"[\s=;,]+", r"[\s=;,:\"']+")
+    words += [word for one in (*sent, *whole) for cut in cuts for word in re.split(cut, one)]
     return printable(_pattern(tuple(words)).sub("***", text))
 
 
@@ -139,13 +141,17 @@ def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
     forms = {form for secret in real for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
     pieces = {re.escape(form[i : i + PIECE]) for form in forms for i in range(len(form) - PIECE + 1)}
     whole = [re.escape(form) for form in sorted(forms, key=len, reverse=True) if len(form) < PIECE]
-    in_a_row = [f"(?:(?={'|'.join(pieces)}).)+.{{{PIECE - 1}}}"] if pieces else []
+    begins = f"(?={'|'.join(pieces)})"
+    in_a_row = [f"{begins}(?:.{{1,{PIECE}}}?{begins})*.{{{PIECE}}}"] if pieces else []
     return re.compile("|".join([*in_a_row, *whole]) or "(?!)", re.IGNORECASE | re.DOTALL)
 
 
 def is_loopback(asked: Access) -> bool:
     """Whether the server is on this machine."""
-    return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", urlsplit(asked.url).hostname or ""))
+    host = urlsplit(asked.url).hostname or ""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:

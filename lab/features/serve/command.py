@@ -127,6 +127,8 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
             "loads": list(dict.fromkeys(one.label for one in in_order)),
             "lengths": plan.windows[0].lengths,
             "windows": len(plan.windows),
+            "warmup_s": plan.windows[0].warmup_s,
+            "duration_s": plan.windows[0].duration_s,
             "max_requests": plan.max_requests,
             "seconds": plan.seconds,
         }

@@ -460,12 +460,14 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
         shares = (arm.share_prefill, arm.share_decode, arm.share_idle)
         return f"{arm.load}: {' / '.join(f'{100 * one:.0f}' if one == one else '?' for one in shares)} %"
 
-    busiest = min(arms, key=lambda arm: arm.share_idle)
-    phase = "prefill" if busiest.share_prefill > busiest.share_decode else "decode"
-    most = f"With {busiest.load}, {phase} takes most of the time."
-    if busiest.share_prefill != busiest.share_prefill:
-        most = "Only a server that reports prompt times shows which part of the rest is prefill."
-    words = [f"Share of the time in prefill / decode / idle: {'; '.join(map(split, arms))}. {most}"]
+    words, busy = list[str](), [arm for arm in arms if arm.share_idle < 1]
+    if busy:
+        busiest = min(busy, key=lambda arm: arm.share_idle)
+        phase = "prefill" if busiest.share_prefill > busiest.share_decode else "decode"
+        most = f"With {busiest.load}, {phase} takes most of the time."
+        if busiest.share_prefill != busiest.share_prefill:
+            most = "Only a server that reports prompt times shows which part of the rest is prefill."
+        words += [f"Share of the time in prefill / decode / idle: {'; '.join(map(split, busy))}. {most}"]
     users = {arm.load: arm.load_concurrency or 0 for arm in arms}
     if waits := [f"{n - n_slots} of {load}" for load, n in users.items() if n_slots and n > n_slots]:
         words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."]

@@ -445,7 +445,7 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
     is_whole, lines, warnings = context.details or context.is_page, sentences(one), list[str]()
     known = one.runs.dropna(subset=["block"])
-    disturbed, counting = known.disturbed.astype(bool), known.stage == known.stage.iloc[-1]
+    disturbed, counting = known.disturbed.astype(bool), known.stage == min(known.stage, default="")  # confirm < search
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
     if disturbed[counting].mean() >= 0.5:
         what = "Other programs disturbed at least half of the runs that count."

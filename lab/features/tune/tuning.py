@@ -200,15 +200,18 @@ def execute(
 ) -> Iterator[Record]:
     """Search, then confirm the winner: yields the record of each run after it was appended to `path`."""
     search, chance, started = Search(made.choices, made.phases), random.Random(made.default.seed), clock()
-    models, number, n_tried = dict[str, Model](), 0, 0
-    slowest_s = whole_s = 0.0  # of the slowest run so far, with its engine's start; of the default's whole request
+    models, number, n_tried, n_more = dict[str, Model](), 0, 0, max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
+    slowest_s, whole_s = (
+        0.0,
+        dict[Choice, float]({(): 0.0}),
+    )  # the slowest run so far, with its engine's start; whole requests, by choice
 
     def left_s() -> float:
         return made.budget_s - (clock() - started)
 
     def can_try(n_runs: int) -> bool:
         """Whether the budget allows more runs beside the confirmation, which has half of it or more."""
-        keep_s = 2 * result.FEWEST_CONFIRMED * whole_s
+        keep_s = 2 * result.FEWEST_CONFIRMED * whole_s[()]
         keep_s = keep_s if keep_s <= made.budget_s else 0.0  # nothing can be confirmed
         if n_tried >= FEWEST_TRIED:
             keep_s = max(keep_s, FOR_CONFIRMATION * made.budget_s)
@@ -248,16 +251,16 @@ def execute(
                 raise LabError(f"The default cannot be measured: {search.dropped[()]}", "Try it alone: lab measure")
             run_s = clock() - begun
             slowest_s, n_tried = max(slowest_s, run_s), n_tried + bool(choice)
-            search.timings += [found] if found else []
-            if found and not choice:
-                n_more = max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
-                whole_s = max(whole_s, run_s + n_more * found.seconds.get(result.DECODE, 0.0))
+            if found:
+                search.timings.append(found)
+                whole_s[choice] = max(whole_s.get(choice, 0.0), run_s + n_more * found.seconds.get(result.DECODE, 0.0))
         number += 1
 
     winner, spare_s, n_confirmed = search.best(), OVER_BUDGET * made.budget_s, 0
-    if not winner or left_s() + spare_s < 2 * result.FEWEST_CONFIRMED * whole_s:
+    block_s = whole_s[()] + whole_s.get(winner or (), max(whole_s.values()))
+    if not winner or left_s() + spare_s < result.FEWEST_CONFIRMED * block_s:
         return
-    while n_confirmed < MOST_CONFIRMED and left_s() + spare_s >= 2 * whole_s:
+    while n_confirmed < MOST_CONFIRMED and left_s() + spare_s >= block_s:
         for record in block([(), winner], CONFIRM):
             yield record
             if record.run.error:

@@ -90,7 +90,7 @@ def document(found: Answer) -> dict[str, Any]:
     names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth", "settings")
     for part in found.parts:
         low, high = part.range or (None, None)
-        known = {"factor": part.factor, "low": low, "high": high} if part.how != "unknown" else {}
+        known = {"factor": part.factor if part.how != "unknown" else None, "low": low, "high": high}
         parts.append({"part": part.name, **known, "how": part.how, "why": part.words})
     return {
         **{letter: {name: getattr(one, name) for name in names} for letter, one in found.sides},

@@ -408,7 +408,7 @@ FIGURES = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 
 SHORTEST, MOST_GEN, REPEATS = 100, 64, 10
 MOST_BLOCKS, PLANNED_BLOCKS, MOST_CHANGES = 30, FEWEST + 1, 6
-UNSURE, SURE = " (range unknown)", 0.005  # half of a range, in logarithms, at which a trial ends
+UNSURE, SURE = ", range unknown", 0.005  # half of a range, in logarithms, at which a trial ends
 
 
 def given(name: str) -> list[list[Setup]]:
