@@ -32,7 +32,8 @@ SERVED_MODEL = click.option("--model", "-m", help="The server's name for the mod
 
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
-    return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    names = [str(option.name) for option in context.command.params]  # also those that the command does not get
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
