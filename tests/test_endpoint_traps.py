@@ -16,7 +16,7 @@ from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, R
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.serve import formats as options
-from lab.features.serve.access import Access, Client, ClientDied, access
+from lab.features.serve.access import Access, Client, ClientDied, access, hidden
 from lab.features.serve.formats import Ask, SendPlan, ask_for
 from lab.features.serve.servers import MOST_PROBES, choose_model, connect
 from tests.null_server import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
@@ -286,6 +286,13 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     with Client(asked) as client:
         answer = client.ask(f"{asked.url}/props")
     assert answer.status is None and "secret" not in str(answer.error)
+
+
+@pytest.mark.parametrize("secret", ["12:34:56:78:9a:bc", "Key id1:s3c:xyz", "abcdefghijklmno"])
+def test_a_secret_in_pieces_is_hidden_also_where_another_one_overlaps_it(secret: str) -> None:
+    asked = access("http://h/v1", None, [f"X-Key: {secret}", "Other: klmnopqrst"])
+    assert hidden(f"bad key {secret.removeprefix('Key ')} seen", asked) == "bad key *** seen"
+    assert hidden("x abcdefghijklmnopqrst y", asked).endswith("*** y")
 
 
 @pytest.mark.parametrize(

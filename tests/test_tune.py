@@ -190,6 +190,14 @@ def test_the_budget_is_kept(
     assert gen < 1000 or "larger --budget" in tuning.sentences(found)[-1]
 
 
+def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny: str) -> None:
+    """--goal ttft: the first token comes in half the time, but an answer takes 3 times as long."""
+    Planted.now_s = 0.0
+    records = session(tiny, lambda of: (0.5, 3.0) if of.flash_attn == "off" else (1.0, 1.0), goal="ttft", gen=200)
+    found = tuning.tuned(records)
+    assert Planted.now_s < 1.06 * 300 and found is not None and found.choice == (("flash_attn", "off"),)
+
+
 @pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])
 def test_impossible_budgets(budget: str) -> None:
     with pytest.raises(LabError, match="--budget"):

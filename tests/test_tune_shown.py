@@ -123,6 +123,13 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
     assert low < float(estimate) < high and float(estimate) == pytest.approx(0.553, abs=0.01)
 
 
+def test_a_session_whose_records_name_no_block_is_shown_as_one_without_a_result() -> None:
+    records = [dataclasses.replace(one, run=dataclasses.replace(one.run, block=None)) for one in session()]
+    section = only(records)
+    assert result.sentences(*of_sessions(records)) == ["No other setting was measured, so nothing is recommended."]
+    assert {line[-1] for line in section.cells} == {"failed"}
+
+
 FASTEST = "--flash-attn off was the fastest in the search"
 NOTHING = "Keep the default: nothing that was tried is faster beyond noise."
 

@@ -200,11 +200,8 @@ def execute(
 ) -> Iterator[Record]:
     """Search, then confirm the winner: yields the record of each run after it was appended to `path`."""
     search, chance, started = Search(made.choices, made.phases), random.Random(made.default.seed), clock()
-    models, number, n_tried, n_more = dict[str, Model](), 0, 0, max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
-    slowest_s, whole_s = (
-        0.0,
-        dict[Choice, float]({(): 0.0}),
-    )  # the slowest run so far, with its engine's start; whole requests, by choice
+    models, whole_s = dict[str, Model](), dict[Choice, float]({(): 0.0})  # seconds of a whole request, by choice
+    number, n_tried, slowest_s, n_more = 0, 0, 0.0, max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
 
     def left_s() -> float:
         return made.budget_s - (clock() - started)
