@@ -64,6 +64,14 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     assert line.endswith("lab explain" if is_firm else " --out kept")
 
 
+@pytest.mark.parametrize(("slowest_ms", "n_disturbed", "is_told"), [(24, 0, False), (26, 0, True), (26, 1, False)])
+def test_quiet_runs_that_lie_far_apart_are_pointed_out(slowest_ms: float, n_disturbed: int, is_told: bool) -> None:
+    slow = make_record(make_run(40, 5, 6, prefill_ms=2, decode_ms=slowest_ms))
+    told = text_results.findings(table.summary(table.runs([*repeats(n_disturbed), slow])))[1]
+    words = "The slowest run of 40 prompt tokens took 1.29x as long as the fastest (TPOT), and the lab saw no cause."
+    assert any(one.startswith(words) for one in told) == is_told
+
+
 def test_rates_are_those_of_the_median_times() -> None:
     row = table.summary(table.runs([make_record(make_run(20, 5, i, decode_ms=ms)) for i, ms in enumerate((5, 20))]))
     assert row.decode_tps.item() == pytest.approx(1e3 / row.tpot_ms.item())
@@ -147,7 +155,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
     rows = explanation.explain([record], best)
     assert rows.limit.iloc[-1] == explanation.ATTENTION
-    assert "Attention (flash attention on" in " ".join(explanation.verdicts(rows, WIDE))
+    assert "Attention (--flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
     (lever, *_) = explanation.levers(rows, record, best)
     assert lever.figures["change"] == "flash attention off instead of on" and lever.figures["decode_gain"] > 1.5
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command

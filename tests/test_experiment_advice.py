@@ -111,7 +111,7 @@ def test_the_answer_is_first_and_one_command_is_last(tmp_path: Path, monkeypatch
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "without choosing a token" in shown and "ceiling" in shown
+    assert "without choosing the next token" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
     assert len(sentences) == 5 and "as fast. Try: lab ab " in sentences[-2] and "more lines" in sentences[-1]

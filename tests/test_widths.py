@@ -101,7 +101,7 @@ def test_a_table_is_followed_by_four_lines_warnings_first_and_by_how_to_see_the_
 def test_details_shows_what_a_command_leaves_out() -> None:
     (path,) = (path for path in SAMPLES if "intel" in path.name)
     short, whole = (run_lab("show", str(path), *option)[1] for option in ([], ["--details"]))
-    assert "2 more lines: add --details" in short and "more line" not in whole
+    assert "3 more lines: add --details" in short and "more line" not in whole
     assert "TTFT" in whole and "TTFT" not in short and len(whole.splitlines()) > len(short.splitlines())
 
 

@@ -13,8 +13,8 @@ GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
     "Number of runs": (
-        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
-        *("sessions", "pause", "budget"),
+        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "duration", "sessions", "pause"),
+        *("budget",),
     ),
     "Model": ("model", "served-model"),
     "Engine": (
@@ -23,6 +23,7 @@ GROUPS = {
     ),
     "Devices": ("device", "n-gpu-layers", "n-cpu-moe", "kv-offload", "op-offload"),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
+    "Rarely needed": ("seed", "warmup", "max-requests"),
     "Output": (
         *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
         *("ceilings", "force", "format", "as", "table", "save"),
@@ -30,7 +31,7 @@ GROUPS = {
 }
 """The groups of options, without their dashes; those of one command belong to the first."""
 
-MOST, REST = 15, ("Engine", "Devices", "Server")
+MOST, REST = 15, ("Engine", "Devices", "Server", "Rarely needed")
 """Where a command has more than MOST options, only --help-all shows these groups."""
 
 ALL = "lab.help_all"  # in a context's `meta`: whether the help shows every option

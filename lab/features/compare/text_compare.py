@@ -48,7 +48,9 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
         for side, names in (("base", compared.only_base), ("other", compared.only_other)):
             sentences += [f"Only in the {side}: {', '.join(names)}."] * bool(names)
         table = tabled(COLUMNS, rows, keep_all=True)
-        about = "time ratio = other / base, below it the 95 % interval (3 or more runs of each, normal scatter assumed)"
+        about = (
+            "time ratio = other / base, below it the 95 % interval (3 or more runs of each; log-normal times assumed)"
+        )
         about *= any(row.ratio for row in rows)
         made.append(Section(f"{compared.other} against the base", about, **table, sentences=sentences))
     return made
@@ -154,7 +156,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     def words(field: str, value: Any) -> str:
         if value is None:
             return text_setup.unset(field)
-        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", ", patched")
+        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", " with uncommitted changes")
         most = 12 if field.endswith("sha256") else 60
         return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -338,7 +338,7 @@ EXPLAINED: Columns = (
 LIMITS = {
     ARITHMETIC: "Arithmetic limits",
     TRAFFIC: "Memory traffic limits",
-    ATTENTION: "Attention (flash attention {flash}, keys in {k} and values in {v}) limits",
+    ATTENTION: "Attention (--flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits",
     KERNEL: "llama.cpp's kernel for this quantization (this machine is faster with others) limits",
     OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
@@ -407,7 +407,10 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         f"{ceilings.measured_at}).",
     ]
     warnings = probing.doubt_words(ceilings)
-    caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
+    caption = (
+        "Roofline: the rate of each phase (numbers: prompt tokens). The black line is the machine's best: memory "
+        "limits on its slope, arithmetic on its flat part."
+    )
     document: dict[str, Any] = {
         "setup": label,
         "roof": best._asdict(),
@@ -419,10 +422,9 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "measured ms: of the prompt (prefill) or of one token (decode), without choosing a token from the output; % of "
-        "ceiling: 100 means as fast as this quantization's kernels when lab ceilings runs them alone; output: the last "
-        "layer; rest: time beyond the kernels alone, such as small operations; GFLOP/s, GB/s: the least work that the "
-        "phase needs, computed from the model, per measured second",
+        "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of ceiling: 100 "
+        "means that this quantization's kernels cannot be faster here, others may be; output: the last layer; rest: "
+        "small operations; GFLOP/s, GB/s: operations and bytes that the model needs at least / measured time",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
@@ -475,7 +477,7 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
     ax = ax or canvas.new_axes()
     ends = min(1, rows.intensity.min()) / 2, max(roof.ridge, rows.intensity.max()) * 3
     ridge = [ends[0], roof.ridge, ends[1]]
-    label = f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s"
+    label = f"machine's best: {digits(roof.gbps)} GB/s, {digits(roof.gflops)} GFLOP/s"
     ax.plot(ridge, [min(roof.gbps * x, roof.gflops) for x in ridge], color=INK, lw=2, label=label)
     labels, marked = list[tuple[float, float, str]](), list[tuple[float, float]]()
     for number, (phase, own) in enumerate(rows.groupby("phase", sort=False)):
@@ -490,7 +492,7 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
         marked += [*zip(own.intensity, ceilings, strict=True), *zip(own.intensity, own.gflops, strict=True)]
     ax.set(xscale="log", yscale="log")
     ax.set_ylim(bottom=ax.get_ylim()[0] / 1.5)  # for labels
-    ax.set(xlabel="arithmetic intensity (FLOPs per byte)", ylabel="rate of arithmetic (GFLOP/s)")
+    ax.set(xlabel="operations per byte read from memory (FLOPs per byte)", ylabel="rate of arithmetic (GFLOP/s)")
     canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
     canvas.label_points(ax, labels, marked)
     return ax

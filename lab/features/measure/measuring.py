@@ -233,7 +233,7 @@ def sweep_command(max_len: int, **asked: Any) -> None:
 
     After every --every prompt tokens the lab generates --gen tokens, removes them again, and continues with the
     prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
-    also fits a law to each curve.
+    also fits a formula to each curve.
     """
     running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(**asked))
 

@@ -44,6 +44,8 @@ MOST_ROWS = 8  # lengths of a sweep that a terminal shows; --details shows all
 WIDE_RANGES = 2.0
 """Of two lengths the products of their runs' ranges (largest over smallest) above which their growth is not told."""
 
+WIDE_RUNS = 1.25  # the slowest run of a length over the fastest, above which that is said
+
 MEANINGS = (
     "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
 )
@@ -183,8 +185,9 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
         words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
         text = ", ".join(words)
     else:
-        share = 100 * row.prefill_s / row.e2e_s
-        text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {share:.0f} "
+        text = (
+            f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
+        )
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{text[:1].upper()}{text[1:]}{sure}."
 
@@ -226,6 +229,17 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
                 f"Decode took {digits(short.tpot_ms)} ms per token after {short.n_prompt:,} prompt tokens and "
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)}){why}."
             )
+    ratios = (
+        (row[f"{name}_max"] / row[f"{name}_min"], row["n_prompt"], word)
+        for row in firm[firm.disturbed == 0].to_dict("records")
+        for name, word in (("prefill_s", "prefill"), ("tpot_ms", "TPOT"))
+    )
+    if wide := [one for one in ratios if one[0] > WIDE_RUNS]:
+        ratio, n_prompt, word = max(wide)
+        sentences.append(
+            f"The slowest run of {n_prompt:,} prompt tokens took {times(ratio)} as long as the fastest ({word}), and "
+            "the lab saw no cause. Repeat it on a quiet machine."
+        )
     if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
         some = join(lengths) if len(lengths) <= 5 else f"{len(lengths)} lengths up to {lengths[-1]:,}"
         sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")

@@ -213,9 +213,9 @@ def basis(device: Device | None = None) -> str:
     right = " and ".join(f"{one['inside']:.0f} of {one['n_rows']:.0f} {phase} rates" for phase, one in own.items())
     n_devices = plural(round(max(one["n_devices"] for one in own.values())), "device")
     return (
-        f"Expected: the limit times how far devices stay behind theirs, learned from {rates} published for {n_devices} "
-        f"({'all backends' if at == 'all' else at}). Test: each device was predicted from the other devices only; "
-        f"{right} fell inside the range."
+        "Expected: the limit, multiplied by how many times slower real devices are than their limits. That was learned "
+        f"from {rates} published for {n_devices} ({'all backends' if at == 'all' else at}). Test: "
+        f"each device was predicted from the other devices only; {right} fell inside the range."
     )
 
 
