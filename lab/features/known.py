@@ -83,13 +83,14 @@ class Commands(UserDict[str, Any]):
 
 
 @functools.cache
-def kinds() -> tuple[Kind, ...]:
+def kinds(rooms: Sequence[str] = KINDS) -> tuple[Kind, ...]:
     """Every kind of results, in the order in which they are shown."""
-    return tuple(kind for room in KINDS for kind in import_module(f"lab.features.{room}").KINDS)
+    return tuple(kind for room in rooms for kind in import_module(f"lab.features.{room}").KINDS)
 
 
 def sections(records: Lines, context: Context | None = None, only: Sequence[str] = ()) -> list[Section]:
     """The sections of all records, or of those of some kinds. Without a context nothing is predicted."""
+    from lab.core.record import Record
     from lab.show import table
     from lab.show.section import Context, is_plain
 
@@ -100,7 +101,9 @@ def sections(records: Lines, context: Context | None = None, only: Sequence[str]
         runs=[one for one in table.of_engine(records) if is_plain(one)],
         together=context.together and answered,
     )
-    owned = [(kind, [one for one in records if kind.is_mine(one)]) for kind in kinds() if not only or kind.name in only]
+    is_simple = all(isinstance(one, Record) and is_plain(one) and one.run.lever is None for one in records)
+    of = [kind for kind in kinds(KINDS[:1] if is_simple else KINDS) if not only or kind.name in only]
+    owned = [(kind, [one for one in records if kind.is_mine(one)]) for kind in of]
     return [section for kind, own in owned if own for section in kind.sections(own, context)]
 
 
@@ -123,7 +126,6 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a page.
     """
     from lab.features.measure import text_results
-    from lab.features.serve import through_server
     from lab.show import table
     from lab.show.section import Section, is_plain, print_marked, print_sections
 
@@ -135,9 +137,11 @@ def print_results(
     of_experiments = [record for record in rest if record.run.lever is not None]
     doubts = [*text_results.imported(rest), *text_results.distrust(rest), *text_results.disturbed(of_experiments)]
     print_marked(doubts, text_results.failures(rest), out)
-    if alone and not any(map(table.went_well, alone)):
-        out.print("\nNo request went well.")
-    print_marked(through_server.warnings(alone), through_server.failures(alone), out)
+    if alone:
+        from lab.features.serve import through_server
+
+        out.print("" if any(map(table.went_well, alone)) else "\nNo request went well.", end="")
+        print_marked(through_server.warnings(alone), through_server.failures(alone), out)
     print_sections([Section(sentences=sentences)] if sentences else [], out)
 
 

@@ -101,12 +101,13 @@ def any_good(records: Sequence[Record | RequestRecord]) -> bool:
 def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any) -> Context:
     """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
     from lab.core.record import Record
-    from lab.features.limits import probing
     from lab.show.section import Context
 
     runs = [one.run for one in records if isinstance(one, Record)]
     is_lever = any(run.lever and not run.is_apart for run in runs)
     if is_lever or any(run.part for run in runs):
+        from lab.features.limits import probing
+
         more["ceilings"] = [*more.get("ceilings", ()), *probing.kept(plot_folder(results, None), note)]
     if is_lever:
         more["others"] = nearby(results, records).records

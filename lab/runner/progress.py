@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import plural
 from lab.process.wire import Progress
-from lab.runner.cases import Case
+
+if TYPE_CHECKING:
+    from lab.runner.cases import Case
 
 
 @dataclass(frozen=True)

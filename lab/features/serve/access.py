@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.client import responses
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -172,7 +172,8 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
     if status != 200:
         named = {"location": "to", "retry-after": "Retry-After:"}
         further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
-        words = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
+        phrase = "".join(one.phrase for one in HTTPStatus if one == status)
+        words = f"{status} {phrase}".strip() + further + (f": {words}" if words else "")
     return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None)
 
 
