@@ -85,7 +85,7 @@ class Turns:
 
     @property
     def n_slots(self) -> int:
-        """Conversations that were measured in turns, each in a sequence of its own."""
+        """Conversations that were measured alternately, each in a sequence of its own."""
         return 2 if self.keep == "slot" else 1
 
     @property

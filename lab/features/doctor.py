@@ -1,8 +1,8 @@
 """`lab machine`: this machine and its devices. `lab doctor`: does llama.cpp run here, and what slows it down?
 
 A value that is only read (a governor, swap in use) is at most "worth a look". The number of threads is "broken" only
-if another one was measured to be faster: both run in turns (A B B A) in fresh engines, and in every pair the difference
-is larger than LARGE and than any difference between equal consecutive runs. runner/warm_engine.py diagnoses crashes.
+if another one was measured to be faster: both run alternately (A B B A) in fresh engines, and in every pair the
+difference is larger than LARGE and than any difference between equal consecutive runs. runner/warm_engine.py diagnoses crashes.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
 
     Checks whether the build loads and the model runs (and which setting avoids a crash), whether the number of threads
     is right, and whether the machine is throttled, on battery, busy or short of memory. Each check has a figure and a
-    verdict. The threads are "broken" only if another number was measured to be faster, in turns. What the lab only
+    verdict. The threads are "broken" only if another number was measured to be faster, alternately. What the lab only
     reads from the system is "worth a look" at most.
 
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.

@@ -4,7 +4,7 @@ llama.cpp passes a callback on to ggml's scheduler (ggml-backend.cpp, ggml_backe
 asks before each operation whether somebody wants its result; if so, it computes up to it, waits for it, and calls
 again. Two stamps around each operation are its time and the cost of a stop. Operations that compute nothing (views)
 show this cost, but on one thread: that the CPU's threads start and end at each stop is timed apart, on a product so
-small that there is nothing to compute. The same steps run in turns on a second context without a callback.
+small that there is nothing to compute. The same steps run alternately on a second context without a callback.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def trace(
     watch: obtain.ShowTransfer = obtain.silently,
     **settings: Any,
 ) -> Record:
-    """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times, in turns with untraced ones.
+    """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times, alternating with untraced ones.
 
         traced = lab.trace(200, threads=2).run.trace
 
@@ -536,7 +536,7 @@ def command(text: str | None, **asked: Any) -> None:
     the last matrix, sampling) prints the bytes read, FLOPs, time, and the share of the kernel's ceiling (lab ceilings).
 
     The engine stops after each operation. Views, which compute nothing, show what a stop costs; that is taken off. The
-    same steps run in turns without stops, and the output says how far the sum is from them. Keep the machine quiet.
+    same steps also run without stops, and the output says how far the sum is from them. Keep the machine quiet.
     With several devices the copies between them are an operation of their own. The picture shows all layers. The
     results file keeps all figures, for lab show and lab report.
     """

@@ -110,7 +110,7 @@ def document(found: Answer) -> dict[str, Any]:
     click.option("--budget", default="2min", show_default=True, help="Time to measure in; 0: measure nothing."),
     click.option("--model", "-m", help="Measure with this model if the results name none; of a server: its name."),
     click.option("--url", metavar="URL", help="B is this server with OpenAI's API, measured now."),
-    click.option("--lib", multiple=True, help="Two folders of libraries, of A and B: measure both builds in turns."),
+    click.option("--lib", multiple=True, help="Two folders of libraries, of A and B: measure both builds alternately."),
     click.option("--device", help="The device of a figure without records, as in lab predict; of two with a comma."),
     click.option("--prefill", is_flag=True, help="Compare prefill instead of decode."),
     out_option("Folder for the measurements and the plot."),
