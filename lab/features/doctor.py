@@ -2,7 +2,8 @@
 
 A value that is only read (a governor, swap in use) is at most "worth a look". The number of threads is "broken" only
 if another one was measured to be faster: both run alternately (A B B A) in fresh engines, and in every pair the
-difference is larger than LARGE and than any difference between equal consecutive runs. runner/warm_engine.py diagnoses crashes.
+difference is larger than LARGE and than any difference between equal consecutive runs.
+runner/warm_engine.py diagnoses crashes.
 """
 
 from __future__ import annotations
