@@ -254,6 +254,16 @@ def test_the_law_of_uncached_prompts_finds_cached_tokens_at_depth() -> None:
     assert known_of.n_cached.tolist() == [7, 7, 7] and known_of.is_known.all()
 
 
+@pytest.mark.parametrize("speed", [0.85, 1, 1.15])
+def test_estimates_survive_a_host_that_changes_its_speed(speed: float) -> None:
+    """2 ms a token and 20 ms; the uncached turns at the end are measured on a faster or slower host."""
+    cached = {1: (300, 0), 2: (330, 310), 3: (365, 60)}
+    cold = [turn(i, n, round(speed * (20 + 2 * n)), is_cold=True) for i, n in ((2, 330), (3, 365))]
+    t = conversations.served([*(turn(i, n, 20 + 2 * (n - known)) for i, (n, known) in cached.items()), *cold])
+    assert t.n_cached.tolist() == pytest.approx([known for _, known in cached.values()], abs=0.2 * 365)
+    assert t.n_cached[1] == pytest.approx(310, abs=0.02 * 330)  # a turn computes its own message at least
+
+
 def test_without_a_cache_two_turns_are_measured_and_the_others_computed(fake_worker: FakeWorker) -> None:
     plan = conversations.plan(fake_worker, 20, "10+5", 8, "", "memory,none")  # type: ignore[arg-type]
     memory, none = (case.lever for case in plan.cases)

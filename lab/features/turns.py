@@ -551,12 +551,17 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
         return pd.DataFrame()
     every = pd.DataFrame(made).astype(dict.fromkeys(("n_prompt", "n_cached", "n_gen", "differs_at"), float))
     t = every[~every.is_cold].sort_values("turn", ignore_index=True)
+    grown = t.n_prompt - (t.n_prompt + t.n_gen - 1).shift(fill_value=0)  # the last token of an answer is not cached
+    n_new = grown.where(t.breaks.eq("") & (grown > 0), t.n_message)
     points = pd.concat([t.iloc[:1], every[every.is_cold]])
     points = points.assign(n=points.n_prompt - points.n_cached.fillna(0)).dropna(subset=["n"])
-    linear = square = fixed = math.nan
-    if len(points):
-        columns = [list(points.n), list(points.n**2), [1.0] * len(points)][: len(points)]
+    points["n2"], linear, square, fixed = points.n**2, math.nan, math.nan, math.nan
+    for _ in range(2 if len(points) else 0):  # first of the uncached turns, then also of those too fast for that law
+        columns = [list(points.n), list(points.n2), [1.0] * len(points)][: len(points)]
         linear, square, fixed = (*stats.fit(columns, list(points.ttft_s)), 0.0, 0.0)[:3]
+        least = t.assign(n=n_new, n2=t.n_prompt**2 - (t.n_prompt - n_new) ** 2)  # every turn computes its message
+        is_fast = t.n_cached.isna() & (t.ttft_s < fixed + linear * least.n + square * least.n2)
+        points = pd.concat([points, least[is_fast].dropna(subset=["n"])])
 
     def time_of(n: pd.Series[float]) -> pd.Series[float]:
         return linear * n + square * n**2
@@ -564,10 +569,8 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     t["is_known"] = t.n_cached.notna()
     left = (fixed + time_of(t.n_prompt) - t.ttft_s).clip(lower=0)  # the time that the cached tokens would have taken
     estimate = ((linear**2 + 4 * square * left) ** 0.5 - linear) / (2 * square) if square > 0 else left / linear
-    t["n_cached"] = t.n_cached.fillna(estimate.round().clip(upper=t.n_prompt))
+    t["n_cached"] = t.n_cached.fillna(estimate.round().clip(upper=t.n_prompt - n_new, lower=0))
     t["n_computed"] = t.n_prompt - t.n_cached
-    grown = t.n_prompt - (t.n_prompt + t.n_gen - 1).shift(fill_value=0)  # the last token of an answer is not cached
-    n_new = grown.where(t.breaks.eq("") & (grown > 0), t.n_message)
     t["n_again"] = (t.n_computed - n_new).clip(lower=0).round()
     t["turn_s"] = t.ttft_s + t.decode_s
     t["without_s"] = fixed + time_of(t.n_prompt) + t.decode_s
