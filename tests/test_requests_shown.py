@@ -128,7 +128,7 @@ def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     failed = [served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)]
-    assert "No request went well." in shown(failed, capsys)
+    assert "No request went well.\n" in shown(failed, capsys)
     warmup = dataclasses.replace(failed[0].request.asked, warmup=True)
     out = shown([served(), served(asked=warmup, status=FAILED, failure=STALLED), *failed], capsys)
     assert "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: nothing for 60 s" in out

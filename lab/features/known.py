@@ -140,7 +140,8 @@ def print_results(
     if alone:
         from lab.features.serve import through_server
 
-        out.print("" if any(map(table.went_well, alone)) else "\nNo request went well.", end="")
+        if not any(map(table.went_well, alone)):
+            out.print("\nNo request went well.")
         print_marked(through_server.warnings(alone), through_server.failures(alone), out)
     print_sections([Section(sentences=sentences)] if sentences else [], out)
 

@@ -8,7 +8,8 @@ also measured without them: the perfect cache.
 
 A server (`--url`) answers in its own words. Two turns are sent again with other first words, so that nothing is cached.
 With the first turn they give the TTFT of n tokens after c cached ones, T = f + a (n - c) + b (n^2 - c^2): the times
-without a cache and with a perfect one and, if the server reports no cached tokens, c (`is_known` is false then).
+without a cache and with a perfect one and, if the server reports no cached tokens, c (`is_known` is false then). A turn
+faster than its own message counts as one that computed only that, and T is fitted again.
 """
 
 from __future__ import annotations
@@ -552,8 +553,9 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     every = pd.DataFrame(made).astype(dict.fromkeys(("n_prompt", "n_cached", "n_gen", "differs_at"), float))
     t = every[~every.is_cold].sort_values("turn", ignore_index=True)
     grown = t.n_prompt - (t.n_prompt + t.n_gen - 1).shift(fill_value=0)  # the last token of an answer is not cached
-    n_new = grown.where(t.breaks.eq("") & (grown > 0), t.n_message)
-    points = pd.concat([t.iloc[:1], every[every.is_cold]])
+    is_next = t.turn.diff().fillna(t.turn).eq(1) & t.breaks.eq("")  # a failed turn is missing
+    n_new = grown.where(is_next & (grown > 0), t.n_message).clip(upper=t.n_prompt)
+    points = pd.concat([t[t.turn == 1], every[every.is_cold]])
     points = points.assign(n=points.n_prompt - points.n_cached.fillna(0)).dropna(subset=["n"])
     points["n2"], linear, square, fixed = points.n**2, math.nan, math.nan, math.nan
     for _ in range(2 if len(points) else 0):  # first of the uncached turns, then also of those too fast for that law
@@ -569,7 +571,7 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     t["is_known"] = t.n_cached.notna()
     left = (fixed + time_of(t.n_prompt) - t.ttft_s).clip(lower=0)  # the time that the cached tokens would have taken
     estimate = ((linear**2 + 4 * square * left) ** 0.5 - linear) / (2 * square) if square > 0 else left / linear
-    t["n_cached"] = t.n_cached.fillna(estimate.round().clip(upper=t.n_prompt - n_new, lower=0))
+    t["n_cached"] = t.n_cached.fillna(estimate.round().clip(upper=t.n_prompt - n_new))
     t["n_computed"] = t.n_prompt - t.n_cached
     t["n_again"] = (t.n_computed - n_new).clip(lower=0).round()
     t["turn_s"] = t.ttft_s + t.decode_s
@@ -581,7 +583,7 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
 
 def served_sections(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Conversations through a server, a part for each session."""
-    law = "Times without a cache and with a perfect one come from a formula for the TTFT, fitted to uncached turns."
+    law = "Times without a cache and with a perfect one come from a formula for the TTFT of uncached tokens."
     parts, title = list[Section](), TABLE.title.replace(", medians over runs", "").replace("token that", "letter that")
     table = dataclasses.replace(
         TABLE, title=title, is_by_ceilings=False, conclude=lambda made, _: [*sentences(made), law]

@@ -422,9 +422,9 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
     }
     return Section(
         label,
-        "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of ceiling: 100 "
-        "means that this quantization's kernels cannot be faster here, others may be; output: the last layer; rest: "
-        "small operations; GFLOP/s, GB/s: operations and bytes that the model needs at least / measured time",
+        "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of ceiling: 100 is "
+        "as fast as this quantization's kernels alone, others may be faster; output: the last layer; rest: time beyond "
+        "the kernels alone; GFLOP/s, GB/s: operations and bytes that the model needs at least / measured time",
         answer=answer,
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,

@@ -129,7 +129,9 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
         lines = [lines[i] for i in sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})]
         about = f"{MOST_ROWS} of {n} lengths, {about}"
 
-    laws, found = findings(rows)
+    (laws, found), drifted = findings(rows), disturbances.drift(records)
+    if not drifted and not any(one.run.totals for one in records):  # the lab watched them
+        found += far_apart(rows)
     most = first.model.n_ctx_train
     beyond = [length for length in rows.n_prompt if most is not None and length + n_tokens > most]
     if beyond:
@@ -149,7 +151,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
         words=laws if is_sweep else [],
         **tabled(columns, lines),
         notes=notes,
-        warnings=[*warned, *disturbances.drift(records)],
+        warnings=[*warned, *drifted],
         sentences=found if is_sweep else [*found, *laws],
     )
 
@@ -229,21 +231,22 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
                 f"Decode took {digits(short.tpot_ms)} ms per token after {short.n_prompt:,} prompt tokens and "
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)}){why}."
             )
-    ratios = (
-        (row[f"{name}_max"] / row[f"{name}_min"], row["n_prompt"], word)
-        for row in firm[firm.disturbed == 0].to_dict("records")
-        for name, word in (("prefill_s", "prefill"), ("tpot_ms", "TPOT"))
-    )
-    if wide := [one for one in ratios if one[0] > WIDE_RUNS]:
-        ratio, n_prompt, word = max(wide)
-        sentences.append(
-            f"The slowest run of {n_prompt:,} prompt tokens took {times(ratio)} as long as the fastest ({word}), and "
-            "the lab saw no cause. Repeat it on a quiet machine."
-        )
     if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
         some = join(lengths) if len(lengths) <= 5 else f"{len(lengths)} lengths up to {lengths[-1]:,}"
         sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
     return laws, sentences
+
+
+def far_apart(rows: pd.DataFrame) -> list[str]:
+    """A sentence on the length whose undisturbed runs differ the most, if that is much."""
+    ratios = (
+        (row[f"{name}_max"] / row[f"{name}_min"], row["n_prompt"], word)
+        for row in table.firm(rows).query("disturbed == 0").to_dict("records")
+        for name, word in (("prefill_s", "prefill time"), ("tpot_ms", "TPOT"))
+    )
+    ratio, n_prompt, word = max((one for one in ratios if one[0] > WIDE_RUNS), default=(1, 0, ""))
+    told = f"With {n_prompt:,} prompt tokens the largest {word} is {times(ratio)} the smallest"
+    return [f"{told}, and the lab recorded no disturbance. Measure again."] if word else []
 
 
 def summary_rows(records: Sequence[Any]) -> dict[str, list[Any]]:
