@@ -164,6 +164,7 @@ def drift(records: Sequence[Record]) -> list[str]:
             word = "slower" if change > 1 else "faster"
             changes.append(
                 f"{f'{variant}: the' if variant else 'The'} machine became {word} during the session: the same short "
-                f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end."
+                f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end. "
+                "Measure again."
             )
     return changes

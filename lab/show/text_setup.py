@@ -37,11 +37,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     texts = {"machine": f"{machine.label(here)}{ram}{kind}{power}{f'; {here.os}' if here.os else ''}"}
     if here.llama_cpp_python:
         named = [f"{machine.describe_device(one)} ({one.name})" for one in machine.accelerators(here.devices)]
-        commit = (
-            f" (llama.cpp {here.llama_cpp_commit.replace('-dirty', ' with uncommitted changes')})"
-            if here.llama_cpp_commit
-            else ""
-        )
+        commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
         lib = f", libraries of {here.lib}" if here.lib else ""
         offload = ", ".join(named) or "the CPU (this build finds no GPU)"
         texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {offload}"

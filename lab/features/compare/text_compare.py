@@ -156,7 +156,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     def words(field: str, value: Any) -> str:
         if value is None:
             return text_setup.unset(field)
-        text = f"{value:g}" if isinstance(value, float) else str(value).replace("-dirty", " with uncommitted changes")
+        text = f"{value:g}" if isinstance(value, float) else str(value)
         most = 12 if field.endswith("sha256") else 60
         return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -213,8 +213,8 @@ def basis(device: Device | None = None) -> str:
     right = " and ".join(f"{one['inside']:.0f} of {one['n_rows']:.0f} {phase} rates" for phase, one in own.items())
     n_devices = plural(round(max(one["n_devices"] for one in own.values())), "device")
     return (
-        "Expected: real devices are slower than their datasheets allow. How many times was learned for each part of "
-        f"the limit from {rates} published for {n_devices} ({'all backends' if at == 'all' else at}). Test: "
+        "Expected: slower than the limit, as real devices are. By how much was learned "
+        f"from {rates} published for {n_devices} ({'all backends' if at == 'all' else at}). Test: "
         f"each device was predicted from the other devices only; {right} fell inside the range."
     )
 
